@@ -1,0 +1,65 @@
+# Everything runs in a virtual environment made here; only python3 and pip are needed beforehand.
+#   make test                  on the default torch, in .venv
+#   make test TORCH=2.15.0     on another one, in .venv-2.15.0
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+EXAMPLES ?= $(sort $(wildcard examples/*.py))
+
+ifeq ($(TORCH),2.13.0)
+VENV := .venv
+else
+VENV := .venv-$(TORCH)
+endif
+BIN := $(VENV)/bin
+TESTING := $(VENV)/.installed-test
+DEVELOPING := $(VENV)/.installed-dev
+
+.PHONY: help demo test lint format typecheck docs bench bench-check bench-import clean
+.NOTPARALLEL:
+
+help:
+	@echo "targets: demo test lint format typecheck docs bench bench-check bench-import clean"
+
+# torch goes first and pinned, and is named again beside the package so that nothing replaces it.
+# The stamps make a rerun free; an environment that is already there is used as it is.
+$(VENV)/.installed-%: pyproject.toml
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "torch==$(TORCH)"
+	$(BIN)/python -m pip install --quiet "torch==$(TORCH)" --editable ".[$*]"
+	touch $@
+
+demo: $(TESTING)
+	$(BIN)/python -m customops check $(EXAMPLES)
+
+test: $(TESTING)
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(DEVELOPING)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEVELOPING)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(DEVELOPING)
+	$(BIN)/mypy customops
+	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
+
+docs: $(DEVELOPING)
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+
+bench: $(TESTING)
+	$(BIN)/python benchmarks/call_overhead.py
+
+bench-check: $(TESTING)
+	$(BIN)/python benchmarks/call_overhead.py --check
+
+bench-import: $(TESTING)
+	$(BIN)/python benchmarks/import_time.py
+
+# Leaves the virtual environments: they are slow to rebuild and never stale.
+clean:
+	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find customops tests docs benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,58 @@
+"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from customops import errors as errors
+from customops import schema as schema
+from customops._hints import infer_schema
+from customops._op import CustomOpDef, Sample
+from customops._registry import Registry
+from customops._registry import default as default_registry
+from customops.errors import CustomOpsError, OpCheckError
+from customops.library import (
+    Library,
+    adopt,
+    custom_op,
+    get_ctx,
+    register_autocast,
+    register_autograd,
+    register_fake,
+    register_kernel,
+)
+
+if TYPE_CHECKING:
+    from customops.checks import opcheck
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CustomOpDef",
+    "CustomOpsError",
+    "Library",
+    "OpCheckError",
+    "Registry",
+    "Sample",
+    "adopt",
+    "custom_op",
+    "default_registry",
+    "errors",
+    "get_ctx",
+    "infer_schema",
+    "opcheck",
+    "register_autocast",
+    "register_autograd",
+    "register_fake",
+    "register_kernel",
+    "schema",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The checks are loaded on first use: an op's users need them only in tests.
+    if name == "opcheck":
+        from customops.checks import opcheck
+
+        return opcheck
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

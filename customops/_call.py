@@ -1,0 +1,289 @@
+"""What stands between the dispatcher and a user's callback: binding, defaults, and checks of what comes back."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._schema import Argument, Return, Schema
+from customops.errors import AliasError, CallbackError, KernelError, name_of, where
+
+Fn = Callable[..., Any]
+
+#: Puts defaults in: ``(args, kwargs) -> (args, kwargs)``.
+Fill = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+#: Checks a kernel's result: ``(result, kernel, args, kwargs) -> result``.
+Check = Callable[[Any, Fn, tuple[Any, ...], dict[str, Any]], Any]
+
+
+# Binding --------------------------------------------------------------------------------------------------------
+
+
+def bind(fn: Fn, op: str, role: str, *args: str, **kwargs: str) -> None:
+    """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
+    if not callable(fn):
+        raise CallbackError(f"the {role} must be callable", op=op, got=repr(fn))
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):
+        return  # built-in callables tell nothing about themselves
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallbackError(
+            f"the {role} does not fit the operator: {error}",
+            op=op,
+            expected=f"callable as {name_of(fn)}({', '.join([*args, *(f'{key}={key}' for key in kwargs)])})",
+            got=f"{name_of(fn)}{signature}",
+            where=where(fn),
+        ) from error
+
+
+def bind_kernel(fn: Fn, schema: Schema, op: str, role: str) -> None:
+    """Kernels and fakes receive every argument: positional ones by position, keyword-only ones by name."""
+    positional = [argument.name for argument in schema.positional]
+    bind(fn, op, role, *positional, **{argument.name: argument.name for argument in schema.keyword_only})
+
+
+# Defaults -------------------------------------------------------------------------------------------------------
+
+
+def filler(schema: Schema) -> Fill | None:
+    """A function that puts defaults back, or None for an op without any.
+
+    The dispatcher drops trailing arguments that equal their default, and hands the rest over. Callbacks always get
+    them all, in the Python form in which the op's author wrote them.
+    """
+    if not any(argument.has_default for argument in schema.arguments):
+        return None
+    defaults = tuple(argument.default for argument in schema.positional)
+    keyword = {a.name: a.default for a in schema.keyword_only if a.has_default}
+    none_positions = [i for i, a in enumerate(schema.positional) if a.default_is_none_in_text]
+    none_names = [a.name for a in schema.keyword_only if a.default_is_none_in_text]
+    has_lists = any(isinstance(a.default, tuple) for a in schema.arguments)
+    if not (none_positions or none_names or has_lists):
+        return lambda args, kwargs: (
+            args + defaults[len(args) :],
+            keyword | kwargs if keyword else kwargs,
+        )
+
+    def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        filled = [*args, *map(_fresh, defaults[len(args) :])]
+        for i in none_positions:
+            filled[i] = _fresh(defaults[i]) if filled[i] is None else filled[i]
+        named = {name: _fresh(value) for name, value in keyword.items()} | kwargs
+        for name in none_names:
+            named[name] = _fresh(keyword[name]) if named[name] is None else named[name]
+        return tuple(filled), named
+
+    return fill
+
+
+def _fresh(default: Any) -> Any:
+    """A list default is a new list in each call, as lists that the dispatcher passes are."""
+    return list(default) if isinstance(default, tuple) else default
+
+
+# Checks of results ----------------------------------------------------------------------------------------------
+
+
+def kernel_check(schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> Check:
+    """The check of what a kernel of this op returns."""
+    if torch.Tag.inplace in tags:
+        return _inplace_check(schema, op)
+    if torch.Tag.out in tags:
+        return _out_check(schema, op)
+    fits = structure_check(schema, op, "kernel")
+    if schema.is_view or not any(_has_tensors(ret) for ret in schema.returns):
+        return fits
+
+    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = fits(result, fn, args, kwargs)
+        if _compat.any_alias(args, kwargs, result if isinstance(result, tuple) else (result,)):
+            raise alias_error(schema, op, result, fn, args, kwargs)
+        return result
+
+    return check
+
+
+def structure_check(schema: Schema, op: str, role: str) -> Check:
+    """Does a result have the number and types of returns that the schema says? (`role`: "kernel" or "fake impl")"""
+    returns = schema.returns
+    if [ret.type for ret in returns] == ["Tensor"]:
+
+        def one_tensor(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if isinstance(result, Tensor):
+                return result
+            raise misfit(op, role, fn, returns, result)
+
+        return one_tensor
+
+    def structure(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(returns) > 1 and type(result) is list:
+            result = tuple(result)
+        if not _fits(result, returns):
+            raise misfit(op, role, fn, returns, result)
+        return result
+
+    return structure
+
+
+def _fits(result: Any, returns: tuple[Return, ...]) -> bool:
+    if len(returns) == 0:
+        return result is None
+    if len(returns) == 1:
+        return _fits_type(result, returns[0].type)
+    return (
+        isinstance(result, tuple)
+        and len(result) == len(returns)
+        and all(_fits_type(item, ret.type) for item, ret in zip(result, returns, strict=True))
+    )
+
+
+def _fits_type(value: Any, type_: str) -> bool:
+    if type_ == "Tensor":
+        return isinstance(value, Tensor)
+    if type_.endswith("?"):
+        return value is None or _fits_type(value, type_[:-1])
+    if type_.endswith("[]"):
+        return isinstance(value, (list, tuple)) and all(_fits_type(item, type_[:-2]) for item in value)
+    if type_.startswith("("):
+        items = type_[1:-1].split(", ")
+        return isinstance(value, tuple) and len(value) == len(items) and all(map(_fits_type, value, items))
+    accepted = _NUMBERS.get(type_)
+    return accepted is None or isinstance(value, accepted)  # types without a row are torch's to judge
+
+
+_NUMBERS: dict[str, tuple[type, ...]] = {
+    "SymInt": (numbers.Integral, torch.SymInt),
+    "int": (numbers.Integral, torch.SymInt),
+    "float": (numbers.Real, torch.SymFloat, torch.SymInt),
+    "bool": (bool, torch.SymBool),
+    "Scalar": (numbers.Number, torch.SymInt, torch.SymFloat, torch.SymBool),
+}
+
+
+def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
+    """The error for a result that does not have the schema's types."""
+    expected = ", ".join(str(ret) for ret in returns) or "None"
+    return KernelError(
+        f"the {role} returned something that does not fit the schema",
+        op=op,
+        expected=expected if len(returns) < 2 else f"a tuple ({expected})",
+        got=_describe(result),
+        where=where(fn),
+        fix=_fix(result, returns),
+    )
+
+
+def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
+    if result is None:
+        return "return the result; if the op only mutates its inputs, annotate it with -> None"
+    if type(result).__module__ == "numpy":
+        return "wrap the array: torch.from_numpy(result)"
+    if isinstance(result, tuple) and len(returns) == 1:
+        return "return the value itself, or annotate the return as a tuple"
+    return None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(_describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
+        return f"{type(value).__name__} of {len(value)} ({items})"
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    name = type(value).__qualname__
+    return name if module in ("builtins", "torch") else f"{module}.{name}"
+
+
+def _has_tensors(ret: Return) -> bool:
+    return ret.holds_tensors or "Tensor" in ret.type
+
+
+def _inplace_check(schema: Schema, op: str) -> Check:
+    first = schema.positional[0].name
+
+    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if result is args[0]:
+            return result
+        raise KernelError(
+            "a kernel of an op with torch.Tag.inplace must return its first argument",
+            op=op,
+            argument=first,
+            expected=f"{first} itself",
+            got=_describe(result),
+            where=where(fn),
+            fix=f"write into {first} and end with `return {first}`",
+        )
+
+    return check
+
+
+def _out_check(schema: Schema, op: str) -> Check:
+    names = [argument.name for argument in schema.mutated]
+
+    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        results = result if len(names) > 1 and isinstance(result, (tuple, list)) else (result,)
+        if len(results) == len(names) and all(r is kwargs[n] for r, n in zip(results, names, strict=True)):
+            return result
+        raise KernelError(
+            "a kernel of an op with torch.Tag.out must return its mutable keyword-only arguments",
+            op=op,
+            expected=", ".join(names),
+            got=_describe(result),
+            where=where(fn),
+            fix=f"write into {', '.join(names)} and end with `return {', '.join(names)}`",
+        )
+
+    return check
+
+
+def alias_error(
+    schema: Schema, op: str, result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AliasError:
+    """The error for a result that shares memory: which return, and with what."""
+    inputs = list(_named_tensors(schema, args, kwargs))
+    outputs = list(_named_results(schema, result))
+    for i, (label, output) in enumerate(outputs):
+        for name, tensor in [*inputs, *outputs[:i]]:
+            if _compat.storage_id(tensor) == _compat.storage_id(output):
+                relation = "is" if tensor is output else "shares memory with"
+                return AliasError(
+                    f"{label} {relation} {name}; an output may not alias an input or another output",
+                    op=op,
+                    argument=name.removeprefix("argument "),
+                    where=where(fn),
+                    fix="return a copy (.clone()), or declare the alias: an in-place op (torch.Tag.inplace), an out op "
+                    "(torch.Tag.out), or a view with schema=",
+                )
+    return AliasError("an output may not alias an input or another output", op=op, where=where(fn))
+
+
+def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
+    values += [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
+    for argument, value in values:
+        yield from _labelled(f"argument {argument.name!r}", value)
+
+
+def _named_results(schema: Schema, result: Any) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(result, tuple) or len(schema.returns) == 1:
+        yield from _labelled("the return", result)
+        return
+    for i, value in enumerate(result):
+        yield from _labelled(f"return {i}", value)
+
+
+def _labelled(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield label, value
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))

@@ -1,0 +1,500 @@
+"""The only module that touches private torch names.
+
+Everything here was seen to exist on torch 2.13 and 2.15. What may be missing elsewhere is probed once, and the rest
+of the package asks `supports_*()` or calls a function that does the right thing without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+from torch._functorch.utils import enable_single_level_autograd_function as single_level
+from torch._library import custom_ops as _torch_custom_ops
+from torch._library import opaque_object as _opaque
+from torch._library import simple_registry as _torch_registry
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._ops import _refresh_packet
+from torch.autograd.function import _SingleLevelFunction
+from torch.library import Library as Library
+
+_C: Any = torch._C
+
+DispatchKey: Any = _C.DispatchKey
+DispatchKeySet: Any = _C.DispatchKeySet
+FunctionSchema: Any = _C.FunctionSchema
+
+#: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
+after_autograd: Any = _C._after_autograd_keyset
+after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
+
+#: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
+below_autograd: Any = _C._AutoDispatchBelowAutograd
+
+#: ``any_requires_grad(*args, **kwargs)``: looks into lists one level deep.
+any_requires_grad: Callable[..., bool] = _C._any_requires_grad
+
+#: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
+any_alias: Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], bool] = (
+    _C._any_output_is_alias_to_input_or_output
+)
+
+#: The autograd.Function that functorch itself applies at one level; it must be applied inside `single_level`.
+SingleLevelFunction: Any = _SingleLevelFunction
+
+__all__ = ["single_level"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# Python -----------------------------------------------------------------------------------------------------------
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def user_stacklevel() -> int:
+    """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def user_source() -> str:
+    """``file:line`` of the user's call into this package."""
+    frame = sys._getframe(user_stacklevel() - 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# Schemas and lookup ---------------------------------------------------------------------------------------------
+
+
+def parse_schema(text: str) -> Any:
+    """Parse ``name(args) -> returns`` with torch's parser (RuntimeError on bad text)."""
+    return _C.parse_schema(text)
+
+
+@functools.cache
+def _dtypes_by_number() -> dict[int, torch.dtype]:
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    numbers = {}
+    for dtype in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        numbers[_C.parse_schema(f"f(ScalarType x={name}) -> ()").arguments[0].default_value] = dtype
+    return numbers
+
+
+def dtype_from_number(number: int) -> torch.dtype:
+    """The dtype behind the number by which schemas hold it (6 -> torch.float32)."""
+    return _dtypes_by_number()[number]
+
+
+#: In the order of c10::Layout and c10::MemoryFormat.
+_ENUMS: dict[str, tuple[Any, ...]] = {
+    "Layout": (
+        torch.strided,
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch._mkldnn,  # type: ignore[attr-defined]
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+        torch.jagged,
+    ),
+    "MemoryFormat": (
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+    ),
+}
+
+
+def enum_from_number(type_: str, number: int) -> Any:
+    """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
+    return _ENUMS[type_][number]
+
+
+def enum_to_number(value: torch.layout | torch.memory_format) -> int:
+    return _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"].index(value)
+
+
+def find_schema(qualname: str, overload: str = "") -> Any | None:
+    """The dispatcher's schema of an op, or None where no such op is defined."""
+    for schema in _C._jit_get_schemas_for_operator(qualname):
+        if schema.overload_name == overload:
+            return schema
+    return None
+
+
+def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
+    """The OpOverload of an op, or None where no such op is defined."""
+    if find_schema(qualname, overload) is None:
+        return None
+    namespace, name = qualname.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    return cast(OpOverload, getattr(packet, overload or "default"))
+
+
+def name_of_overload(overload: OpOverload) -> str:
+    """``ns::name`` or ``ns::name.overload``."""
+    return overload._name
+
+
+def defined_at(qualname: str) -> str:
+    """``file:line`` of the registration that defined an op, as the dispatcher remembers it."""
+    for line in _C._dispatch_dump(qualname).splitlines():
+        if line.startswith("debug: "):
+            return cast(str, line.removeprefix("debug: registered at "))
+    return "<unknown>"
+
+
+def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
+    """The schema name of a class made known through torch's `register_opaque_type`, or None."""
+    if not isinstance(annotation, type):  # torch logs a warning for anything else
+        return None
+    known = _opaque.is_opaque_reference_type if as_return else _opaque.is_opaque_type
+    if not known(annotation):
+        return None
+    info = _opaque._resolve_opaque_type_info(annotation)
+    return info.class_name if info is not None else None
+
+
+def group_name_type() -> Any | None:
+    """torch.distributed's GroupName, or None where torch was built without distributed."""
+    if not torch.distributed.is_available():
+        return None
+    return importlib.import_module("torch.distributed.distributed_c10d").GroupName
+
+
+# Dispatch keys --------------------------------------------------------------------------------------------------
+
+
+def device_key(device_type: str) -> str:
+    """Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows)."""
+    return cast(str, _C._dispatch_key_for_device(device_type))
+
+
+def has_kernel(qualname: str, key: str) -> bool:
+    """Is a kernel registered at exactly this dispatch key?"""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
+
+
+def key_set(key: str) -> Any:
+    return DispatchKeySet(getattr(DispatchKey, key))
+
+
+def exclude_keys(keys: Any) -> Any:
+    """Context manager: dispatch as if none of `keys` (a DispatchKeySet) were there."""
+    return _C._ExcludeDispatchKeyGuard(keys)
+
+
+def forward_ad_active() -> bool:
+    """Is a forward-mode level open (``forward_ad.dual_level`` or ``torch.func.jvp``)?"""
+    return _forward_ad._current_level >= 0
+
+
+def any_tangent(values: tuple[Any, ...]) -> bool:
+    """Does a tensor among `values` (lists opened one level) carry a tangent of the open forward-mode level?"""
+    for value in values:
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        for item in items:
+            if isinstance(item, torch.Tensor) and _forward_ad.unpack_dual(item).tangent is not None:
+                return True
+    return False
+
+
+# Library --------------------------------------------------------------------------------------------------------
+
+
+class _OnDestroy:
+    """What `Library` keeps in its list of registration handles."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.destroy = callback
+
+
+def on_library_destroyed(library: Library, callback: Callable[[], object]) -> None:
+    """Call `callback` when `library` is destroyed, by whoever does it (torch's own redefinition too)."""
+    library._registration_handles.append(_OnDestroy(callback))  # type: ignore[arg-type]
+
+
+def destroy_library(library: Library) -> None:
+    if library.m is not None:
+        library._destroy()
+
+
+def library_alive(library: Library) -> bool:
+    return library.m is not None
+
+
+def install_view_fallback(library: Library, name: str) -> None:
+    """Make outputs of a view op true views of their input (torch's own ADInplaceOrView kernel)."""
+    library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
+
+
+def computed_kernel(qualname: str, key: str) -> Any:
+    """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
+    return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)
+
+
+def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
+    with warnings.catch_warnings():
+        # Overriding is what the caller asked for; torch says so once per process for all operators.
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        library.impl(name, fn, key, with_keyset=with_keyset)
+
+
+def retire_overload(overload: OpOverload, error: Exception) -> None:
+    """Make a handle to a removed op raise: the dispatcher's own would read freed memory (a segfault on 2.13)."""
+    dead = _Retired(error)
+    overload._op = dead
+    overload._op_dk = dead
+    overload.__dict__["_handle"] = dead
+    packet = overload._overloadpacket
+    packet.__dict__.pop(overload._overloadname, None)
+    qualname = packet._qualified_op_name
+    if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
+        _refresh_packet(packet)
+        namespace, name = qualname.split("::")
+        setattr(getattr(torch.ops, namespace), name, packet)
+    else:
+        packet._op = dead
+
+
+class _Retired:
+    """Stands where a removed op's C++ handle was: calling it, or any of its methods, raises."""
+
+    __module__ = "torch.ops"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+    def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+
+def namespace_exists(namespace: str) -> bool:
+    """Has ``torch.ops.<namespace>`` been looked at? (torch makes it on first look.)"""
+    return namespace in vars(torch.ops)
+
+
+def forget_namespace(namespace: str) -> None:
+    """Undo that look."""
+    vars(torch.ops).pop(namespace, None)
+    if namespace in torch.ops._dir:
+        torch.ops._dir.remove(namespace)
+
+
+def forget_signature(qualname: str, overload: str) -> None:
+    """Drop FX's cached Python signature of a removed op: the next op of that name has its own."""
+    cache = importlib.import_module("torch.fx.operator_schemas")._SCHEMA_TO_SIGNATURE_CACHE
+    cache.pop((qualname, overload), None)
+
+
+# torch's own tables of custom ops -------------------------------------------------------------------------------
+
+
+def torch_library_of(qualname: str) -> Library | None:
+    """The Library through which `torch.library.custom_op` (or we) defined `qualname`, or None."""
+    return _torch_custom_ops.OPDEF_TO_LIB.get(qualname)
+
+
+def torch_op_of(qualname: str) -> Any | None:
+    """The object in torch's table of custom ops: one of ours, or one of `torch.library.custom_op`'s, or None."""
+    return _torch_custom_ops.OPDEFS.get(qualname)
+
+
+def claim(qualname: str, opdef: Any, library: Library) -> None:
+    """Enter an op of ours in torch's tables of custom ops.
+
+    Then torch's `register_*` functions find our object by name, `has_fake_kernel` asks its ``_abstract_fn``
+    instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same
+    name replaces ours instead of failing.
+    """
+    _torch_custom_ops.OPDEFS[qualname] = opdef
+    _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
+
+
+def disclaim(qualname: str, library: Library) -> None:
+    """Undo `claim`, unless another library has taken the name since."""
+    if _torch_custom_ops.OPDEF_TO_LIB.get(qualname) is library:
+        del _torch_custom_ops.OPDEF_TO_LIB[qualname]
+        _torch_custom_ops.OPDEFS.pop(qualname, None)
+
+
+def register_fake(library: Library, name: str, fn: Callable[..., Any]) -> None:
+    """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look."""
+    library._register_fake(name, fn, _stacklevel=user_stacklevel())
+
+
+def set_fake_source(qualname: str, source: str) -> None:
+    """Tell torch's registry where the fake that a trampoline now calls was written."""
+    record = fake_record(qualname)
+    if record is not None:
+        record.source = source
+
+
+def fake_record(qualname: str) -> Any | None:
+    """torch's record of the newest fake of an op (fields ``func`` and ``source``), or None."""
+    entry = _torch_registry.singleton.get(qualname)
+    return entry.fake_impl.kernel if entry is not None else None
+
+
+# Dynamo ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def supports_code_strategy() -> bool:
+    """Can a code object be marked as never to be traced by Dynamo, callees included, at no cost per call?"""
+    return hasattr(_C._dynamo.eval_frame, "set_code_exec_strategy")
+
+
+def outside_dynamo(fn: _F) -> _F:
+    """Keep Dynamo from tracing the frames of `fn`, which C++ calls, and all frames below them.
+
+    Marks the code object, so one call serves every closure made from the same ``def``. Where torch cannot, the
+    function is wrapped as `torch.compiler.disable` wraps it.
+    """
+    if not supports_code_strategy():
+        return cast(_F, torch.compiler.disable(fn))
+    frames = _C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
+    return fn
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory."""
+    return cast(int, tensor.untyped_storage()._cdata)
+
+
+# Checks ---------------------------------------------------------------------------------------------------------
+
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
+tree_flatten = torch.utils._pytree.tree_flatten
+tree_unflatten = torch.utils._pytree.tree_unflatten
+tree_leaves = torch.utils._pytree.tree_leaves
+
+
+def schema_of(op: OpOverload) -> Any:
+    """The dispatcher's FunctionSchema of an operator."""
+    return op._schema
+
+
+def is_abstract(tensor: torch.Tensor) -> bool:
+    """Does the tensor hold no data of its own: meta, fake, or wrapped by a functorch transform?"""
+    fake_tensor = torch._subclasses.fake_tensor
+    wrapped = _C._functorch.is_functorch_wrapped_tensor(tensor)
+    return bool(tensor.is_meta or fake_tensor.is_fake(tensor) or wrapped)
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """The tensors a sparse tensor or a wrapper subclass is made of, or None where it is not made of others."""
+    wrapper: Any = tensor  # no type checker believes that a Tensor may be a wrapper
+    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(wrapper):
+        return [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return None
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    return bool(_C._has_storage(tensor))
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often autograd saw the tensor written, or None where it does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def count_versions() -> Any:
+    """Context manager for `__torch_dispatch__`: kernels run with version counting on, as they do without a mode."""
+    include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return _C._ForceDispatchKeyGuard(include, exclude.remove(DispatchKey.ADInplaceOrView))
+
+
+def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The autograd key at which the dispatcher enters an operator called with `tensors`, or None without one."""
+    keys = DispatchKeySet.from_raw_repr(0)
+    for tensor in tensors:
+        keys = keys | _C._dispatch_keys(tensor)
+    while (key := keys.highestPriorityTypeId()) != DispatchKey.Undefined:
+        if key.name.startswith("Autograd"):
+            return cast(str, key.name)
+        keys = keys.remove(key)
+    return None
+
+
+@contextlib.contextmanager
+def without_autograd_fallback() -> Iterator[None]:
+    """Operators without an autograd kernel leave the ``requires_grad`` of their outputs as the kernel made it."""
+    before = _C._get_autograd_fallback_mode()
+    _C._set_autograd_fallback_mode("nothing")
+    try:
+        yield
+    finally:
+        _C._set_autograd_fallback_mode(before)
+
+
+def fake_mode() -> Any:
+    """A FakeTensorMode in which data-dependent sizes may be made up."""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
+
+
+def make_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    """`tensor` as a fake of the same sizes, or None where torch has no fakes of its kind."""
+    try:
+        return cast(torch.Tensor, mode.from_tensor(tensor, static_shapes=True))
+    except torch._subclasses.fake_tensor.UnsupportedFakeTensorException:
+        return None
+
+
+def lacks_fake(error: BaseException) -> bool:
+    """Was `error` raised by FakeTensorMode for an operator that has no fake impl?"""
+    return isinstance(error, torch._subclasses.fake_tensor.UnsupportedOperatorException)
+
+
+def symbolic(number: Any) -> tuple[Any, Any]:
+    """The sympy expression of a SymInt, and the range of values (``value in range``) torch knows it to have."""
+    expression = number.node.expr
+    return expression, number.node.shape_env.bound_sympy(expression)
+
+
+def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced.
+
+    Loads torch's AOT stack, with dynamo, on first use.
+    """
+    aot = importlib.import_module("torch._functorch.aot_autograd")
+    partitioners = importlib.import_module("torch._functorch.partitioners")
+    compiled: Callable[..., Any] = aot.aot_function(
+        fn,
+        fw_compiler=_run_as_traced,
+        partition_fn=partitioners.min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        dynamic=dynamic,
+    )
+    return compiled
+
+
+def _run_as_traced(graph: Any, _inputs: Any) -> Any:
+    return graph

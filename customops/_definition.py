@@ -1,0 +1,186 @@
+"""An operator in the dispatcher: its name, its overload, and the libraries through which kernels reach it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from customops import _compat
+from customops._compat import Library, OpOverload
+from customops._schema import Schema, from_dispatcher
+from customops.errors import DefinitionError
+
+#: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
+lock = threading.RLock()
+
+#: Takes a registration back.
+Undo = Callable[[], object]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+#: Namespaces that are torch's own.
+RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
+
+
+class Name(NamedTuple):
+    """``namespace::name`` or ``namespace::name.overload``."""
+
+    namespace: str
+    name: str
+    overload: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        """Split a qualified name.
+
+        Raises:
+            DefinitionError: it is not of the form ``namespace::name`` or ``namespace::name.overload``.
+        """
+        example = 'a name looks like "mylib::scale"'
+        if not isinstance(text, str):
+            raise DefinitionError("the name of an op must be a string", got=repr(text), fix=example)
+        namespace, separator, rest = text.partition("::")
+        name, dot, overload = rest.partition(".")
+        parts = [namespace, name, overload] if dot else [namespace, name]
+        if not separator:
+            raise DefinitionError("the name of an op needs a namespace", got=repr(text), fix=example)
+        for part in parts:
+            if not _IDENTIFIER.fullmatch(part):
+                raise DefinitionError(
+                    f"{part!r} is no valid part of the name of an op",
+                    expected="namespace::name or namespace::name.overload, of letters, digits and _",
+                    got=repr(text),
+                    fix=example,
+                )
+        if overload == "default":
+            raise DefinitionError(
+                'the overload name "default" is taken: it stands for the overload without a name',
+                got=repr(text),
+                fix=f'"{namespace}::{name}"',
+            )
+        return cls(namespace, name, overload)
+
+    @property
+    def packet(self) -> str:
+        """The name all overloads share."""
+        return f"{self.namespace}::{self.name}"
+
+    @property
+    def local(self) -> str:
+        """The name inside the namespace."""
+        return f"{self.name}.{self.overload}" if self.overload else self.name
+
+    def __str__(self) -> str:
+        return f"{self.namespace}::{self.local}"
+
+
+@dataclass(eq=False)
+class Definition:
+    """Where rules are installed: an overload, and the libraries that their kernels go through.
+
+    A definition with a `library` made the op and removes it again. The others attach to an op that exists; with
+    `lender` given, what they attach goes when that library goes (it is not kept alive from here).
+    """
+
+    name: Name
+    schema: Schema
+    tags: tuple[torch.Tag, ...]
+    overload: OpOverload
+    library: Library | None = None
+    lender: weakref.ref[Library] | None = None
+    _added: list[Library] = field(default_factory=list)
+
+    @classmethod
+    def define(cls, name: Name, schema: Schema, tags: tuple[torch.Tag, ...], text: str | None = None) -> Definition:
+        """Define an op (its schema as `text` says where given). Nothing is left behind if torch refuses.
+
+        Raises:
+            DefinitionError: torch refuses the schema or the tags.
+        """
+        known = _compat.namespace_exists(name.namespace)
+        library = Library(name.namespace, "FRAGMENT")
+        try:
+            library.define(name.local + (text or str(schema)), tags=_with_pt2_compliant(tags))
+            overload = _compat.find_overload(name.packet, name.overload)
+            assert overload is not None
+        except Exception as error:
+            _compat.destroy_library(library)
+            if not known:
+                _compat.forget_namespace(name.namespace)
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise DefinitionError(
+                f"torch refuses the definition: {reason}", op=str(name), got=text or str(schema)
+            ) from error
+        return cls(name, schema, tags, overload, library)
+
+    @property
+    def owned(self) -> bool:
+        """Was the op made here?"""
+        return self.library is not None
+
+    @classmethod
+    def attach(cls, overload: OpOverload) -> Definition:
+        """A definition for an op that exists already."""
+        name = _compat.name_of_overload(overload)
+        return cls(Name.parse(name), from_dispatcher(overload._schema), tuple(overload.tags), overload)
+
+    def on(self, library: Library) -> Definition:
+        """The same op, reached through another library."""
+        return Definition(self.name, self.schema, self.tags, self.overload, lender=weakref.ref(library))
+
+    def impl(self, fn: Callable[..., Any], key: str, *, with_keyset: bool = False, apart: bool = False) -> Undo:
+        """Install `fn` at a dispatch key; calling what is returned takes it away again.
+
+        The dispatcher takes kernels back only with their library. What comes with the op goes through the op's own;
+        what is added later (`apart`) has a library of its own, unless the caller named the one that counts.
+        """
+        library, undo = self._library(apart)
+        _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
+        return undo
+
+    def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
+        """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
+        library, undo = self._library(apart)
+        _compat.register_fake(library, self.name.local, fn)
+        return undo
+
+    def impl_view_fallback(self) -> None:
+        """Let torch make the outputs of a view op true views of its input."""
+        library, _ = self._library(apart=False)
+        _compat.install_view_fallback(library, self.name.local)
+
+    def _library(self, apart: bool) -> tuple[Library, Undo]:
+        if self.lender is not None:
+            lent = self.lender()
+            assert lent is not None, "the rules of a library go when it goes"
+            return lent, _nothing
+        if self.library is not None and not apart:
+            return self.library, _nothing
+        library = Library(self.name.namespace, "FRAGMENT")
+        self._added.append(library)
+        return library, lambda: _compat.destroy_library(library)
+
+    def remove(self, error: Exception) -> None:
+        """Take everything back that went through this definition; handles to a removed op raise `error`."""
+        for library in self._added:
+            _compat.destroy_library(library)
+        self._added.clear()
+        if self.library is not None:
+            _compat.destroy_library(self.library)
+            _compat.forget_signature(self.name.packet, self.name.overload)
+            _compat.retire_overload(self.overload, error)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
+    compliant = torch.Tag.pt2_compliant_tag
+    return (compliant, *(tag for tag in tags if tag is not compliant))

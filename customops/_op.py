@@ -1,0 +1,360 @@
+"""`CustomOpDef`: a definition, its rules, and the thin methods that register them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+
+import torch
+from typing_extensions import ParamSpec
+
+from customops import _compat
+from customops._call import Fn, bind
+from customops._compat import Library, OpOverload
+from customops._definition import Definition, Name, Undo, lock
+from customops._rules import mutation
+from customops._rules.autocast import AutocastRule
+from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
+from customops._rules.fake import FakeRule
+from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel
+from customops._schema import Schema
+from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of
+
+if TYPE_CHECKING:
+    from customops._registry import Registry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Sample(NamedTuple):
+    """Arguments of one call of an op, for checks."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Rules:
+    """The rules of an op that live as long as one definition."""
+
+    def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
+        self.kernel = KernelRule(definition, default)
+        self.fake = FakeRule(definition, name)
+        self.autograd = AutogradRule(definition)
+        self.autocast = AutocastRule(definition)
+
+    def install(self, definition: Definition) -> None:
+        """Everything an op of ours has in the dispatcher."""
+        self.kernel.install(definition)
+        self.fake.install(definition)
+        self.autograd.install(definition)
+        mutation.install(definition)
+        self.autocast.install(definition)
+
+
+class CustomOpDef(Generic[P, R]):
+    """An operator: callable, and the place where its rules are registered.
+
+    Made by `custom_op`, or by `adopt` for an op that somebody else defined. Registering again replaces what was
+    registered before, at once, also for calls through ``torch.ops``.
+
+    Example:
+        >>> @custom_op("mylib::double", mutates_args=())
+        ... def double(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> double(torch.ones(2))
+        tensor([2., 2.])
+    """
+
+    _opoverload: OpOverload
+
+    def __init__(
+        self, registry: Registry, definition: Definition, fn: Callable[P, R] | None, text: str | None = None
+    ) -> None:
+        self._registry = registry
+        self._text = text  # the schema as the user wrote it
+        self._definition = definition
+        self._opoverload = definition.overload
+        self._init_fn = fn
+        self._samples: Fn | None = None
+        self._source = _compat.user_source()
+        self._rules = _Rules(definition, fn, name_of(fn) if fn is not None else definition.name.name)
+        self._scoped: dict[int, _Rules] = {}  # by id of the library
+        self.__name__ = definition.name.name
+        if fn is not None:
+            functools.update_wrapper(cast(Any, self), cast(Any, fn))
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, self._opoverload(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"<CustomOpDef({self._qualname})>"
+
+    # A copy of a module that holds an op holds the same op: there is one in the dispatcher.
+    def __copy__(self) -> CustomOpDef[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomOpDef[P, R]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (self._registry, self._qualname)
+
+    @property
+    def _qualname(self) -> str:
+        return str(self._definition.name)
+
+    @property
+    def schema(self) -> Schema:
+        """The op's signature."""
+        return self._definition.schema
+
+    @property
+    def tags(self) -> list[torch.Tag]:
+        """The op's tags, as the dispatcher has them."""
+        return list(self._opoverload.tags)
+
+    @property
+    def source(self) -> str:
+        """``file:line`` where the op was defined."""
+        return self._source
+
+    # Kernels ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_kernel(self, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+        """Register the kernel for a device type, several, or (None) every device without one of its own.
+
+        Args:
+            device_types: e.g. "cuda", or ["cpu", "cuda"]; overriding one of several later leaves the others.
+            fn: takes every argument of the op, defaults filled in. Without it, a decorator is returned.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: torch does not know the device type.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_kernel("cuda")
+            ... def double_cuda(x):
+            ...     return launch(x)
+        """
+        if fn is None:
+            return functools.partial(self.register_kernel, device_types, lib=lib)
+        with lock:
+            self._record(self._at(lib).kernel.register(device_types, fn))
+        return fn
+
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
+        """Context manager that switches a device's kernel off (or on again); off, the op's own function runs.
+
+        The switch holds for all threads. What it was before is restored on exit.
+        """
+        return self._rules.kernel.enabled(device_type, enabled)
+
+    # Fake impl --------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_fake(
+        self, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_fake(self, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
+    def register_fake(self, fn: Fn | None = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
+        """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
+
+        Args:
+            fn: takes what the op takes; returns tensors of the right shape, stride, dtype and device.
+                For sizes that depend on data, see `get_ctx`.
+            lib: the registration ends when this library is destroyed; an earlier one then counts again.
+            allow_override: False raises if there is a fake already.
+
+        Raises:
+            RegistrationError: the op has a fake and may not be overridden, or has no use for one.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_fake
+            ... def _(x):
+            ...     return torch.empty_like(x)
+        """
+        if fn is None:
+            return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
+        with lock:
+            self._record(self._at(lib).fake.register(fn, allow_override=allow_override))
+        return fn
+
+    @property
+    def _abstract_fn(self) -> Fn | None:
+        """What torch asks its own ops for to know whether they have a fake."""
+        return self._rules.fake.fn
+
+    # Autograd ---------------------------------------------------------------------------------------------------
+
+    def register_autograd(
+        self, backward: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None
+    ) -> None:
+        """Register the gradient formula.
+
+        Args:
+            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors. Returns one
+                gradient for each positional argument: a Tensor, None, or a list of these for a list of tensors.
+            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
+                ``ctx.save_for_backward`` for tensors; for an op with keyword-only arguments it is
+                ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: the op mutates an input, or returns nothing.
+            CallbackError: a callback has parameters that do not fit.
+
+        Example:
+            >>> double.register_autograd(lambda ctx, grad: grad * 2)
+        """
+        with lock:
+            self._record(self._at(lib).autograd.register(backward, setup_context))
+
+    # Autocast ---------------------------------------------------------------------------------------------------
+
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
+        """Under ``torch.autocast(device_type)``, cast floating inputs (also in lists) to `cast_inputs`.
+
+        Raises:
+            DefinitionError: the device type has no autocast, or `cast_inputs` is no dtype.
+        """
+        with lock:
+            self._record(self._at(lib).autocast.register(device_type, cast_inputs))
+
+    # Samples ----------------------------------------------------------------------------------------------------
+
+    def register_samples(self, fn: F, /) -> F:
+        """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
+
+        Example:
+            >>> @double.register_samples
+            ... def _():
+            ...     yield (torch.randn(3),)
+            ...     yield (torch.randn(2, 3, requires_grad=True),), {}
+        """
+        bind(fn, self._qualname, "samples function")
+        before, self._samples = self._samples, fn
+        self._record(lambda: setattr(self, "_samples", before))
+        return fn
+
+    def samples(self) -> Iterator[Sample]:
+        """The op's sample inputs, made anew."""
+        if self._samples is None:
+            return
+        items = self._samples()
+        if not isinstance(items, Iterable):
+            raise CallbackError(
+                "the samples function must yield args or (args, kwargs)", op=self._qualname, got=type(items).__name__
+            )
+        for item in items:
+            yield self._sample(item)
+
+    def _sample(self, item: Any) -> Sample:
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict):
+            return Sample(*item)
+        if isinstance(item, tuple):
+            return Sample(item, {})
+        raise CallbackError(
+            "a sample must be a tuple of arguments, or (args, kwargs)",
+            op=self._qualname,
+            got=type(item).__name__,
+            fix="yield (x,) for one argument",
+        )
+
+    # Lifetime ---------------------------------------------------------------------------------------------------
+
+    def unregister(self) -> None:
+        """Remove the op from ``torch.ops``, the dispatcher, torch's registry of fakes and the registry that owns it.
+
+        Its name is free again. Calling this object, or an OpOverload taken from it, then raises UnregisteredError.
+        An adopted op loses what was registered through this object, and stays.
+        """
+        self._registry._remove(self)
+
+    def _install(self) -> None:
+        """Put all rules into the dispatcher, and enter the op in torch's tables."""
+        self._rules.install(self._definition)
+        library = self._definition.library
+        if library is not None:
+            _compat.claim(self._qualname, self, library)
+            _compat.on_library_destroyed(library, functools.partial(self._registry._lost, self, library))
+
+    def _reinstall(self) -> None:
+        """Come back after having been removed."""
+        old = self._definition
+        self._definition = Definition.define(old.name, old.schema, old.tags, self._text)
+        self._opoverload = self._definition.overload
+        self._install()
+
+    def _uninstall(self, reason: str) -> None:
+        definition = self._definition
+        if definition.library is not None:
+            _compat.disclaim(self._qualname, definition.library)
+        self._scoped.clear()
+        definition.remove(
+            UnregisteredError(f"the op {reason}", op=self._qualname, fix="define it again, or use the new object")
+        )
+
+    def _at(self, library: Library | None) -> _Rules:
+        """The rules that live as long as `library`, or those that live as long as the op."""
+        if library is None or library is self._definition.library:
+            return self._rules
+        if not _compat.library_alive(library):
+            raise RegistrationError("the library given as lib= has been destroyed", op=self._qualname)
+        rules = self._scoped.get(id(library))
+        if rules is None:
+            rules = self._scoped[id(library)] = _Rules(self._definition.on(library), self._init_fn, self.__name__)
+            _compat.on_library_destroyed(library, functools.partial(self._scoped.pop, id(library), None))
+        return rules
+
+    def _record(self, undo: Undo) -> None:
+        self._registry._record(undo)
+
+
+def _registered(registry: Registry, qualname: str) -> CustomOpDef[Any, Any]:
+    return registry.adopt(qualname)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is needed to define an op; nothing is changed before `define` is called."""
+
+    name: Name
+    fn: Fn
+    schema: Schema
+    tags: tuple[torch.Tag, ...]
+    device_types: DeviceTypes
+    text: str | None
+
+    def check(self) -> tuple[str | None, ...]:
+        """Raise what can be found wrong without changing anything; returns the device types."""
+        op = str(self.name)
+        if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
+            raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
+        return check_kernel(self.fn, self.device_types, self.schema, op)
+
+    def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
+        """Define the op. The dispatcher is as before if that fails."""
+        devices = self.check()
+        definition = Definition.define(self.name, self.schema, self.tags, self.text)
+        try:
+            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text)
+            op._rules.kernel.kernels.update(dict.fromkeys(devices, self.fn))
+            op._install()
+        except BaseException:
+            definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
+            raise
+        return op

@@ -1,0 +1,392 @@
+"""`Registry`: owns ops and their lifetimes. The default one is the last line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+from typing_extensions import ParamSpec
+
+from customops import _compat, _op
+from customops._compat import Library, OpOverload, OpOverloadPacket
+from customops._definition import RESERVED_NAMESPACES, Definition, Name, Undo, lock
+from customops._hints import schema_of
+from customops._op import CustomOpDef
+from customops._rules.kernel import DeviceTypes
+from customops._schema import Schema, Tags, check_tags, normalize_tags, parse
+from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What `custom_op` does where an op of the name exists.
+OnConflict = Literal["replace", "error", "reuse"]
+
+
+class Registry:
+    """A set of ops with one owner.
+
+    Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
+    The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
+
+    Example:
+        >>> registry = Registry()
+        >>> @registry.custom_op("mylib::double", mutates_args=())
+        ... def double(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> registry.clear()
+    """
+
+    def __init__(self) -> None:
+        self._ops: dict[str, CustomOpDef[Any, Any]] = {}
+        self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
+
+    def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
+        """The ops defined here, oldest first."""
+        return iter(list(self._ops.values()))
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def __contains__(self, qualname: object) -> bool:
+        return qualname in self._ops
+
+    def __getitem__(self, qualname: str) -> CustomOpDef[Any, Any]:
+        """The op of that name (KeyError if it was not defined here)."""
+        return self._ops[qualname]
+
+    # Defining ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def custom_op(
+        self,
+        name: str,
+        fn: None = None,
+        /,
+        *,
+        mutates_args: str | Iterable[str],
+        device_types: DeviceTypes = None,
+        schema: str | None = None,
+        tags: Tags = None,
+        on_conflict: OnConflict = "replace",
+    ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
+    @overload
+    def custom_op(
+        self,
+        name: str,
+        fn: Callable[P, R],
+        /,
+        *,
+        mutates_args: str | Iterable[str],
+        device_types: DeviceTypes = None,
+        schema: str | None = None,
+        tags: Tags = None,
+        on_conflict: OnConflict = "replace",
+    ) -> CustomOpDef[P, R]: ...
+    def custom_op(
+        self,
+        name: str,
+        fn: Callable[..., Any] | None = None,
+        /,
+        *,
+        mutates_args: str | Iterable[str],
+        device_types: DeviceTypes = None,
+        schema: str | None = None,
+        tags: Tags = None,
+        on_conflict: OnConflict = "replace",
+    ) -> Any:
+        """Turn a typed Python function into a dispatcher operator.
+
+        Args:
+            name: ``namespace::name``, or ``namespace::name.overload``.
+            fn: the function; without it, a decorator is returned.
+            mutates_args: names of the arguments the function writes to, or "unknown" for all tensors.
+            device_types: the device types the function is the kernel of; None stands for every device.
+            schema: the schema, e.g. ``"(Tensor x) -> Tensor"``, instead of inferring it from type hints.
+            tags: `torch.Tag` members; ``torch.Tag.inplace`` and ``torch.Tag.out`` are for ops that return what they
+                write to.
+            on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
+                schema and tags (and raise if it has not).
+
+        Raises:
+            SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
+            DefinitionError: the name, the tags, or a conflict.
+            CallbackError: the function does not take the arguments of `schema`.
+
+        Example:
+            >>> @custom_op("mylib::scale", mutates_args=())
+            ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
+            ...     return x * by
+        """
+        request = functools.partial(
+            self._define,
+            name,
+            mutates_args=mutates_args if isinstance(mutates_args, str) else tuple(mutates_args),
+            device_types=device_types,
+            schema=schema,
+            tags=tags,
+            on_conflict=on_conflict,
+        )
+        return request if fn is None else request(fn)
+
+    def _define(
+        self,
+        text: str,
+        fn: Callable[..., Any],
+        /,
+        *,
+        mutates_args: str | tuple[str, ...],
+        device_types: DeviceTypes,
+        schema: str | None,
+        tags: Tags,
+        on_conflict: OnConflict,
+    ) -> CustomOpDef[Any, Any]:
+        name = _own_name(text)
+        if not callable(fn):
+            raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
+        if on_conflict not in ("replace", "error", "reuse"):
+            raise DefinitionError(
+                "on_conflict has no such value",
+                op=str(name),
+                expected='"replace", "error" or "reuse"',
+                got=repr(on_conflict),
+            )
+        all_tags = normalize_tags(tags)
+        if schema is None:
+            wanted = schema_of(fn, mutates_args, all_tags)
+        else:
+            wanted = _manual_schema(schema, mutates_args, name, fn)
+            check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
+        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema)
+        with lock:
+            existing = _compat.find_overload(name.packet, name.overload)
+            if existing is None:
+                return self._add(plan)
+            if on_conflict == "replace":
+                return self._replace(plan)
+            if on_conflict == "reuse":
+                return self._reuse(plan)
+            raise _conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
+
+    def _add(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+        op = plan.define(self)
+        self._ops[op._qualname] = op
+        self._record(functools.partial(self._drop, op))
+        return op
+
+    def _replace(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+        """Define an op in the place of another; the other comes back if that fails."""
+        qualname = str(plan.name)
+        old = _compat.torch_op_of(qualname)
+        if not isinstance(old, CustomOpDef):
+            library = _compat.torch_library_of(qualname)
+            if library is None:
+                raise _conflict(
+                    plan, "it was not defined by customops, so it cannot be replaced", "choose another name"
+                )
+            plan.check()
+            _compat.destroy_library(
+                library
+            )  # made by torch.library.custom_op, whose rule for a same name is to replace
+            return self._add(plan)
+        plan.check()
+        old._registry._drop(old, f"was replaced by the definition at {location_of(plan.fn)}")
+        try:
+            op = plan.define(self)
+        except BaseException:
+            old._registry._restore(old)
+            raise
+        self._ops[qualname] = op
+        self._record(functools.partial(self._swap_back, op, old))
+        return op
+
+    def _reuse(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+        """The existing op, if it is the same one."""
+        old = _compat.torch_op_of(str(plan.name))
+        if not isinstance(old, CustomOpDef):
+            raise _conflict(plan, "it was not defined by customops, so it cannot be reused", "choose another name")
+        if old.schema != plan.schema or set(old._definition.tags) != set(plan.tags):
+            raise _conflict(
+                plan,
+                "on_conflict='reuse' needs the same schema and tags",
+                'on_conflict="replace", or another name',
+                expected=f"{old.schema} {sorted(map(str, old._definition.tags)) or ''}",
+                got=f"{plan.schema} {sorted(map(str, plan.tags)) or ''}",
+            )
+        return old
+
+    # Adopting ---------------------------------------------------------------------------------------------------
+
+    def adopt(self, op: CustomOpDef[Any, Any] | OpOverload | OpOverloadPacket | str) -> CustomOpDef[Any, Any]:
+        """The object to register rules on, for any op: one of ours, or one defined in C++ or with torch.library.
+
+        Raises:
+            RegistrationError: there is no such op, or a name stands for several overloads.
+
+        Example:
+            >>> adopt("mylib::cpp_op").register_fake(lambda x: torch.empty_like(x))
+        """
+        if isinstance(op, CustomOpDef):
+            return op
+        found = _find(op)
+        qualname = _compat.name_of_overload(found)
+        with lock:
+            for known in (_compat.torch_op_of(qualname), self._adopted.get(qualname)):
+                if isinstance(known, CustomOpDef) and known._opoverload is found:
+                    return known
+            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.attach(found), None)
+            self._adopted[qualname] = adopted
+            return adopted
+
+    # Lifetime ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self) -> Iterator[Registry]:
+        """Take back on exit what this thread or task registers in this registry inside the context.
+
+        Ops defined inside are removed, ops replaced inside come back, rules registered inside on older ops end.
+        """
+        scope = _Scope(self, [])
+        token = _scopes.set((*_scopes.get(), scope))
+        try:
+            yield self
+        finally:
+            _scopes.reset(token)
+            with lock:
+                for undo in reversed(scope.undos):
+                    undo()
+
+    def clear(self) -> None:
+        """Remove every op of this registry, and what it registered on the ops of others."""
+        with lock:
+            for op in reversed([*self._adopted.values(), *self._ops.values()]):
+                self._drop(op)
+
+    def _record(self, undo: Undo) -> None:
+        """Remember how to take a registration back, if a scope of this registry is open."""
+        scope = next((scope for scope in reversed(_scopes.get()) if scope.registry is self), None)
+        if scope is not None:
+            scope.undos.append(undo)
+
+    def _remove(self, op: CustomOpDef[Any, Any]) -> None:
+        with lock:
+            if not self._drop(op):
+                raise UnregisteredError("the op is not registered any more", op=op._qualname)
+
+    def _drop(self, op: CustomOpDef[Any, Any], reason: str = "was unregistered") -> bool:
+        """Remove an op if it is here; was it?"""
+        for table in (self._ops, self._adopted):
+            if table.get(op._qualname) is op:
+                del table[op._qualname]
+                op._uninstall(reason)
+                return True
+        return False
+
+    def _restore(self, op: CustomOpDef[Any, Any]) -> None:
+        """Put a removed op back, with the rules it had."""
+        op._reinstall()
+        self._ops[op._qualname] = op
+
+    def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
+        if self._drop(new):
+            old._registry._restore(old)
+
+    def _lost(self, op: CustomOpDef[Any, Any], library: Library) -> None:
+        """Somebody else destroyed the library of an op: torch.library.custom_op does, to define its name anew."""
+        if _compat.library_alive(library):
+            return  # the interpreter exits: nobody will call the op any more
+        if op._definition.library is library and self._ops.get(op._qualname) is op:
+            del self._ops[op._qualname]
+            op._definition.remove(
+                UnregisteredError(
+                    "the library of the op was destroyed (torch.library.custom_op redefining its name does that)",
+                    op=op._qualname,
+                )
+            )
+
+
+class _Scope(NamedTuple):
+    registry: Registry
+    undos: list[Undo]
+
+
+#: The open scopes of this thread or task, outermost first.
+_scopes: ContextVar[tuple[_Scope, ...]] = ContextVar("customops.scopes", default=())
+
+
+def _own_name(text: str) -> Name:
+    """The name for an op to be defined."""
+    name = Name.parse(text)
+    if name.namespace in RESERVED_NAMESPACES:
+        raise DefinitionError(
+            f"{name.namespace!r} is a reserved namespace of torch itself",
+            got=repr(text),
+            fix=f'use one of your own, e.g. "mylib::{name.name}"',
+        )
+    return name
+
+
+def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
+    """Parse ``schema=``, which must agree with `mutates_args`."""
+    if not text.lstrip().startswith("("):
+        raise SchemaError("schema= starts with the arguments; the name is given already", op=str(name), got=repr(text))
+    schema = parse(text)
+    written = {argument.name for argument in schema.mutated}
+    if mutates_args != "unknown" and written != set(mutates_args):
+        raise SchemaError(
+            f"the schema and mutates_args disagree: by the schema, the op mutates {written or '{}'}",
+            op=str(name),
+            expected=f"mutates_args={tuple(sorted(written))}",
+            got=f"mutates_args={mutates_args!r}, schema={text!r}",
+            where=where(fn),
+        )
+    return schema
+
+
+def _conflict(plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
+    return DefinitionError(
+        f"an op of this name exists, defined at {_compat.defined_at(str(plan.name))}: {reason}",
+        op=str(plan.name),
+        where=where(plan.fn),
+        fix=fix,
+        **fields,
+    )
+
+
+def _find(op: Any) -> OpOverload:
+    """The overload that a user means by an OpOverload, a packet, a name, or torch's own CustomOpDef."""
+    overload = getattr(op, "_opoverload", op)
+    if isinstance(overload, OpOverload):
+        return overload
+    if isinstance(op, OpOverloadPacket):
+        return _only_overload(op)
+    if not isinstance(op, str):
+        raise DefinitionError(
+            "expected an operator", expected='a CustomOpDef, an OpOverload or "ns::name"', got=repr(op)
+        )
+    name = Name.parse(op.removesuffix(".default"))
+    found = _compat.find_overload(name.packet, name.overload)
+    if found is None:
+        raise RegistrationError(
+            "there is no such operator",
+            op=op,
+            fix="define it first, or import the library that does; overloads are named ns::name.overload",
+        )
+    return found
+
+
+def _only_overload(packet: OpOverloadPacket) -> OpOverload:
+    names = packet.overloads()
+    if len(names) != 1:
+        raise RegistrationError(
+            f"{packet} has several overloads", got=", ".join(names), fix=f"e.g. {packet}.{names[0]}"
+        )
+    overload: OpOverload = getattr(packet, names[0])
+    return overload
+
+
+#: The registry that `customops.custom_op` and the function forms use.
+default = Registry()

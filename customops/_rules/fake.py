@@ -1,0 +1,117 @@
+"""The fake impl: how the op runs on tensors without data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops._call import Fn, bind_kernel, filler, structure_check
+from customops._definition import Definition, Undo
+from customops.errors import MissingFakeError, RegistrationError
+
+
+class FakeRule:
+    """The fake of one op. `name` is how the op's author calls it, for the error when there is no fake."""
+
+    def __init__(self, definition: Definition, name: str) -> None:
+        self.definition = definition
+        self.name = name
+        self.fn: Fn | None = None
+        self.source = _compat.user_source()
+        self._installed = False
+
+    def install(self, definition: Definition) -> None:
+        self.definition = definition
+        definition.impl_fake(_trampoline(self, definition))
+        self._installed = True
+        self._tell_torch()
+
+    def register(self, fn: Fn, *, allow_override: bool = True) -> Undo:
+        op = str(self.definition.name)
+        bind_kernel(fn, self.definition.schema, op, "fake impl")
+        self._refuse(op, allow_override)
+        for tag in (torch.Tag.inplace, torch.Tag.out):
+            if tag in self.definition.tags:
+                warnings.warn(
+                    f"{op}: an op with torch.{tag} has a fake impl without one being registered; "
+                    "the one given now is used instead",
+                    UserWarning,
+                    stacklevel=_compat.user_stacklevel(),
+                )
+        before = self.fn, self.source, self._installed
+        self.fn, self.source = fn, _compat.user_source()
+        undo = self._install_apart()
+        self._tell_torch()
+        return lambda: self._restore(before, undo)
+
+    def trivial(self) -> bool:
+        """Does the schema alone say what comes out? (what was written to, or nothing)"""
+        tags, schema = self.definition.tags, self.definition.schema
+        return torch.Tag.inplace in tags or torch.Tag.out in tags or bool(schema.mutated and not schema.returns)
+
+    def missing(self) -> MissingFakeError:
+        return MissingFakeError(
+            f"There was no fake impl registered for <CustomOpDef({self.definition.name})>. "
+            "This is necessary for torch.compile/export/fx tracing to work. "
+            f"Please use `{self.name}.register_fake` to add an fake impl."
+        )
+
+    def _refuse(self, op: str, allow_override: bool) -> None:
+        """Raise where a fake is of no use, or where there is one that may not be overridden."""
+        if _compat.has_kernel(op, "CompositeImplicitAutograd"):
+            raise RegistrationError(
+                "the op has a CompositeImplicitAutograd kernel: it is traced through to the ops it is made of",
+                op=op,
+                fix="register fakes for those ops, or define this one below autograd (CompositeExplicitAutograd)",
+            )
+        if allow_override:
+            return
+        record = None if self.definition.owned else _compat.fake_record(op)
+        source = self.source if self.fn is not None else record and record.source
+        if source:
+            raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
+        if not self._installed and _compat.has_kernel(op, "Meta"):
+            raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
+
+    def _install_apart(self) -> Undo:
+        if self._installed:
+            return lambda: None
+        self._installed = True
+        return self.definition.impl_fake(_trampoline(self, self.definition), apart=True)
+
+    def _restore(self, before: tuple[Fn | None, str, bool], undo: Undo) -> None:
+        self.fn, self.source, self._installed = before
+        undo()
+        self._tell_torch()
+
+    def _tell_torch(self) -> None:
+        if self._installed:
+            _compat.set_fake_source(str(self.definition.name), self.source)
+
+
+def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
+    """The function in torch's registry of fakes."""
+    fill = filler(definition.schema)
+    check = structure_check(definition.schema, str(definition.name), "fake impl")
+    written = [argument.name for argument in definition.schema.mutated]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        fn = rule.fn
+        if fill is not None:
+            args, kwargs = fill(args, kwargs)
+        if fn is not None:
+            return check(fn(*args, **kwargs), fn, args, kwargs)
+        if not rule.trivial():
+            raise rule.missing()
+        if torch.Tag.inplace in definition.tags:
+            return args[0]
+        if torch.Tag.out in definition.tags:
+            outs = tuple(kwargs[name] for name in written)
+            return outs[0] if len(outs) == 1 else outs
+        return None
+
+    return _compat.outside_dynamo(fake)

@@ -1,0 +1,221 @@
+"""Kernels: one function for each device type, one for all others, and which of them are switched off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops._call import Check, Fill, Fn, bind_kernel, filler, kernel_check
+from customops._definition import Definition, Undo
+from customops._schema import Schema
+from customops.errors import DefinitionError, RegistrationError
+
+log = logging.getLogger("customops")
+
+DeviceTypes = str | Sequence[str] | None
+
+#: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
+_ANY_DEVICE = "CompositeExplicitAutograd"
+
+
+class Cell:
+    """What a trampoline calls. Registering again, or switching off, changes `fn`; the trampoline stays."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Fn) -> None:
+        self.fn = fn
+
+
+class KernelRule:
+    """The kernels of one op. `default` is the function it was defined from, if it is ours."""
+
+    def __init__(self, definition: Definition, default: Fn | None) -> None:
+        self.definition = definition
+        self.default = default
+        self.kernels: dict[str | None, Fn] = {}
+        self.disabled: set[str] = set()
+        self._cells: dict[str | None, Cell] = {}
+        self._selects = False  # has the BackendSelect trampoline been installed?
+
+    def install(self, definition: Definition) -> None:
+        """Install everything registered so far into a fresh definition."""
+        self.definition, self._cells, self._selects = definition, {}, False
+        for device_type in self.kernels:
+            self._refresh(device_type, apart=False)
+
+    def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
+        devices = check_kernel(fn, device_types, self.definition.schema, str(self.definition.name))
+        before = dict(self.kernels)
+        undo_installs: list[Undo] = []
+        for device_type in devices:
+            self.kernels[device_type] = fn
+            undo_installs.append(self._refresh(device_type, apart=True))
+        return lambda: self._restore(before, undo_installs)
+
+    @contextmanager
+    def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
+        """Switch a kernel on or off while the context lasts; see `CustomOpDef.set_kernel_enabled`."""
+        was_disabled = device_type in self.disabled
+        self._warn_if_no_change(device_type, enabled, was_disabled)
+        self._set_disabled(device_type, not enabled)
+        try:
+            yield
+        finally:
+            self._set_disabled(device_type, was_disabled)
+
+    def _warn_if_no_change(self, device_type: str, enabled: bool, was_disabled: bool) -> None:
+        action = "enable" if enabled else "disable"
+        if device_type not in self.kernels:
+            log.warning(
+                "%s: cannot %s the kernel for %s: no kernel was registered for this device type",
+                self.definition.name,
+                action,
+                device_type,
+            )
+        elif was_disabled != enabled:
+            log.warning("%s: the kernel for %s is already %sd", self.definition.name, device_type, action)
+
+    def _set_disabled(self, device_type: str, disabled: bool) -> None:
+        (self.disabled.add if disabled else self.disabled.discard)(device_type)
+        if device_type in self._cells:
+            self._cells[device_type].fn = self._active(device_type)
+
+    def _active(self, device_type: str | None) -> Fn:
+        if device_type in self.disabled:
+            return self.default or self._no_default(device_type)
+        return self.kernels[device_type]
+
+    def _no_default(self, device_type: str | None) -> Fn:
+        error = RegistrationError(
+            f"there is no kernel for {device_type}, and no function for every device to fall back to",
+            op=str(self.definition.name),
+            fix=f"op.register_kernel({device_type!r}), or switch its kernel on again",
+        )
+        return _Raise(error)
+
+    def _refresh(self, device_type: str | None, *, apart: bool) -> Undo:
+        """Let the device's trampoline call what is registered now; install it if it is the first."""
+        cell = self._cells.get(device_type)
+        if cell is not None:
+            cell.fn = self._active(device_type)
+            return _nothing
+        definition = self.definition
+        cell = self._cells[device_type] = Cell(self._active(device_type))
+        fill = filler(definition.schema)
+        check = kernel_check(definition.schema, definition.tags, str(definition.name))
+        key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
+        undo = definition.impl(_trampoline(cell, fill, check), key, apart=apart)
+        if device_type is not None and not definition.schema.takes_tensors and not self._selects:
+            self._selects = True
+            definition.impl(_selector(self, definition), "BackendSelect", with_keyset=True)
+        return undo
+
+    def _restore(self, before: dict[str | None, Fn], undo_installs: list[Undo]) -> None:
+        for undo in undo_installs:
+            undo()
+        self.kernels = before
+        for device_type in self._cells.keys() - before.keys():
+            # Its trampoline may have become part of the op meanwhile (an op that was replaced and came back).
+            self._cells.pop(device_type).fn = before.get(None) or self._no_default(device_type)
+        for device_type, cell in self._cells.items():
+            cell.fn = self._active(device_type)
+
+
+class _Raise:
+    """A kernel that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error
+
+
+def _nothing() -> None:
+    pass
+
+
+def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
+    """Raise unless `fn` can be the kernel for these devices; returns them, (None,) for every device.
+
+    Raises:
+        RegistrationError: torch does not know a device type.
+        CallbackError: `fn` cannot be called with the op's arguments.
+        DefinitionError: nothing in the op's arguments says which device's kernel to run.
+    """
+    if device_types is None or isinstance(device_types, str):
+        devices: tuple[Any, ...] = (device_types,)
+    else:
+        devices = tuple(dict.fromkeys(device_types))
+    if not devices:
+        raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
+    for device_type in devices:
+        if device_type is not None:
+            _check_device(device_type, op)
+    bind_kernel(fn, schema, op, "kernel")
+    if devices != (None,) and not schema.takes_tensors and schema.device_argument is None:
+        raise DefinitionError(
+            "Functions without tensor inputs are required to have a `device: torch.device` argument",
+            op=op,
+            expected="a device to choose the kernel by",
+            got=str(schema),
+            fix="add one, or register the kernel for every device with device_types=None",
+        )
+    return devices
+
+
+def _check_device(device_type: Any, op: str) -> None:
+    fields: dict[str, str] = {"op": op, "argument": "device_types", "got": repr(device_type)}
+    if not isinstance(device_type, str):
+        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', **fields)
+    try:
+        _compat.device_key(device_type)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RegistrationError(f"unknown device type: {reason}", **fields) from error
+
+
+def _trampoline(cell: Cell, fill: Fill | None, check: Check) -> Callable[..., Any]:
+    """The function at a device's dispatch key."""
+    if fill is None:
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            fn = cell.fn
+            return check(fn(*args, **kwargs), fn, args, kwargs)
+
+        return _compat.outside_dynamo(kernel)
+
+    def kernel_with_defaults(*args: Any, **kwargs: Any) -> Any:
+        fn = cell.fn
+        args, kwargs = fill(args, kwargs)
+        return check(fn(*args, **kwargs), fn, args, kwargs)
+
+    return _compat.outside_dynamo(kernel_with_defaults)
+
+
+def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
+    """The function at BackendSelect: without tensors to tell, dispatch follows the `device` argument."""
+    argument = definition.schema.device_argument
+    assert argument is not None
+    position = None if argument.kwarg_only else definition.schema.positional.index(argument)
+    fill, overload, name = filler(definition.schema), definition.overload, definition.name
+
+    def select(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
+        device = torch.device(all_kwargs["device"] if position is None else all_args[position])
+        if device.type not in rule.kernels and None not in rule.kernels and device.type != "meta":
+            raise RegistrationError(
+                f"{name.local} does not have a kernel registered for {device.type}",
+                op=str(name),
+                got=f"device={device}",
+                fix=f'op.register_kernel("{device.type}")',
+            )
+        return overload.redispatch(_compat.key_set(_compat.device_key(device.type)), *args, **kwargs)
+
+    return _compat.outside_dynamo(select)

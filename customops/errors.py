@@ -1,0 +1,174 @@
+"""Every exception that customops raises.
+
+The data is kept as fields; the message is built from them in one place, so that all errors read alike::
+
+    ns::op: what is wrong
+      argument: x
+      expected: a Tensor
+      got:      numpy.ndarray
+      at:       my_kernel (ops.py:12)
+      fix:      return torch.from_numpy(...)
+
+Each class also derives from the built-in exception that code written for ``torch.library`` catches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "AliasError",
+    "AutogradError",
+    "CallbackError",
+    "CheckError",
+    "CustomOpsError",
+    "DefinitionError",
+    "KernelError",
+    "MissingFakeError",
+    "OpCheckError",
+    "RegistrationError",
+    "SchemaError",
+    "TagError",
+    "UnregisteredError",
+    "UnsupportedError",
+]
+
+
+class CustomOpsError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        problem: what is wrong, in one sentence.
+        op: qualified name of the operator, or of the function where there is no operator yet.
+        argument: the argument, return or parameter concerned.
+        expected, got: what the call wanted and what came.
+        where: file and line of the user's code concerned.
+        fix: the next call to make.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        op: str | None = None,
+        argument: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        where: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        self.problem = problem
+        self.op = op
+        self.argument = argument
+        self.expected = expected
+        self.got = got
+        self.where = where
+        self.fix = fix
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        lines = [f"{self.op}: {self.problem}" if self.op else self.problem]
+        fields = {
+            "argument": self.argument,
+            "expected": self.expected,
+            "got": self.got,
+            "at": self.where,
+            "fix": self.fix,
+        }
+        lines += [f"  {name + ':':<9} {value}" for name, value in fields.items() if value]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would rebuild from the message alone and lose the fields.
+        return _rebuild, (type(self), dict(self.__dict__), self.args)
+
+
+def _rebuild(cls: type[CustomOpsError], fields: dict[str, Any], args: tuple[Any, ...]) -> Any:
+    error = cls.__new__(cls)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
+
+
+class SchemaError(CustomOpsError, ValueError):
+    """A schema cannot be inferred from a function, or a schema string is wrong."""
+
+
+class DefinitionError(CustomOpsError, ValueError):
+    """An operator cannot be defined: a bad name, a bad option, a conflict with an existing op."""
+
+
+class TagError(DefinitionError, AssertionError):
+    """Tags that contradict each other."""
+
+
+class RegistrationError(CustomOpsError, RuntimeError):
+    """A rule (kernel, fake, backward, ...) cannot be attached to an operator."""
+
+
+class CallbackError(RegistrationError, TypeError):
+    """A callback's parameters do not fit the operator's schema."""
+
+
+class UnsupportedError(CustomOpsError, NotImplementedError):
+    """Something well formed that customops does not do."""
+
+
+class KernelError(CustomOpsError, RuntimeError):
+    """A kernel or fake impl returned something that does not fit the operator's schema."""
+
+
+class AliasError(KernelError):
+    """A kernel returned a tensor that shares memory with an input or with another return."""
+
+
+class MissingFakeError(CustomOpsError, RuntimeError):
+    """An operator without a fake impl was traced."""
+
+
+class AutogradError(CustomOpsError, RuntimeError):
+    """A backward is missing, or it returned gradients that do not fit the operator's inputs."""
+
+
+class UnregisteredError(CustomOpsError, RuntimeError):
+    """An operator was called after it was unregistered or replaced."""
+
+
+class CheckError(CustomOpsError, AssertionError):
+    """What a check of `opcheck` found: the cause of an `OpCheckError`."""
+
+
+class OpCheckError(CustomOpsError):
+    """A check of `opcheck` failed; ``__cause__`` is what it found."""
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """The name a user would recognise `fn` by (``functools.partial`` and callable objects included)."""
+    inner = innermost(fn)
+    return str(getattr(inner, "__name__", None) or type(inner).__name__)
+
+
+def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind decorators, partials and bound methods; a callable object stays itself."""
+    while True:
+        for attribute in ("__wrapped__", "func", "__func__"):
+            inner = inspect.getattr_static(fn, attribute, None) and getattr(fn, attribute, None)
+            if callable(inner):
+                fn = inner
+                break
+        else:
+            return fn
+
+
+def location_of(fn: Callable[..., Any]) -> str:
+    """``file:line`` of `fn`, from its code object, so that functions built by ``exec`` have one too."""
+    fn = innermost(fn)
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else "<built-in>"
+
+
+def where(fn: Callable[..., Any]) -> str:
+    """``name (file:line)``, the form errors use."""
+    return f"{name_of(fn)} ({location_of(fn)})"

@@ -1,0 +1,63 @@
+"""The function forms: each resolves its op with `adopt` and calls the method of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import Library as Library
+
+from customops import _compat
+from customops._op import CustomOpDef
+from customops._registry import default
+from customops._rules.kernel import DeviceTypes
+from customops.errors import RegistrationError
+
+Op = CustomOpDef[Any, Any] | _compat.OpOverload | str
+
+custom_op = default.custom_op
+adopt = default.adopt
+
+
+def register_kernel(
+    op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
+) -> Any:
+    """`CustomOpDef.register_kernel` on any op."""
+    return adopt(op).register_kernel(device_types, fn, lib=lib)
+
+
+def register_fake(
+    op: Op, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None, allow_override: bool = True
+) -> Any:
+    """`CustomOpDef.register_fake` on any op."""
+    return adopt(op).register_fake(fn, lib=lib, allow_override=allow_override)
+
+
+def register_autograd(
+    op: Op,
+    backward: Callable[..., Any],
+    /,
+    *,
+    setup_context: Callable[..., Any] | None = None,
+    lib: Library | None = None,
+) -> None:
+    """`CustomOpDef.register_autograd` on any op."""
+    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib)
+
+
+def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
+    """`CustomOpDef.register_autocast` on any op."""
+    adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
+
+
+def get_ctx() -> Any:
+    """Inside a fake impl, the context with ``new_dynamic_size(min=0, max=None)`` for sizes that depend on data.
+
+    Raises:
+        RegistrationError: called anywhere else.
+    """
+    ctx = torch.library.get_ctx()
+    if ctx is None:
+        raise RegistrationError("get_ctx() has a context only inside a fake impl", fix="call it in register_fake's fn")
+    return ctx

@@ -1,0 +1,14 @@
+"""Schema inference, public names: `infer_schema`, the tables of types, `tuple_to_list`."""
+
+from customops._hints import (
+    SUPPORTED_PARAM_TYPES as SUPPORTED_PARAM_TYPES,
+)
+from customops._hints import (
+    SUPPORTED_RETURN_TYPES as SUPPORTED_RETURN_TYPES,
+)
+from customops._hints import (
+    infer_schema as infer_schema,
+)
+from customops._hints import (
+    tuple_to_list as tuple_to_list,
+)
