@@ -237,6 +237,22 @@ def library_alive(library: Library) -> bool:
     return library.m is not None
 
 
+def forget_kernels(namespace: str, name: str, keys: Iterable[str]) -> None:
+    """Let go of Python kernels whose library is gone.
+
+    torch remembers the last Python function of each op and key, and with it all that the function refers to; only
+    another function takes its place. Needed as long as `Library._destroy` does not do it.
+    """
+    library = Library(namespace, "FRAGMENT")
+    for key in keys:
+        library.m.impl(name, key, _gone, False)  # type: ignore[union-attr]
+    library._destroy()
+
+
+def _gone(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the kernel's library was destroyed")
+
+
 def install_view_fallback(library: Library, name: str) -> None:
     """Make outputs of a view op true views of their input (torch's own ADInplaceOrView kernel)."""
     library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
@@ -471,6 +487,12 @@ def make_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
 def lacks_fake(error: BaseException) -> bool:
     """Was `error` raised by FakeTensorMode for an operator that has no fake impl?"""
     return isinstance(error, torch._subclasses.fake_tensor.UnsupportedOperatorException)
+
+
+def depends_on_data(error: BaseException) -> bool:
+    """Was `error` raised by FakeTensorMode because the result of an operator depends on data?"""
+    fake_tensor = torch._subclasses.fake_tensor
+    return isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException))
 
 
 def symbolic(number: Any) -> tuple[Any, Any]:

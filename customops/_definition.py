@@ -95,6 +95,7 @@ class Definition:
     library: Library | None = None
     lender: weakref.ref[Library] | None = None
     _added: list[Library] = field(default_factory=list)
+    _keys: set[str] = field(default_factory=set)
 
     @classmethod
     def define(cls, name: Name, schema: Schema, tags: tuple[torch.Tag, ...], text: str | None = None) -> Definition:
@@ -141,12 +142,14 @@ class Definition:
         what is added later (`apart`) has a library of its own, unless the caller named the one that counts.
         """
         library, undo = self._library(apart)
+        self._keys.add(key)
         _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         return undo
 
     def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
         """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(apart)
+        self._keys.add("Meta")
         _compat.register_fake(library, self.name.local, fn)
         return undo
 
@@ -175,6 +178,7 @@ class Definition:
             _compat.destroy_library(self.library)
             _compat.forget_signature(self.name.packet, self.name.overload)
             _compat.retire_overload(self.overload, error)
+        _compat.forget_kernels(self.name.namespace, self.name.local, self._keys)
 
 
 def _nothing() -> None:
