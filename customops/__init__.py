@@ -20,6 +20,8 @@ from customops.library import (
     register_autograd,
     register_fake,
     register_kernel,
+    register_torch_dispatch,
+    register_vmap,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ __all__ = [
     "register_autograd",
     "register_fake",
     "register_kernel",
+    "register_torch_dispatch",
+    "register_vmap",
     "schema",
 ]
 

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
+import torch._functorch.autograd_function as _functorch_function
+import torch._functorch.pyfunctorch as _functorch
 import torch.autograd.forward_ad as _forward_ad
-from torch._functorch.utils import enable_single_level_autograd_function as single_level
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch._library import custom_ops as _torch_custom_ops
 from torch._library import opaque_object as _opaque
 from torch._library import simple_registry as _torch_registry
@@ -48,10 +50,8 @@ any_alias: Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], bool] = 
     _C._any_output_is_alias_to_input_or_output
 )
 
-#: The autograd.Function that functorch itself applies at one level; it must be applied inside `single_level`.
+#: The autograd.Function that functorch itself applies at one level; see `apply_function`.
 SingleLevelFunction: Any = _SingleLevelFunction
-
-__all__ = ["single_level"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -203,6 +203,20 @@ def forward_ad_active() -> bool:
     return _forward_ad._current_level >= 0
 
 
+def apply_function(function: Any, *args: Any) -> Any:
+    """``function.apply(*args)`` for a subclass of `SingleLevelFunction`, also inside functorch transforms."""
+    if not _C._are_functorch_transforms_active():
+        return function.apply(*args)
+    with enable_single_level_autograd_function():
+        return function.apply(*args)
+
+
+def call_vmap_rule(rule: Any, overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Unwrap batched tensors, call ``rule(info, in_dims, *args, **kwargs)``, wrap what it returns."""
+    interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
+    return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
+
+
 def any_tangent(values: tuple[Any, ...]) -> bool:
     """Does a tensor among `values` (lists opened one level) carry a tangent of the open forward-mode level?"""
     for value in values:
@@ -328,20 +342,35 @@ def torch_library_of(qualname: str) -> Library | None:
     return _torch_custom_ops.OPDEF_TO_LIB.get(qualname)
 
 
+class _TorchView(_torch_custom_ops.CustomOpDef):
+    """What torch's tables hold for an op of ours: an object of torch's class, every attribute of which is ours.
+
+    torch's functions ask ``isinstance`` before they call a method of what they find in the table.
+    """
+
+    def __init__(self, op: Any) -> None:
+        object.__setattr__(self, "_customops_op", op)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_customops_op"), name)
+
+
 def torch_op_of(qualname: str) -> Any | None:
     """The object in torch's table of custom ops: one of ours, or one of `torch.library.custom_op`'s, or None."""
-    return _torch_custom_ops.OPDEFS.get(qualname)
+    found = _torch_custom_ops.OPDEFS.get(qualname)
+    return object.__getattribute__(found, "_customops_op") if type(found) is _TorchView else found
 
 
-def claim(qualname: str, opdef: Any, library: Library) -> None:
-    """Enter an op of ours in torch's tables of custom ops.
+def claim(qualname: str, op: Any, library: Library) -> object:
+    """Enter an op of ours in torch's tables of custom ops, for as long as the object returned is kept.
 
-    Then torch's `register_*` functions find our object by name, `has_fake_kernel` asks its ``_abstract_fn``
-    instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same
-    name replaces ours instead of failing.
+    Then torch's ``register_*`` functions call our methods when given the name, `has_fake_kernel` asks ``_abstract_fn``
+    instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same name
+    replaces ours instead of failing.
     """
-    _torch_custom_ops.OPDEFS[qualname] = opdef
+    view = _torch_custom_ops.OPDEFS[qualname] = _TorchView(op)
     _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
+    return view
 
 
 def disclaim(qualname: str, library: Library) -> None:
@@ -354,6 +383,14 @@ def disclaim(qualname: str, library: Library) -> None:
 def register_fake(library: Library, name: str, fn: Callable[..., Any]) -> None:
     """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look."""
     library._register_fake(name, fn, _stacklevel=user_stacklevel())
+
+
+def register_torch_dispatch(library: Library, name: str, cls: type, fn: Callable[..., Any]) -> None:
+    library._register_torch_dispatch_rule(name, cls, fn)
+
+
+def register_effect(library: Library, qualname: str, effect: Any) -> None:
+    library._register_effectful_op(qualname, effect)
 
 
 def set_fake_source(qualname: str, source: str) -> None:
@@ -485,8 +522,9 @@ def make_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def lacks_fake(error: BaseException) -> bool:
-    """Was `error` raised by FakeTensorMode for an operator that has no fake impl?"""
-    return isinstance(error, torch._subclasses.fake_tensor.UnsupportedOperatorException)
+    """Was `error` raised for an operator that has no fake impl? (A torch custom_op says so in words only.)"""
+    unsupported = torch._subclasses.fake_tensor.UnsupportedOperatorException
+    return isinstance(error, unsupported) or "no fake impl" in str(error)
 
 
 def depends_on_data(error: BaseException) -> bool:

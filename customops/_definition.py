@@ -153,6 +153,18 @@ class Definition:
         _compat.register_fake(library, self.name.local, fn)
         return undo
 
+    def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
+        """Install `fn` as the rule of a dispatch mode or tensor subclass."""
+        library, undo = self._library(apart)
+        _compat.register_torch_dispatch(library, self.name.local, cls, fn)
+        return undo
+
+    def impl_effect(self, effect: Any) -> Undo:
+        """Tell torch which side effect calls of the op have."""
+        library, undo = self._library(apart=True)
+        _compat.register_effect(library, str(self.name), effect)
+        return undo
+
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
         library, _ = self._library(apart=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import collections.abc
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -152,10 +153,18 @@ def _mutated_names(
                 fix=f"mutates_args=({mutates_args!r},)",
             )
         return None
-    names = frozenset(mutates_args)
-    if missing := names - frozenset(parameters):
+    try:
+        names = frozenset(mutates_args)
+    except TypeError:
         reader.fail(
-            f"{set(missing)} in mutates_args were not found among the parameters", got=f"({', '.join(parameters)})"
+            "mutates_args must be an iterable of names or the string 'unknown'",
+            got=_brief(mutates_args),
+            fix="mutates_args=() for a function that writes to none of its arguments",
+        )
+    if missing := names - frozenset(parameters):
+        listed = ", ".join(sorted(map(repr, missing)))
+        reader.fail(
+            f"{{{listed}}} in mutates_args were not found among the parameters", got=f"({', '.join(parameters)})"
         )
     return names
 
@@ -184,8 +193,8 @@ class _Reader:
 
     @classmethod
     def of(cls, fn: Callable[..., Any]) -> _Reader:
-        if not callable(fn):
-            raise SchemaError("expected a function", got=repr(fn), fix="decorate a typed Python function")
+        if not callable(fn) or isinstance(fn, type):
+            raise SchemaError("expected a function", got=_brief(fn), fix="decorate a typed Python function")
         try:
             signature = inspect.signature(fn)
         except (ValueError, TypeError) as error:
@@ -231,23 +240,23 @@ class _Reader:
 
     def with_default(self, argument: Argument) -> Argument:
         """Check a default against its type, and find how to write it in schema text."""
-        problem = _default_problem(argument.type, argument.default)
+        given = argument.default
+        problem = _default_problem(argument.type, given)
         if problem is not None:
             self.fail(
                 f"parameter {argument.name} has an unsupported default: {problem}",
                 expected=argument.type,
-                got=repr(argument.default),
+                got=_brief(given),
             )
-        default = tuple(argument.default) if isinstance(argument.default, list) else argument.default
-        argument = _replace(argument, default=default)
-        if default_text(argument.type, default) is not None:
+        argument = _replace(argument, default=_dispatched(argument.type, given))
+        if default_text(argument.type, argument.default) is not None:
             return argument
         if argument.type.endswith("?"):
             # None must go on meaning None here, so the text has no word left for the default.
             self.fail(
                 f"parameter {argument.name} has an unsupported default: an optional {argument.type[:-1]} can only "
                 "default to None or to what schema text can say",
-                got=repr(argument.default),
+                got=_brief(given),
                 fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
             )
         return _replace(argument, type=argument.type + "?", default_is_none_in_text=True)
@@ -327,9 +336,45 @@ def _default_problem(type_: str, default: Any) -> str | None:
     allowed = _DEFAULT_TYPES.get(base)
     if allowed is None or not isinstance(default, allowed):
         return f"a {type(default).__name__} cannot be the default of a {base}"
-    if isinstance(default, int) and base in ("SymInt", "Scalar") and not -(2**63) <= default < 2**63:
-        return "the dispatcher's integers have 64 bits"
+    if isinstance(default, int):
+        return _number_problem(base, default)
+    return _text_problem(base, default) if isinstance(default, str) else None
+
+
+def _number_problem(base: str, default: int) -> str | None:
+    if base == "float":
+        return "the number is too large for a float" if abs(default) > sys.float_info.max else None
+    return None if -(2**63) <= default < 2**63 else "the dispatcher's integers have 64 bits"
+
+
+def _text_problem(base: str, default: str) -> str | None:
+    try:
+        if base == "Device":
+            torch.device(default)
+        default.encode()
+    except RuntimeError:
+        return "torch knows no such device"
+    except UnicodeEncodeError:
+        return "the string holds surrogates, which UTF-8 cannot encode"
     return None
+
+
+def _dispatched(type_: str, default: Any) -> Any:
+    """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``.
+
+    A device given as a string stays one: that is what torch.library passes.
+    """
+    base = type_.removesuffix("?")
+    if isinstance(default, (list, tuple)):
+        return tuple(_dispatched(base[:-2], item) for item in default)
+    if base == "Scalar" and not isinstance(default, bool):
+        base = "float" if isinstance(default, float) else "SymInt"
+    convert = _PLAIN.get(base)
+    return default if default is None or convert is None else convert(default)
+
+
+#: What makes the plain value of a subclass (a member of an IntEnum, a numpy float64).
+_PLAIN: dict[str, Callable[[Any], Any]] = {"SymInt": int, "float": float, "str": "".join}
 
 
 _DEFAULT_TYPES: dict[str, tuple[type, ...]] = {
@@ -396,6 +441,12 @@ def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
     if annotation is list or annotation is set:
         return "list[torch.Tensor]"
     return next((_show(base) for base in annotation.__mro__[1:-1] if _lookup(table, base)), None)
+
+
+def _brief(value: Any) -> str:
+    """A value on one short line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _show(annotation: Any) -> str:

@@ -20,6 +20,8 @@ from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
 from customops._rules.fake import FakeRule
 from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel
+from customops._rules.torch_dispatch import TorchDispatchRule
+from customops._rules.vmap import VmapRule
 from customops._schema import Schema
 from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of
 
@@ -46,6 +48,8 @@ class _Rules:
         self.fake = FakeRule(definition, name)
         self.autograd = AutogradRule(definition)
         self.autocast = AutocastRule(definition)
+        self.vmap = VmapRule(definition)
+        self.torch_dispatch = TorchDispatchRule(definition)
 
     def install(self, definition: Definition) -> None:
         """Everything an op of ours has in the dispatcher."""
@@ -54,6 +58,8 @@ class _Rules:
         self.autograd.install(definition)
         mutation.install(definition)
         self.autocast.install(definition)
+        self.vmap.install(definition)
+        self.torch_dispatch.install(definition)
 
 
 class CustomOpDef(Generic[P, R]):
@@ -86,7 +92,7 @@ class CustomOpDef(Generic[P, R]):
         self._scoped: dict[int, _Rules] = {}  # by id of the library
         self.__name__ = definition.name.name
         if fn is not None:
-            functools.update_wrapper(cast(Any, self), cast(Any, fn))
+            functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, self._opoverload(*args, **kwargs))
@@ -234,6 +240,57 @@ class CustomOpDef(Generic[P, R]):
         with lock:
             self._record(self._at(lib).autocast.register(device_type, cast_inputs))
 
+    # vmap, modes and subclasses ---------------------------------------------------------------------------------
+
+    @overload
+    def register_vmap(self, fn: None = None, /, *, lib: Library | None = None) -> Callable[[F], F]: ...
+    @overload
+    def register_vmap(self, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_vmap(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+        """Register the batching rule: ``fn(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
+
+        `in_dims` has an entry for each positional argument: the batched dimension, or None. `info` has ``batch_size``
+        and ``randomness``. See ``torch.library.register_vmap``.
+
+        Raises:
+            UnsupportedError: the op takes tensors by keyword only.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> double.register_vmap(lambda info, in_dims, x: (double(x), in_dims[0]))
+        """
+        if fn is None:
+            return functools.partial(self.register_vmap, lib=lib)
+        if self.schema.keyword_only_tensors:
+            raise keyword_only_tensors_error("register_vmap", self._qualname, self.schema.keyword_only_tensors)
+        with lock:
+            self._record(self._at(lib).vmap.register(fn))
+        return fn
+
+    @overload
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_torch_dispatch(self, torch_dispatch_class: type, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Library | None = None
+    ) -> Any:
+        """Register what runs for this op instead of the ``__torch_dispatch__`` of a mode or tensor subclass.
+
+        ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
+        """
+        if fn is None:
+            return functools.partial(self.register_torch_dispatch, torch_dispatch_class, lib=lib)
+        with lock:
+            self._record(self._at(lib).torch_dispatch.register(torch_dispatch_class, fn))
+        return fn
+
+    def register_effect(self, effect: Any) -> None:
+        """Mark the op as having a side effect (a member of torch's ``EffectType``), or (None) as having none."""
+        with lock:
+            self._record(self._definition.impl_effect(effect))
+
     # Samples ----------------------------------------------------------------------------------------------------
 
     def register_samples(self, fn: F, /) -> F:
@@ -289,7 +346,7 @@ class CustomOpDef(Generic[P, R]):
         self._rules.install(self._definition)
         library = self._definition.library
         if library is not None:
-            _compat.claim(self._qualname, self, library)
+            self._torch_view = _compat.claim(self._qualname, self, library)
             _compat.on_library_destroyed(library, functools.partial(self._registry._lost, self, library))
 
     def _reinstall(self) -> None:

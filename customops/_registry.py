@@ -347,8 +347,10 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, f
 
 
 def _conflict(plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
+    existing = _compat.torch_op_of(str(plan.name))
+    place = existing.source if isinstance(existing, CustomOpDef) else _compat.defined_at(str(plan.name))
     return DefinitionError(
-        f"an op of this name exists, defined at {_compat.defined_at(str(plan.name))}: {reason}",
+        f"an op of this name exists, defined at {place}: {reason}",
         op=str(plan.name),
         where=where(plan.fn),
         fix=fix,

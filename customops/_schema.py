@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -34,7 +34,7 @@ REQUIRED: Final = _Required.REQUIRED
 
 _TENSOR = re.compile(r"Tensor\??")
 _TENSOR_LIST = re.compile(r"Tensor\??\[\d*\]\??")
-_ALIAS = re.compile(r"(?<=Tensor)\(([^()]*)\)")
+_ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,8 @@ def from_dispatcher(parsed: Any) -> Schema:
     """The `Schema` of torch's FunctionSchema object."""
     # torch's printed form is the only exact source of types (its type objects say `int` for SymInt).
     arguments_text, returns_text = _split_schema(str(parsed))
+    if "..." in (*_split_commas(arguments_text), returns_text):
+        raise SchemaError("a schema with ... is not supported", got=str(parsed), fix="write every argument out")
     types = [_type_of(part) for part in _split_commas(arguments_text) if part != "*"]
     arguments = tuple(
         Argument(
@@ -268,10 +270,10 @@ def _type_of(part: str, *, named: bool = True) -> str:
 
 
 def _split_alias(type_text: str) -> tuple[str, Alias | None]:
-    match = _ALIAS.search(type_text)
-    if match is None or type_text.startswith("("):
+    match = _ALIAS.match(type_text)
+    if match is None:
         return type_text, None
-    return type_text[: match.start()] + type_text[match.end() :], Alias.parse(match[1])
+    return match[1] + type_text[match.end() :], Alias.parse(match[2])
 
 
 # Defaults -------------------------------------------------------------------------------------------------------
@@ -286,7 +288,8 @@ def default_text(type_: str, value: Any) -> str | None:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else None
+        # The parser has no inf or nan, and refuses numbers too small to have all their digits.
+        return repr(value) if value == 0 or sys.float_info.min <= abs(value) <= sys.float_info.max else None
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, str):
@@ -326,9 +329,9 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
         DefinitionError: something is not a `torch.Tag`.
         TagError: both `Tag.inplace` and `Tag.out`.
     """
-    given: Iterable[Any] = () if tags is None else (tags,) if isinstance(tags, (torch.Tag, str)) else tags
-    result = tuple(dict.fromkeys(given))
-    for tag in result:
+    given: Any = () if tags is None else tags
+    given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    for tag in given:
         if not isinstance(tag, torch.Tag):
             raise DefinitionError(
                 "tags must be torch.Tag members",
@@ -337,6 +340,7 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
                 got=repr(tag),
                 fix="e.g. tags=torch.Tag.pointwise",
             )
+    result = tuple(dict.fromkeys(given))
     if torch.Tag.inplace in result and torch.Tag.out in result:
         raise TagError("torch.Tag.inplace and torch.Tag.out are mutually exclusive", argument="tags")
     return result

@@ -51,6 +51,18 @@ def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, 
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
 
 
+def register_vmap(op: Op, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None) -> Any:
+    """`CustomOpDef.register_vmap` on any op."""
+    return adopt(op).register_vmap(fn, lib=lib)
+
+
+def register_torch_dispatch(
+    op: Op, torch_dispatch_class: type, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
+) -> Any:
+    """`CustomOpDef.register_torch_dispatch` on any op."""
+    return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
+
+
 def get_ctx() -> Any:
     """Inside a fake impl, the context with ``new_dynamic_size(min=0, max=None)`` for sizes that depend on data.
 

@@ -7,6 +7,7 @@ That kernel builds the graph node with the class functorch itself uses for one l
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from customops import _compat
 from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo
-from customops._schema import Argument
+from customops._schema import Argument, Schema
 from customops.errors import AutogradError, RegistrationError, UnsupportedError, where
 
 
@@ -104,6 +105,7 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
     node = _node(rule, definition)
     is_out = torch.Tag.out in definition.tags
     returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
+    list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
 
     def autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and _compat.any_requires_grad(*args, **kwargs):
@@ -112,10 +114,9 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
         elif not (_compat.forward_ad_active() and _compat.any_tangent((*args, *kwargs.values()))):
             with _compat.below_autograd():
                 return overload.redispatch(keyset & after, *args, **kwargs)
-        flat, lengths = _flatten(args)
+        flat, lengths = _flatten(args, list_inputs)
         call = _Call(keyset, kwargs, lengths)
-        with _compat.single_level():
-            result = node.apply(call, *flat)
+        result = _compat.apply_function(node, call, *flat)
         if not definition.schema.returns:
             return None
         outputs = _regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
@@ -127,10 +128,11 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
 def _node(rule: AutogradRule, definition: Definition) -> Any:
     """The autograd.Function of an op. It reads the rule when it runs, so that registering again is an assignment."""
     overload, after, fill = definition.overload, _compat.after_autograd, filler(definition.schema)
+    list_outputs = _list_outputs(definition.schema)
 
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         args = _regroup(flat, call.input_lengths)
-        with _compat.below_autograd():
+        with _modes_of_lower_levels(call.keyset), _compat.below_autograd():
             result = overload.redispatch(call.keyset & after, *args, **call.kwargs)
         ctx.needs_input_grad = _regroup(ctx.needs_input_grad[1:], call.input_lengths)
         ctx._customops_call = call
@@ -138,7 +140,7 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
             inputs, keywords = fill(args, call.kwargs) if fill else (args, call.kwargs)
             extra = {"keyword_only_inputs": keywords} if definition.schema.keyword_only else {}
             rule.setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
-        outputs, call.output_lengths = _flatten(result if isinstance(result, tuple) else (result,))
+        outputs, call.output_lengths = _flatten(result if isinstance(result, tuple) else (result,), list_outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -166,6 +168,20 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
     return type(f"{name}_backward", (_compat.SingleLevelFunction,), {k: staticmethod(v) for k, v in members.items()})
 
 
+_AS_THEY_ARE = nullcontext()
+
+
+def _modes_of_lower_levels(keyset: Any) -> Any:
+    """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
+
+    Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
+    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
+    """
+    if keyset.has(_compat.DispatchKey.FuncTorchDynamicLayerBackMode):
+        return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
+    return _AS_THEY_ARE
+
+
 def _out_error(definition: Definition) -> AutogradError:
     return AutogradError(
         f"{definition.name.name}(): functions with out=... arguments don't support automatic differentiation, "
@@ -178,18 +194,26 @@ def _out_error(definition: Definition) -> AutogradError:
 # autograd.Function takes and returns flat tensors only; lists of tensors are laid out flat around it ---------------
 
 
-def _flatten(values: tuple[Any, ...]) -> tuple[list[Any], list[int | None]]:
+def _flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[list[Any], list[int | None]]:
     """Lay lists of tensors out flat. Lengths tell how: None for a value on its own."""
     flat: list[Any] = []
     lengths: list[int | None] = []
-    for value in values:
-        if isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
+    for value, is_list in zip(values, are_lists, strict=False):  # arguments left at their default are not there
+        if is_list and value is not None:
             flat += value
             lengths.append(len(value))
         else:
             flat.append(value)
             lengths.append(None)
     return flat, lengths
+
+
+def _list_outputs(schema: Schema) -> tuple[bool, ...]:
+    """Which of the outputs are lists of tensors?"""
+    types = [ret.type for ret in schema.returns]
+    if len(types) == 1 and types[0].startswith("("):
+        types = types[0][1:-1].split(", ")
+    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
 
 
 def _regroup(flat: tuple[Any, ...], lengths: list[int | None]) -> tuple[Any, ...]:

@@ -1,0 +1,135 @@
+"""Rules for dispatch modes and tensor subclasses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import customops
+from customops import Registry
+from customops.errors import CallbackError
+
+
+def add_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what reaches it, and passes it on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapped(Tensor):
+    """A wrapper subclass; unregistered ops run on what it wraps."""
+
+    elem: Tensor
+
+    @staticmethod
+    def __new__(cls, elem: Tensor) -> Any:
+        result = Tensor._make_wrapper_subclass(cls, elem.shape, dtype=elem.dtype, device=elem.device)
+        result.elem = elem
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(a.elem if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+@pytest.fixture
+def op(registry: Registry, ns: str) -> Any:
+    return registry.custom_op(f"{ns}::f", add_one, mutates_args=())
+
+
+def minus(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Tensor:
+    return args[0] - 1
+
+
+@pytest.mark.parametrize("form", ["op", "name", "overload"])
+def test_a_rule_runs_instead_of_the_mode(op: Any, form: str) -> None:
+    handle = {"op": op, "name": op._qualname, "overload": op._opoverload}[form]
+    assert customops.register_torch_dispatch(handle, Recorder, minus) is minus
+    with Recorder() as mode:
+        assert op(torch.ones(1)).item() == 0
+        torch.zeros(1).sin()
+    assert str(op._opoverload) not in mode.seen
+    assert "aten.sin.default" in mode.seen
+    assert op(torch.ones(1)).item() == 2
+
+
+def test_the_mode_itself_is_passed(op: Any) -> None:
+    @op.register_torch_dispatch(Recorder)
+    def rule(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Tensor:
+        assert isinstance(mode, Recorder)
+        assert func is op._opoverload
+        return args[0] * 10
+
+    with Recorder():
+        assert op(torch.ones(1)).item() == 10
+
+
+def test_registering_again_replaces(op: Any) -> None:
+    op.register_torch_dispatch(Recorder, minus)
+    op.register_torch_dispatch(Recorder, lambda mode, func, types, args, kwargs: args[0] + 100)
+    with Recorder():
+        assert op(torch.ones(1)).item() == 101
+
+
+def test_a_subclass_is_passed_as_class(op: Any) -> None:
+    classes = []
+
+    @op.register_torch_dispatch(Wrapped)
+    def rule(cls: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        classes.append(cls)
+        return Wrapped(func(args[0].elem) * 2)
+
+    result = op(Wrapped(torch.ones(1)))
+    assert classes == [Wrapped]
+    assert isinstance(result, Wrapped)
+    assert result.elem.item() == 4
+    assert torch.sin(Wrapped(torch.zeros(1))).item() == 0
+
+
+def test_an_op_without_kernels_needs_none(registry: Registry, ns: str) -> None:
+    lib = torch.library.Library(ns, "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    registry.adopt(f"{ns}::f").register_torch_dispatch(Recorder, minus, lib=lib)
+    with Recorder():
+        assert getattr(torch.ops, ns).f(torch.ones(1)).item() == 0
+    lib._destroy()
+
+
+def test_torch_finds_the_method_by_name(op: Any) -> None:
+    torch.library.register_torch_dispatch(op._qualname, Recorder, minus)
+    with Recorder():
+        assert op(torch.ones(1)).item() == 0
+
+
+def test_unregistering_takes_the_rule_away(registry: Registry, ns: str, op: Any) -> None:
+    op.register_torch_dispatch(Recorder, minus)
+    op.unregister()
+    again = registry.custom_op(f"{ns}::f", add_one, mutates_args=())
+    with Recorder():
+        assert again(torch.ones(1)).item() == 2
+
+
+def test_a_scope_takes_the_rule_away(registry: Registry, op: Any) -> None:
+    with registry.scope():
+        op.register_torch_dispatch(Recorder, minus)
+    with Recorder():
+        assert op(torch.ones(1)).item() == 2
+
+
+def test_a_rule_that_cannot_be_called_is_refused(op: Any) -> None:
+    with pytest.raises(CallbackError, match="torch_dispatch rule"):
+        op.register_torch_dispatch(Recorder, lambda mode, func: None)

@@ -1,0 +1,141 @@
+"""Batching rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import customops
+from customops import Registry
+from customops.errors import CallbackError
+
+
+def scale_fn(x: Tensor, y: Tensor, by: float = 2.0, *, times: int = 1) -> Tensor:
+    return x * y * by * times
+
+
+def to_front(x: Tensor, dim: int | None, rank: int) -> Tensor:
+    """The batch first, then `rank` dimensions (as many 1s as needed between)."""
+    if dim is None:
+        return x
+    x = x.movedim(dim, 0)
+    return x.reshape(x.shape[0], *[1] * (rank - x.dim() + 1), *x.shape[1:])
+
+
+@pytest.fixture
+def scale(registry: Registry, ns: str) -> Any:
+    return registry.custom_op(f"{ns}::scale", scale_fn, mutates_args=())
+
+
+def scale_rule(info: Any, in_dims: Any, x: Tensor, y: Tensor, by: float, *, times: int) -> tuple[Tensor, int]:
+    rank = max(x.dim() - (in_dims[0] is not None), y.dim() - (in_dims[1] is not None))
+    return scale_fn(to_front(x, in_dims[0], rank), to_front(y, in_dims[1], rank), by, times=times), 0
+
+
+# Every case of item 58: in_dims, out_dims, nesting.
+CASES: list[Callable[[Callable[..., Tensor]], Tensor]] = [
+    lambda f: torch.vmap(f)(torch.arange(6.0).view(2, 3), torch.ones(2, 3)),
+    lambda f: torch.vmap(f, in_dims=1)(torch.arange(6.0).view(2, 3), torch.ones(2, 3)),
+    lambda f: torch.vmap(f, out_dims=1)(torch.arange(6.0).view(2, 3), torch.ones(2, 3)),
+    lambda f: torch.vmap(f, in_dims=(0, None))(torch.arange(6.0).view(2, 3), torch.arange(3.0)),
+    lambda f: torch.vmap(f, in_dims=(None, 0))(torch.arange(3.0), torch.arange(6.0).view(2, 3)),
+    lambda f: torch.vmap(torch.vmap(f, in_dims=(0, None)), in_dims=(None, 0))(torch.arange(6.0).view(2, 3), torch.eye(4, 3)),
+    lambda f: torch.vmap(torch.vmap(f))(torch.arange(24.0).view(2, 3, 4), torch.ones(2, 3, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule_agrees_with_vmap_of_the_function(scale: Any, case: Callable[..., Tensor]) -> None:
+    scale.register_vmap(scale_rule)
+    assert torch.equal(case(scale), case(scale_fn))
+
+
+def test_the_rule_runs_and_sees_the_batch(scale: Any) -> None:
+    seen = []
+
+    @scale.register_vmap
+    def rule(info: Any, in_dims: Any, x: Tensor, y: Tensor, by: float, *, times: int) -> tuple[Tensor, int]:
+        seen.append((info.batch_size, info.randomness, in_dims, by, times))
+        return scale_rule(info, in_dims, x, y, by, times=times)
+
+    x = torch.rand(5, 3)
+    result = torch.vmap(lambda x: scale(x, torch.ones(3), times=3), randomness="same")(x)
+    assert torch.equal(result, x * 6)
+    # 59: defaults are filled in, and keyword-only arguments come by name.
+    assert seen == [(5, "same", (0, None, None), 2.0, 3)]
+
+
+def test_registering_again_replaces(scale: Any) -> None:
+    scale.register_vmap(scale_rule)
+    scale.register_vmap(lambda info, in_dims, x, y, by, *, times: (torch.zeros_like(x), in_dims[0]))
+    assert torch.vmap(scale)(torch.ones(2, 3), torch.ones(2, 3)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("form", ["op", "name", "overload"])
+def test_function_forms(scale: Any, form: str) -> None:
+    handle = {"op": scale, "name": scale._qualname, "overload": scale._opoverload}[form]
+    assert customops.register_vmap(handle, scale_rule) is scale_rule
+    customops.register_vmap(handle)(scale_rule)
+    assert torch.equal(torch.vmap(scale)(torch.ones(2, 3), torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def test_torch_finds_the_rule_by_name(scale: Any) -> None:
+    torch.library.register_vmap(scale._qualname, scale_rule)
+    assert torch.equal(torch.vmap(scale)(torch.ones(2, 3), torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def test_on_an_op_of_a_library_until_it_goes(registry: Registry, ns: str) -> None:
+    lib, rules = torch.library.Library(ns, "FRAGMENT"), torch.library.Library(ns, "FRAGMENT")
+    lib.define("double(Tensor x) -> Tensor")
+    lib.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    double = getattr(torch.ops, ns).double
+    calls = []
+
+    def rule(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        calls.append(in_dims)
+        return double(x), in_dims[0]
+
+    registry.adopt(f"{ns}::double").register_vmap(rule, lib=rules)
+    assert torch.equal(torch.vmap(double)(torch.ones(3)), torch.full((3,), 2.0))
+    assert calls == [(0,)]
+    rules._destroy()
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"{ns}::double", "FuncTorchBatched")
+    lib._destroy()
+
+
+def test_per_sample_gradients(scale: Any) -> None:
+    scale.register_vmap(scale_rule)
+
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    scale.register_autograd(lambda ctx, g: (g * ctx.saved_tensors[0] * 2, None, None), setup_context=setup_context)
+    x, y = torch.rand(4, 3), torch.rand(3)
+    gradients = torch.vmap(torch.func.grad(lambda x: scale(x, y).sum()))(x)
+    assert torch.allclose(gradients, (2 * y).expand(4, 3))
+
+
+def test_under_compile(scale: Any) -> None:
+    scale.register_vmap(scale_rule)
+    scale.register_fake(lambda x, y, by, *, times: torch.empty_like(x * y))
+    compiled = torch.compile(lambda x, y: torch.vmap(scale)(x, y), fullgraph=True, backend="aot_eager")
+    x, y = torch.rand(2, 3), torch.rand(2, 3)
+    assert torch.equal(compiled(x, y), x * y * 2)
+
+
+@pytest.mark.parametrize("rule", [lambda info, x, y: x, lambda info, in_dims, x, y, by: x, 3])
+def test_a_rule_that_cannot_be_called_is_refused(scale: Any, rule: Any) -> None:
+    with pytest.raises(CallbackError, match="vmap rule"):
+        scale.register_vmap(rule)
+
+
+def test_keyword_only_tensors_are_refused(registry: Registry, ns: str) -> None:
+    lib = torch.library.Library(ns, "FRAGMENT")
+    lib.define("f(*, Tensor x) -> Tensor")
+    with pytest.raises(NotImplementedError, match="register_vmap with kwarg-only Tensor args"):
+        registry.adopt(f"{ns}::f").register_vmap(lambda info, in_dims, *, x: (x, 0))
+    lib._destroy()
