@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import fnmatch
 import importlib
 import importlib.util
@@ -24,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from customops import CustomOpDef, CustomOpsError, Sample, default_registry
-from customops.checks import CHECKS, Outcome, run_check
+from customops.checks import CHECKS, DEFAULT_CHECKS, Outcome, run_check
 
 #: Exit statuses.
 ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
@@ -35,14 +36,17 @@ class TargetError(CustomOpsError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if (options.atol is None) != (options.rtol is None):
+        parser.error("--atol and --rtol go together: give both or neither")
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     try:
         ops = _selected(_load_all(options.targets), options.op)
     except TargetError as error:
         errors.print(Text("error: ", style="bold red") + Text(str(error)))
         return NOTHING_RUN
-    run = Run(options.check or list(CHECKS), options.atol, options.rtol, options.fail_fast)
+    run = Run(options.check or list(DEFAULT_CHECKS), options.atol, options.rtol, options.fail_fast)
     run.check(ops, errors)
     _print(run, Console(highlight=False, markup=False, emoji=False))
     return SOME_FAILED if run.failed else ALL_PASSED
@@ -60,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("targets", nargs="+", metavar="TARGET", help="a Python file, or the name of a module or package")
     check.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
-    check.add_argument("--check", action="append", choices=list(CHECKS), help="only this check; may be repeated")
+    names = ", ".join(CHECKS)
+    check.add_argument(
+        "--check", action="append", metavar="NAME", choices=CHECKS, help=f"only this check; may be repeated; {names}"
+    )
     check.add_argument("--atol", type=float, help="how far apart two results may be, absolutely")
     check.add_argument("--rtol", type=float, help="how far apart two results may be, relatively")
     check.add_argument("--fail-fast", action="store_true", help="stop after the first failure")
@@ -77,8 +84,8 @@ def _load_all(targets: list[str]) -> list[Op]:
     for target in targets:
         path = Path(target)
         is_name = all(part.isidentifier() for part in target.split(".")) and path.suffix != ".py"
-        if path.is_dir() and not (path / "__init__.py").exists():
-            raise TargetError(f"{target} is a directory and no package", fix=f"name its files: {path / '*.py'}")
+        if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
+            raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
         before = set(default_registry)
         module = _import_module(target) if is_name else _import_file(path)
         found = [op for op in default_registry if _is_inside(module, op)]
@@ -198,7 +205,7 @@ class Run:
 
     def check(self, ops: list[Op], console: Console) -> None:
         """Check every op; the progress bar goes to `console`, and only if that is a terminal."""
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         # What ops print is theirs, so neither stream is redirected.
         with Progress(
             *columns,
@@ -211,23 +218,22 @@ class Run:
             task = progress.add_task("", total=len(ops))
             for op in ops:
                 for step in self.steps(op):
-                    progress.update(task, description=step)
                     if self.fail_fast and self.failed:
                         return
+                    progress.update(task, description=step)
                 progress.advance(task)
 
     def steps(self, op: Op) -> Iterator[str]:
-        """Check one op, a step at a time; yields what was done."""
+        """Check one op; yields what comes next, before doing it."""
+        yield op._qualname
         for row in _rows(op):
             self.rows.append(row)
-            yield f"{op._qualname} {row.number}"
             if row.sample is None:
                 return
+            args, kwargs = row.sample
             for check in self.checks:
-                row.outcomes.append(
-                    run_check(check, op, row.sample.args, row.sample.kwargs, atol=self.atol, rtol=self.rtol)
-                )
                 yield f"{op._qualname} {row.number} {check}"
+                row.outcomes.append(run_check(check, op, args, kwargs, self.atol, self.rtol))
 
     @property
     def without_samples(self) -> list[Row]:
@@ -268,20 +274,23 @@ def _print(run: Run, console: Console) -> None:
     table = _table(run)
     if not console.is_terminal:
         # Nobody can widen a pipe: a wide line is better there than a truncated one.
-        console.width = max(console.width, console.measure(table).maximum)
+        unbounded = console.options.update(max_width=10_000)
+        console.width = max(console.width, console.measure(table, options=unbounded).maximum)
     console.print(table)
+    console.print()
     for part in (_not_exercised(run), *_failures(run), _summary(run)):
         if part:
             console.print(part, soft_wrap=True)
 
 
 def _table(run: Run) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("op", overflow="fold", vertical="bottom")
     table.add_column("sample", justify="right", vertical="bottom")
     for check in run.checks:
-        # One word a line: the columns stay narrow.
-        table.add_column(check.removeprefix("test_").replace("_", "\n"), justify="center", vertical="bottom")
+        # One word a line: the columns stay narrow, and leave the rest to the names of the ops.
+        header = check.removeprefix("test_").replace("_", "\n")
+        table.add_column(header, justify="center", vertical="bottom", no_wrap=True)
     table.add_column("time", justify="right", vertical="bottom")
     for row, previous in zip(run.rows, [None, *run.rows], strict=False):
         is_first = previous is None or previous.op is not row.op
@@ -297,17 +306,18 @@ def _cells(row: Row, width: int) -> Iterator[Text]:
     yield Text(str(row.number))
     yield from (Text(*_CELLS[outcome.status]) for outcome in row.outcomes)
     yield from [Text()] * (width - len(row.outcomes))  # stopped before these
-    yield Text(f"{sum(outcome.seconds for outcome in row.outcomes):.2f} s")
+    yield Text(f"{sum(outcome.seconds for outcome in row.outcomes):.2f}s")
 
 
 def _not_exercised(run: Run) -> Text:
     """What the dashes in the table stand for."""
-    samples: dict[str, list[str]] = {}
-    for row in run.rows:
-        for outcome in row.outcomes:
-            if outcome.status == "not exercised":
-                samples.setdefault(f"{row.op._qualname}, {outcome.check}: {outcome.reason}", []).append(str(row.number))
-    lines = [f"  {what} (sample {', '.join(numbers)})\n" for what, numbers in samples.items()]
+    reasons = collections.Counter(
+        f"{outcome.check}: {outcome.reason}"
+        for row in run.rows
+        for outcome in row.outcomes
+        if outcome.status == "not exercised"
+    )
+    lines = [f"  {reason} ({_plural(count, 'sample')})\n" for reason, count in reasons.items()]
     lines += [
         f"  {row.op._qualname}: no samples; attach some with @{row.op.__name__}.register_samples ({row.op.source})\n"
         for row in run.without_samples
@@ -327,7 +337,7 @@ def _failures(run: Run) -> Iterator[Text]:
 def _failure(row: Row, what: str, error: Exception) -> Text:
     title = f"{row.op._qualname}, sample {row.number}, {what}  ({row.op.source})\n"
     message = str(error) if isinstance(error, CustomOpsError) else _trace(error)
-    arguments = "".join(f"  {name} = {value}\n" for name, value in _arguments(row))
+    arguments = "".join(f"  {name}: {value}\n" for name, value in _arguments(row))
     return Text.assemble(
         ("FAILED ", "bold red"), (title, "bold"), arguments, "\n", textwrap.indent(message, "  "), "\n"
     )

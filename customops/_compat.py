@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
@@ -56,25 +54,6 @@ SingleLevelFunction: Any = _SingleLevelFunction
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-# Python -----------------------------------------------------------------------------------------------------------
-
-_PACKAGE = os.path.dirname(__file__) + os.sep
-
-
-def user_stacklevel() -> int:
-    """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def user_source() -> str:
-    """``file:line`` of the user's call into this package."""
-    frame = sys._getframe(user_stacklevel() - 1)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 # Schemas and lookup ---------------------------------------------------------------------------------------------
 
 
@@ -98,24 +77,13 @@ def dtype_from_number(number: int) -> torch.dtype:
     return _dtypes_by_number()[number]
 
 
+_LAYOUTS = "strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"
+_MEMORY_FORMATS = "contiguous_format preserve_format channels_last channels_last_3d"
+
 #: In the order of c10::Layout and c10::MemoryFormat.
-_ENUMS: dict[str, tuple[Any, ...]] = {
-    "Layout": (
-        torch.strided,
-        torch.sparse_coo,
-        torch.sparse_csr,
-        torch._mkldnn,  # type: ignore[attr-defined]
-        torch.sparse_csc,
-        torch.sparse_bsr,
-        torch.sparse_bsc,
-        torch.jagged,
-    ),
-    "MemoryFormat": (
-        torch.contiguous_format,
-        torch.preserve_format,
-        torch.channels_last,
-        torch.channels_last_3d,
-    ),
+_ENUMS: dict[str, list[Any]] = {
+    "Layout": [getattr(torch, name) for name in _LAYOUTS.split()],
+    "MemoryFormat": [getattr(torch, name) for name in _MEMORY_FORMATS.split()],
 }
 
 
@@ -278,8 +246,12 @@ def computed_kernel(qualname: str, key: str) -> Any:
 
 
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
+    """Install a kernel, in the place of one that is there."""
+    if not has_kernel(f"{library.ns}::{name}", key):
+        library.impl(name, fn, key, with_keyset=with_keyset)
+        return
     with warnings.catch_warnings():
-        # Overriding is what the caller asked for; torch says so once per process for all operators.
+        # Overriding is what the caller asked for; torch mentions it, once per process for all operators.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         library.impl(name, fn, key, with_keyset=with_keyset)
 
@@ -380,9 +352,12 @@ def disclaim(qualname: str, library: Library) -> None:
         _torch_custom_ops.OPDEFS.pop(qualname, None)
 
 
-def register_fake(library: Library, name: str, fn: Callable[..., Any]) -> None:
-    """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look."""
-    library._register_fake(name, fn, _stacklevel=user_stacklevel())
+def register_fake(library: Library, name: str, fn: Callable[..., Any], stacklevel: int) -> None:
+    """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look.
+
+    `stacklevel` leads from the caller to the frame that torch is to take for the place of the registration.
+    """
+    library._register_fake(name, fn, _stacklevel=stacklevel + 1)
 
 
 def register_torch_dispatch(library: Library, name: str, cls: type, fn: Callable[..., Any]) -> None:
@@ -548,13 +523,9 @@ def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]
     partitioners = importlib.import_module("torch._functorch.partitioners")
     compiled: Callable[..., Any] = aot.aot_function(
         fn,
-        fw_compiler=_run_as_traced,
+        fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
         partition_fn=partitioners.min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
         dynamic=dynamic,
     )
     return compiled
-
-
-def _run_as_traced(graph: Any, _inputs: Any) -> Any:
-    return graph

@@ -14,7 +14,7 @@ import torch
 from customops import _compat
 from customops._compat import Library, OpOverload
 from customops._schema import Schema, from_dispatcher
-from customops.errors import DefinitionError
+from customops.errors import DefinitionError, user_stacklevel
 
 #: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
 lock = threading.RLock()
@@ -150,7 +150,7 @@ class Definition:
         """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(apart)
         self._keys.add("Meta")
-        _compat.register_fake(library, self.name.local, fn)
+        _compat.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
 
     def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, apart: bool = False) -> Undo:

@@ -216,6 +216,8 @@ class _Reader:
         if parameter.kind in _NO_PLACE:
             what = _NO_PLACE[parameter.kind].format(name)
             self.fail(f"{what} are not supported", fix="write every argument as a named, typed parameter")
+        if not name.isascii():
+            self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
         if parameter.annotation is inspect.Parameter.empty:
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)

@@ -23,7 +23,7 @@ from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
-from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of
+from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:
     from customops._registry import Registry
@@ -87,7 +87,7 @@ class CustomOpDef(Generic[P, R]):
         self._opoverload = definition.overload
         self._init_fn = fn
         self._samples: Fn | None = None
-        self._source = _compat.user_source()
+        self._source = user_source()
         self._rules = _Rules(definition, fn, name_of(fn) if fn is not None else definition.name.name)
         self._scoped: dict[int, _Rules] = {}  # by id of the library
         self.__name__ = definition.name.name

@@ -187,21 +187,34 @@ def parse(text: str) -> Schema:
     named = text if not text.lstrip().startswith("(") else "op" + text
     try:
         parsed = _compat.parse_schema(named)
-    except RuntimeError as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "syntax error")
+    except (RuntimeError, IndexError, UnicodeError) as error:
         raise SchemaError(
-            f"the schema cannot be parsed: {reason}",
+            f"the schema cannot be parsed: {_reason(error)}",
             got=repr(text),
             fix='a schema looks like "(Tensor x, float scale=1.0) -> Tensor"',
         ) from error
     return from_dispatcher(parsed)
 
 
+def _reason(error: Exception) -> str:
+    """What torch's parser found, and the word it points at."""
+    if isinstance(error, IndexError):
+        return "a number in it is out of range"
+    if isinstance(error, UnicodeError):
+        return "names must be ASCII"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    reason = lines[0].removesuffix(" here:").rstrip(" :") if lines else "syntax error"
+    for line, below in itertools.pairwise(lines):
+        if "<--- HERE" in below:
+            return f"{reason} at {line[below.index('~') :][:20]!r}"
+    return reason
+
+
 def from_dispatcher(parsed: Any) -> Schema:
     """The `Schema` of torch's FunctionSchema object."""
     # torch's printed form is the only exact source of types (its type objects say `int` for SymInt).
     arguments_text, returns_text = _split_schema(str(parsed))
-    if "..." in (*_split_commas(arguments_text), returns_text):
+    if "..." in (*_split_commas(arguments_text), *_returns_of(returns_text)):
         raise SchemaError("a schema with ... is not supported", got=str(parsed), fix="write every argument out")
     types = [_type_of(part) for part in _split_commas(arguments_text) if part != "*"]
     arguments = tuple(
@@ -279,7 +292,7 @@ def _split_alias(type_text: str) -> tuple[str, Alias | None]:
 # Defaults -------------------------------------------------------------------------------------------------------
 
 #: The list types for which the schema language has default values.
-_LIST_WITH_DEFAULT = re.compile(r"(SymInt|int|float|bool)\[\d*\]")
+_LIST_WITH_DEFAULT = re.compile(r"(SymInt|int|float|complex|bool|ScalarType|Layout|MemoryFormat)\[\d*\]")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 
@@ -290,6 +303,8 @@ def default_text(type_: str, value: Any) -> str | None:
     if isinstance(value, float):
         # The parser has no inf or nan, and refuses numbers too small to have all their digits.
         return repr(value) if value == 0 or sys.float_info.min <= abs(value) <= sys.float_info.max else None
+    if isinstance(value, complex):
+        return f"{value.imag!r}j" if value.real == 0 else None
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, str):
@@ -312,11 +327,16 @@ def _octal(char: str) -> str:
 
 def _python_default(type_text: str, value: Any) -> Any:
     """A dispatcher default in the form in which kernels receive it: dtypes and devices as objects."""
-    if isinstance(value, int) and type_text.startswith("ScalarType"):
+    if isinstance(value, list):
+        return tuple(_python_default(type_text, item) for item in value)
+    base = type_text.split("[")[0].rstrip("?")
+    if isinstance(value, int) and base == "ScalarType":
         return _compat.dtype_from_number(value)
-    if isinstance(value, int) and type_text.startswith(("Layout", "MemoryFormat")):
-        return _compat.enum_from_number(type_text.rstrip("?"), value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, int) and base in ("Layout", "MemoryFormat"):
+        return _compat.enum_from_number(base, value)
+    if isinstance(value, str) and base == "Device":
+        return torch.device(value)  # of Device?, the dispatcher keeps the string
+    return value
 
 
 # Tags -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ Each class also derives from the built-in exception that code written for ``torc
 
 from __future__ import annotations
 
-import inspect
+import functools
+import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -153,11 +156,12 @@ def name_of(fn: Callable[..., Any]) -> str:
 def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind decorators, partials and bound methods; a callable object stays itself."""
     while True:
-        for attribute in ("__wrapped__", "func", "__func__"):
-            inner = inspect.getattr_static(fn, attribute, None) and getattr(fn, attribute, None)
-            if callable(inner):
-                fn = inner
-                break
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, types.MethodType):
+            fn = fn.__func__
+        elif "__wrapped__" in getattr(fn, "__dict__", ()):
+            fn = fn.__wrapped__  # type: ignore[attr-defined]
         else:
             return fn
 
@@ -172,3 +176,20 @@ def location_of(fn: Callable[..., Any]) -> str:
 def where(fn: Callable[..., Any]) -> str:
     """``name (file:line)``, the form errors use."""
     return f"{name_of(fn)} ({location_of(fn)})"
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def user_stacklevel() -> int:
+    """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def user_source() -> str:
+    """``file:line`` of the user's call into this package."""
+    frame = sys._getframe(user_stacklevel() - 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

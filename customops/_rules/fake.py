@@ -11,7 +11,7 @@ import torch
 from customops import _compat
 from customops._call import Fn, bind_kernel, filler, structure_check
 from customops._definition import Definition, Undo
-from customops.errors import MissingFakeError, RegistrationError
+from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
 
 
 class FakeRule:
@@ -21,7 +21,7 @@ class FakeRule:
         self.definition = definition
         self.name = name
         self.fn: Fn | None = None
-        self.source = _compat.user_source()
+        self.source = user_source()
         self._installed = False
 
     def install(self, definition: Definition) -> None:
@@ -40,10 +40,10 @@ class FakeRule:
                     f"{op}: an op with torch.{tag} has a fake impl without one being registered; "
                     "the one given now is used instead",
                     UserWarning,
-                    stacklevel=_compat.user_stacklevel(),
+                    stacklevel=user_stacklevel(),
                 )
         before = self.fn, self.source, self._installed
-        self.fn, self.source = fn, _compat.user_source()
+        self.fn, self.source = fn, user_source()
         undo = self._install_apart()
         self._tell_torch()
         return lambda: self._restore(before, undo)
@@ -70,12 +70,21 @@ class FakeRule:
             )
         if allow_override:
             return
-        record = None if self.definition.owned else _compat.fake_record(op)
-        source = self.source if self.fn is not None else record and record.source
-        if source:
+        source = self._existing(op)
+        if source is not None:
             raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
         if not self._installed and _compat.has_kernel(op, "Meta"):
             raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
+
+    def _existing(self, op: str) -> str | None:
+        """Where the fake that counts now was written, or None without one."""
+        if self.fn is not None:
+            return self.source
+        known = _compat.torch_op_of(op)
+        if known is not None and known._abstract_fn is None:
+            return None  # what is on record for an op made by a custom_op is then a fake that raises
+        record = _compat.fake_record(op)
+        return record.source if record is not None else None
 
     def _install_apart(self) -> Undo:
         if self._installed:
