@@ -94,6 +94,8 @@ class Definition:
     overload: OpOverload
     library: Library | None = None
     lender: weakref.ref[Library] | None = None
+    #: What to raise for an op that is gone.
+    removed: Exception | None = None
     _added: list[Library] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)
 
@@ -183,6 +185,7 @@ class Definition:
 
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
+        self.removed = error
         for library in self._added:
             _compat.destroy_library(library)
         self._added.clear()

@@ -26,7 +26,7 @@ from customops._schema import (
     default_text,
     normalize_tags,
 )
-from customops.errors import SchemaError, innermost, location_of, name_of, where
+from customops.errors import SchemaError, innermost, name_of, where
 
 
 class _Row(NamedTuple):
@@ -138,7 +138,7 @@ def schema_of(fn: Callable[..., Any], mutates_args: str | Iterable[str], tags: t
     arguments = tuple(reader.argument(index, parameter, mutated) for index, parameter in enumerate(parameters.values()))
     returns = _alias_returns(arguments, reader.returns(), tags)
     schema = Schema(arguments, returns)
-    check_tags(schema, tags, op=name_of(fn), where=location_of(fn))
+    check_tags(schema, tags, op=name_of(fn), where=where(fn))
     return schema
 
 
@@ -209,7 +209,7 @@ class _Reader:
         return cls(fn, signature, getattr(inner, "__globals__", {}))
 
     def fail(self, problem: str, **fields: str | None) -> NoReturn:
-        raise SchemaError(problem, op=name_of(self.fn), where=where(self.fn), **fields)  # type: ignore[arg-type]
+        raise SchemaError(problem, op=name_of(self.fn), where=where(self.fn), **fields)
 
     def argument(self, index: int, parameter: inspect.Parameter, mutated: frozenset[str] | None) -> Argument:
         name = parameter.name
@@ -256,8 +256,9 @@ class _Reader:
         if argument.type.endswith("?"):
             # None must go on meaning None here, so the text has no word left for the default.
             self.fail(
-                f"parameter {argument.name} has an unsupported default: an optional {argument.type[:-1]} can only "
-                "default to None or to what schema text can say",
+                f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
+                "own meaning here",
+                expected=argument.type,
                 got=_brief(given),
                 fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
             )
@@ -272,7 +273,7 @@ class _Reader:
         annotation = self.resolve(self.signature.return_annotation)
         if annotation is None or annotation is type(None):
             return ()
-        if typing.get_origin(annotation) is not tuple:
+        if typing.get_origin(annotation) is not tuple or not typing.get_args(annotation):
             return (Return(self.return_type(annotation, annotation)),)
         types_ = [self.return_type(item, annotation) for item in typing.get_args(annotation)]
         return (Return(f"({types_[0]})"),) if len(types_) == 1 else tuple(map(Return, types_))
@@ -407,8 +408,8 @@ def _advice(annotation: Any, table: dict[Any, str]) -> str:
     """A sentence with the nearest type that works, or an empty one."""
     if annotation is tuple or typing.get_origin(annotation) is tuple:
         nearest = tuple_to_list(annotation)
-        text = "Tuples are not supported here; use a list." if table is SUPPORTED_PARAM_TYPES else ""
-        return f"{text} For example, {_show(nearest)}." if _lookup(table, nearest) else text
+        text = "Tuples are not supported here; use a list. " if table is SUPPORTED_PARAM_TYPES else ""
+        return f"{text}For example, {_show(nearest)}." if _lookup(table, nearest) else text.rstrip()
     relative = _nearest(annotation, table)
     return f"The nearest type that works is {relative}." if relative else ""
 
@@ -429,7 +430,7 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
         candidates += plain[:1]
     elif isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and items:
         item = next((i for i in typing.get_args(items[0]) if i is not type(None)), items[0])
-        candidates = [types.GenericAlias(list, item)]  # type: ignore[valid-type]
+        candidates = [types.GenericAlias(list, item)]
     return next((_show(candidate) for candidate in candidates if _lookup(table, candidate)), None)
 
 

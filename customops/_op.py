@@ -19,7 +19,7 @@ from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
 from customops._rules.fake import FakeRule
-from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel
+from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
@@ -154,6 +154,7 @@ class CustomOpDef(Generic[P, R]):
             ... def double_cuda(x):
             ...     return launch(x)
         """
+        device_list(device_types, self._qualname)  # a decorator without device types fails at its own line
         if fn is None:
             return functools.partial(self.register_kernel, device_types, lib=lib)
         with lock:
@@ -367,6 +368,8 @@ class CustomOpDef(Generic[P, R]):
 
     def _at(self, library: Library | None) -> _Rules:
         """The rules that live as long as `library`, or those that live as long as the op."""
+        if self._definition.removed is not None:
+            raise self._definition.removed
         if library is None or library is self._definition.library:
             return self._rules
         if not _compat.library_alive(library):

@@ -123,8 +123,8 @@ class Registry:
         """
         request = functools.partial(
             self._define,
-            name,
-            mutates_args=mutates_args if isinstance(mutates_args, str) else tuple(mutates_args),
+            _own_name(name),
+            mutates_args=_names(mutates_args, name),
             device_types=device_types,
             schema=schema,
             tags=tags,
@@ -134,7 +134,7 @@ class Registry:
 
     def _define(
         self,
-        text: str,
+        name: Name,
         fn: Callable[..., Any],
         /,
         *,
@@ -144,7 +144,6 @@ class Registry:
         tags: Tags,
         on_conflict: OnConflict,
     ) -> CustomOpDef[Any, Any]:
-        name = _own_name(text)
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
         if on_conflict not in ("replace", "error", "reuse"):
@@ -327,6 +326,20 @@ def _own_name(text: str) -> Name:
             fix=f'use one of your own, e.g. "mylib::{name.name}"',
         )
     return name
+
+
+def _names(mutates_args: str | Iterable[str], op: str) -> str | tuple[str, ...]:
+    """`mutates_args` as a tuple: it may be an iterator that can be read once."""
+    if isinstance(mutates_args, str):
+        return mutates_args
+    if not isinstance(mutates_args, Iterable):
+        raise DefinitionError(
+            "mutates_args must be an iterable of names, or the string 'unknown'",
+            op=op,
+            got=repr(mutates_args),
+            fix="mutates_args=() for an op that writes to none of its arguments",
+        )
+    return tuple(mutates_args)
 
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:

@@ -334,9 +334,9 @@ def _python_default(type_text: str, value: Any) -> Any:
         return _compat.dtype_from_number(value)
     if isinstance(value, int) and base in ("Layout", "MemoryFormat"):
         return _compat.enum_from_number(base, value)
-    if isinstance(value, str) and base == "Device":
-        return torch.device(value)  # of Device?, the dispatcher keeps the string
-    return value
+    # The dispatcher keeps these as the text has them: ``bool b=1``, ``float? f=1``, ``Device? d="cpu"``.
+    convert = {"bool": bool, "float": float, "Device": torch.device}.get(base)
+    return value if convert is None or value is None else convert(value)
 
 
 # Tags -----------------------------------------------------------------------------------------------------------

@@ -98,6 +98,14 @@ def test_every_handle_to_a_removed_op_raises(registry: Registry, ns: str, call: 
         call(op, overload, packet)
 
 
+def test_registering_on_a_removed_op_raises(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    op.unregister()
+    with pytest.raises(UnregisteredError, match="was unregistered"):
+        op.register_fake(torch.empty_like)
+    assert state(ns)["dispatcher"] == []
+
+
 def test_unregister_twice_raises(registry: Registry, ns: str) -> None:
     op = define(registry, f"{ns}::f")
     op.unregister()
@@ -561,6 +569,16 @@ def test_bad_names(registry: Registry, name: Any, match: str) -> None:
     with pytest.raises(DefinitionError, match=match):
         define(registry, name)
     assert sorted(vars(torch.ops)) == before
+
+
+def test_a_decorator_that_cannot_work_fails_at_its_own_line(registry: Registry, ns: str) -> None:
+    with pytest.raises(DefinitionError, match="must be a string"):
+        registry.custom_op(add_one, mutates_args=())  # type: ignore[call-overload]
+    with pytest.raises(DefinitionError, match="mutates_args must be an iterable of names"):
+        registry.custom_op(f"{ns}::f", mutates_args=None)  # type: ignore[call-overload]
+    op = define(registry, f"{ns}::f")
+    with pytest.raises(DefinitionError, match="a device type must be a string"):
+        op.register_kernel(add_one)
 
 
 def test_custom_op_decorates_functions_only(registry: Registry, ns: str) -> None:

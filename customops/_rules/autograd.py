@@ -90,9 +90,12 @@ def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ..
 class _Call:
     """One differentiated call: how to reach the op, and how flat values map to the user's arguments."""
 
-    __slots__ = ("input_lengths", "keyset", "kwargs", "output_lengths")
+    __slots__ = ("backward", "input_lengths", "keyset", "kwargs", "output_lengths")
 
-    def __init__(self, keyset: Any, kwargs: dict[str, Any], input_lengths: list[int | None]) -> None:
+    def __init__(
+        self, backward: Fn | None, keyset: Any, kwargs: dict[str, Any], input_lengths: list[int | None]
+    ) -> None:
+        self.backward = backward
         self.keyset = keyset
         self.kwargs = kwargs
         self.input_lengths = input_lengths
@@ -115,7 +118,7 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
             with _compat.below_autograd():
                 return overload.redispatch(keyset & after, *args, **kwargs)
         flat, lengths = _flatten(args, list_inputs)
-        call = _Call(keyset, kwargs, lengths)
+        call = _Call(rule.backward, keyset, kwargs, lengths)
         result = _compat.apply_function(node, call, *flat)
         if not definition.schema.returns:
             return None
@@ -126,7 +129,11 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
 
 
 def _node(rule: AutogradRule, definition: Definition) -> Any:
-    """The autograd.Function of an op. It reads the rule when it runs, so that registering again is an assignment."""
+    """The autograd.Function of an op.
+
+    The rule is read when the op is called, so that registering again is an assignment. A graph keeps the formula it was
+    made with: another one need not fit what its setup_context saved.
+    """
     overload, after, fill = definition.overload, _compat.after_autograd, filler(definition.schema)
     list_outputs = _list_outputs(definition.schema)
 
@@ -144,15 +151,15 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        if rule.backward is None:
+        call: _Call = ctx._customops_call
+        if call.backward is None:
             raise AutogradError(
                 "Trying to backward through an op, but no autograd formula was registered",
                 op=str(definition.name),
                 fix="op.register_autograd(backward, setup_context=...)",
             )
-        call: _Call = ctx._customops_call
-        result = rule.backward(ctx, *_regroup(grads, call.output_lengths))
-        return (None, *_input_gradients(result, rule.backward, definition, call.input_lengths))
+        result = call.backward(ctx, *_regroup(grads, call.output_lengths))
+        return (None, *_input_gradients(result, call.backward, definition, call.input_lengths))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise UnsupportedError(

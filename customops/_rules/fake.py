@@ -73,7 +73,7 @@ class FakeRule:
         source = self._existing(op)
         if source is not None:
             raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
-        if not self._installed and _compat.has_kernel(op, "Meta"):
+        if _compat.fake_record(op) is None and _compat.has_kernel(op, "Meta"):  # a fake has one beside its record
             raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
 
     def _existing(self, op: str) -> str | None:

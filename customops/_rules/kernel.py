@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,12 +52,27 @@ class KernelRule:
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
         devices = check_kernel(fn, device_types, self.definition.schema, str(self.definition.name))
-        before = dict(self.kernels)
-        undo_installs: list[Undo] = []
-        for device_type in devices:
-            self.kernels[device_type] = fn
-            undo_installs.append(self._refresh(device_type, apart=True))
-        return lambda: self._restore(before, undo_installs)
+        undos = [self._set(device_type, fn) for device_type in devices]
+        return lambda: [undo() for undo in undos]
+
+    def _set(self, device_type: str | None, fn: Fn) -> Undo:
+        """Make `fn` the kernel of one device."""
+        before = self.kernels.get(device_type)
+        self.kernels[device_type] = fn
+        uninstall = self._refresh(device_type, apart=True)
+        return functools.partial(self._unset, device_type, fn, before, uninstall)
+
+    def _unset(self, device_type: str | None, fn: Fn, before: Fn | None, uninstall: Undo) -> None:
+        if self.kernels.get(device_type) is not fn:
+            return  # somebody else, perhaps another thread, has registered the device since: that stays
+        if before is not None:
+            self.kernels[device_type] = before
+            self._cells[device_type].fn = self._active(device_type)
+            return
+        del self.kernels[device_type]
+        uninstall()
+        # Its trampoline may have become part of the op meanwhile (an op that was replaced and came back).
+        self._cells.pop(device_type).fn = self.kernels.get(None) or self._no_default(device_type)
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -116,16 +132,6 @@ class KernelRule:
             definition.impl(_selector(self, definition), "BackendSelect", with_keyset=True)
         return undo
 
-    def _restore(self, before: dict[str | None, Fn], undo_installs: list[Undo]) -> None:
-        for undo in undo_installs:
-            undo()
-        self.kernels = before
-        for device_type in self._cells.keys() - before.keys():
-            # Its trampoline may have become part of the op meanwhile (an op that was replaced and came back).
-            self._cells.pop(device_type).fn = before.get(None) or self._no_default(device_type)
-        for device_type, cell in self._cells.items():
-            cell.fn = self._active(device_type)
-
 
 class _Raise:
     """A kernel that raises."""
@@ -149,9 +155,8 @@ def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> 
         CallbackError: `fn` cannot be called with the op's arguments.
         DefinitionError: nothing in the op's arguments says which device's kernel to run.
     """
-    if device_types is None or isinstance(device_types, str):
-        devices: tuple[Any, ...] = (device_types,)
-    else:
+    devices: tuple[Any, ...] = (device_types,)
+    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         devices = tuple(dict.fromkeys(device_types))
     if not devices:
         raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
@@ -167,6 +172,19 @@ def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> 
             got=str(schema),
             fix="add one, or register the kernel for every device with device_types=None",
         )
+    return devices
+
+
+def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
+    """The device types as a tuple, checked; (None,) stands for every device."""
+    devices: tuple[Any, ...] = (device_types,)
+    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
+        devices = tuple(dict.fromkeys(device_types))
+    if not devices:
+        raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
+    for device_type in devices:
+        if device_type is not None:
+            _check_device(device_type, op)
     return devices
 
 
@@ -209,13 +227,23 @@ def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
     def select(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
-        if device.type not in rule.kernels and None not in rule.kernels and device.type != "meta":
+        key = _compat.device_key(device.type)
+        if device.type not in rule.kernels and None not in rule.kernels and not _reaches_kernel(str(name), key):
             raise RegistrationError(
                 f"{name.local} does not have a kernel registered for {device.type}",
                 op=str(name),
                 got=f"device={device}",
                 fix=f'op.register_kernel("{device.type}")',
             )
-        return overload.redispatch(_compat.key_set(_compat.device_key(device.type)), *args, **kwargs)
+        return overload.redispatch(_compat.key_set(key), *args, **kwargs)
 
     return _compat.outside_dynamo(select)
+
+
+def _reaches_kernel(op: str, key: str) -> bool:
+    """Is there a kernel for `key`, whoever registered it?"""
+    try:
+        _compat.computed_kernel(op, key)
+    except RuntimeError:
+        return False
+    return True
