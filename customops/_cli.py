@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TargetError as error:
         errors.print(Text("error: ", style="bold red") + Text(str(error)))
         return NOTHING_RUN
-    run = Run(options.check or list(DEFAULT_CHECKS), options.atol, options.rtol, options.fail_fast)
+    run = Run(list(dict.fromkeys(options.check or DEFAULT_CHECKS)), options.atol, options.rtol, options.fail_fast)
     run.check(ops, errors)
     _print(run, Console(highlight=False, markup=False, emoji=False))
     return SOME_FAILED if run.failed else ALL_PASSED
@@ -83,7 +83,8 @@ def _load_all(targets: list[str]) -> list[Op]:
     ops: dict[str, Op] = {}
     for target in targets:
         path = Path(target)
-        is_name = all(part.isidentifier() for part in target.split(".")) and path.suffix != ".py"
+        is_file = path.is_file() or path.suffix == ".py"
+        is_name = not is_file and all(part.isidentifier() for part in target.split("."))
         if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
             raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
         before = set(default_registry)
@@ -91,7 +92,10 @@ def _load_all(targets: list[str]) -> list[Op]:
         found = [op for op in default_registry if _is_inside(module, op)]
         if not found:
             raise _no_ops(target, [op for op in default_registry if op not in before])
-        ops |= {op._qualname: op for op in found}
+        for op in found:
+            if ops.setdefault(op._qualname, op) is not op:
+                older = ops[op._qualname].source
+                raise TargetError(f"{target} replaces {op._qualname} ({older})", fix="check them in two runs")
     return list(ops.values())
 
 
@@ -144,7 +148,8 @@ def _is_inside(module: ModuleType, op: Op) -> bool:
     source = Path(op.source.rpartition(":")[0]).resolve()
     if hasattr(module, "__path__"):
         return any(source.is_relative_to(Path(directory).resolve()) for directory in module.__path__)
-    return module.__file__ is not None and source == Path(module.__file__).resolve()
+    file = getattr(module, "__file__", None)
+    return file is not None and source == Path(file).resolve()
 
 
 def _no_ops(target: str, elsewhere: list[Op]) -> TargetError:
@@ -188,7 +193,7 @@ class Row:
 
     op: Op
     number: int
-    sample: Sample | None = None  #: None for an op without samples, and where the samples function raised
+    arguments: list[str] | None = None  #: None for an op without samples, and where the samples function raised
     problem: Exception | None = None  #: what it raised
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -226,18 +231,17 @@ class Run:
     def steps(self, op: Op) -> Iterator[str]:
         """Check one op; yields what comes next, before doing it."""
         yield op._qualname
-        for row in _rows(op):
+        for row, sample in _rows(op):
             self.rows.append(row)
-            if row.sample is None:
+            if sample is None:
                 return
-            args, kwargs = row.sample
             for check in self.checks:
                 yield f"{op._qualname} {row.number} {check}"
-                row.outcomes.append(run_check(check, op, args, kwargs, self.atol, self.rtol))
+                row.outcomes.append(run_check(check, op, sample.args, sample.kwargs, self.atol, self.rtol))
 
     @property
     def without_samples(self) -> list[Row]:
-        return [row for row in self.rows if row.sample is None and row.problem is None]
+        return [row for row in self.rows if row.arguments is None and row.problem is None]
 
     @property
     def failed(self) -> int:
@@ -248,21 +252,47 @@ class Run:
         return sum(outcome.status == status for row in self.rows for outcome in row.outcomes)
 
 
-def _rows(op: Op) -> Iterator[Row]:
-    """A row for each sample of an op, and at least one."""
+def _rows(op: Op) -> Iterator[tuple[Row, Sample | None]]:
+    """A row for each sample of an op, and at least one. Rows describe samples and do not keep them: they may be big."""
     torch.manual_seed(0)  # the same inputs in every run
     samples = op.samples()
     for number in itertools.count(1):
         try:
             sample = next(samples, None)
         except Exception as error:
-            yield Row(op, number, problem=error)
+            yield Row(op, number, problem=error), None
             return
         if sample is None:
             break
-        yield Row(op, number, sample)
+        yield Row(op, number, _described(op, sample)), sample
     if number == 1:
-        yield Row(op, 0)
+        yield Row(op, 0), None
+
+
+def _described(op: Op, sample: Sample) -> list[str]:
+    names = [argument.name for argument in op.schema.positional]
+    names += [f"argument {i}" for i in range(len(names), len(sample.args))]
+    return [
+        f"{name}: {_brief(value)}" for name, value in (*zip(names, sample.args, strict=False), *sample.kwargs.items())
+    ]
+
+
+def _brief(value: Any) -> str:
+    """``float32[3, 4] requires_grad`` for a tensor, the start of the repr for anything else."""
+    if isinstance(value, (list, tuple)):
+        items = [_brief(item) for item in value[:4]] + (["..."] if len(value) > 4 else [])
+        return f"[{', '.join(items)}]"
+    if not isinstance(value, torch.Tensor):
+        text = " ".join(repr(value).split())
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout is not torch.strided:
+        text += f" {value.layout}"
+    elif not value.is_contiguous():
+        text += f" strides={list(value.stride())}"
+    if value.device.type != "cpu":
+        text += f" on {value.device}"
+    return f"{text} requires_grad" if value.requires_grad else text
 
 
 # Reporting ------------------------------------------------------------------------------------------------------
@@ -299,8 +329,8 @@ def _table(run: Run) -> Table:
 
 
 def _cells(row: Row, width: int) -> Iterator[Text]:
-    if row.sample is None:
-        yield Text("FAILED", "bold red") if row.problem else Text("none", "yellow")
+    if row.arguments is None:
+        yield Text("none", "yellow") if row.problem is None else Text("FAILED", "bold red")
         yield from [Text("-", "yellow")] * width
         return
     yield Text(str(row.number))
@@ -337,49 +367,21 @@ def _failures(run: Run) -> Iterator[Text]:
 def _failure(row: Row, what: str, error: Exception) -> Text:
     title = f"{row.op._qualname}, sample {row.number}, {what}  ({row.op.source})\n"
     message = str(error) if isinstance(error, CustomOpsError) else _trace(error)
-    arguments = "".join(f"  {name}: {value}\n" for name, value in _arguments(row))
-    return Text.assemble(
-        ("FAILED ", "bold red"), (title, "bold"), arguments, "\n", textwrap.indent(message, "  "), "\n"
-    )
-
-
-def _arguments(row: Row) -> Iterator[tuple[str, str]]:
-    if row.sample is None:
-        return
-    names = [argument.name for argument in row.op.schema.positional]
-    for i, value in enumerate(row.sample.args):
-        yield names[i] if i < len(names) else f"argument {i}", _brief(value)
-    for name, value in row.sample.kwargs.items():
-        yield name, _brief(value)
-
-
-def _brief(value: Any) -> str:
-    """``float32[3, 4] requires_grad`` for a tensor, the start of the repr for anything else."""
-    if isinstance(value, (list, tuple)):
-        items = [_brief(item) for item in value[:4]] + (["..."] if len(value) > 4 else [])
-        return f"[{', '.join(items)}]"
-    if not isinstance(value, torch.Tensor):
-        return textwrap.shorten(repr(value), 80, placeholder=" ...")
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.layout is not torch.strided:
-        text += f" {value.layout}"
-    elif not value.is_contiguous():
-        text += f" strides={list(value.stride())}"
-    if value.device.type != "cpu":
-        text += f" on {value.device}"
-    return f"{text} requires_grad" if value.requires_grad else text
+    lines = "\n".join([*(row.arguments or []), "", message])
+    return Text.assemble(("FAILED ", "bold red"), (title, "bold"), textwrap.indent(lines, "  "), "\n")
 
 
 def _summary(run: Run) -> Text:
     ops = len({id(row.op) for row in run.rows})
-    samples = sum(row.sample is not None for row in run.rows)
+    samples = sum(row.arguments is not None for row in run.rows)
+    passed = run.count("passed")
     text = f"{_plural(ops, 'op')}, {_plural(samples, 'sample')}: "
-    text += f"{run.count('passed')} passed, {run.failed} failed, {run.count('not exercised')} not exercised"
+    text += f"{passed} passed, {run.failed} failed, {run.count('not exercised')} not exercised"
     if run.without_samples:
         text += f"; {_plural(len(run.without_samples), 'op')} without samples, not exercised at all"
     if run.fail_fast and run.failed:
         text += "; stopped at the first failure"
-    return Text(text, "bold red" if run.failed else "bold green")
+    return Text(text, "bold red" if run.failed else "bold green" if passed else "bold yellow")
 
 
 def _plural(number: int, noun: str) -> str:

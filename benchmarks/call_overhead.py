@@ -1,0 +1,295 @@
+"""What a call of an op costs, and what defining one costs, next to the ways torch offers.
+
+A case is one statement, timed for each contender with the same kernel function and the same arguments:
+
+    customops   customops.custom_op
+    custom_op   torch.library.custom_op
+    Library     torch.library.Library: define and impl by hand, nothing is checked
+    Function    torch.autograd.Function, no op at all; where gradients are timed
+
+Contenders take turns, so that what disturbs the machine disturbs all of them; a ratio is that of two medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import platform
+import statistics
+import time
+import timeit
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+import customops
+
+Fn = Callable[..., Any]
+
+OURS = "customops"
+RIVALS = ("custom_op", "Library", "Function")
+NAMESPACES = {OURS: "bench_customops", "custom_op": "bench_custom_op", "Library": "bench_library"}
+
+
+# Kernels --------------------------------------------------------------------------------------------------------
+
+
+def scale(x: Tensor, by: float) -> Tensor:
+    return x * by
+
+
+def add_to(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def add_(x: Tensor, y: Tensor) -> Tensor:
+    return x.add_(y)
+
+
+def add_out(x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
+    return torch.add(x, y, out=out)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, and what the contenders have to be told of it."""
+
+    fn: Fn
+    schema: str
+    mutates: tuple[str, ...] = ()
+    tags: tuple[torch.Tag, ...] = ()
+
+
+SCALE = Kernel(scale, "(Tensor x, float by) -> Tensor")
+ADD_TO = Kernel(add_to, "(Tensor(a!) x, Tensor y) -> ()", ("x",))
+ADD_ = Kernel(add_, "(Tensor(a!) x, Tensor y) -> Tensor(a!)", ("x",), (torch.Tag.inplace,))
+ADD_OUT = Kernel(add_out, "(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", ("out",), (torch.Tag.out,))
+
+
+# Contenders -----------------------------------------------------------------------------------------------------
+
+#: Libraries made by hand. Nothing that is defined here is removed again: what that costs is not the question.
+LIBRARIES: list[Library] = []
+
+
+def define_ours(name: str, kernel: Kernel) -> Fn:
+    name = f"{NAMESPACES[OURS]}::{name}"
+    return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, tags=kernel.tags)
+
+
+def define_custom_op(name: str, kernel: Kernel) -> Fn:
+    name = f"{NAMESPACES['custom_op']}::{name}"
+    return torch.library.custom_op(name, kernel.fn, mutates_args=kernel.mutates, tags=kernel.tags)
+
+
+def define_library(name: str, kernel: Kernel) -> Fn:
+    library = Library(NAMESPACES["Library"], "FRAGMENT")
+    library.define(name + kernel.schema, tags=kernel.tags)
+    library.impl(name, kernel.fn, "CompositeExplicitAutograd")
+    LIBRARIES.append(library)
+    return getattr(getattr(torch.ops, NAMESPACES["Library"]), name).default
+
+
+NAMES = map("op_{}".format, itertools.count())
+DEFINE: dict[str, Fn] = {OURS: define_ours, "custom_op": define_custom_op, "Library": define_library}
+
+
+def defined(kernel: Kernel, name: str | None = None) -> dict[str, Fn]:
+    return {contender: define(name or kernel.fn.__name__, kernel) for contender, define in DEFINE.items()}
+
+
+def packets(name: str) -> dict[str, Fn]:
+    return {contender: getattr(getattr(torch.ops, namespace), name) for contender, namespace in NAMESPACES.items()}
+
+
+# Gradients ------------------------------------------------------------------------------------------------------
+
+
+def keep_factor(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    ctx.by = inputs[1]
+
+
+def scale_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return grad * ctx.by, None
+
+
+class Scale(torch.autograd.Function):
+    """`scale` and its gradient without an op. (With a setup_context of its own, apply would be four times slower.)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        return scale(x, by)
+
+    backward = staticmethod(scale_backward)
+
+
+class ScaleOp(Scale):
+    """What goes to the Autograd key of an op that is defined by hand; `op` is set to it."""
+
+    op: Fn
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        with torch._C._AutoDispatchBelowAutograd():
+            return ScaleOp.op(x, by)
+
+
+def differentiable() -> dict[str, Fn]:
+    ops: dict[str, Any] = defined(SCALE, "scale_with_gradient")
+    for contender in (OURS, "custom_op"):
+        ops[contender].register_autograd(scale_backward, setup_context=keep_factor)
+    ScaleOp.op = ops["Library"]
+    LIBRARIES[-1].impl("scale_with_gradient", ScaleOp.apply, "Autograd")
+    return ops | {"Function": Scale.apply}
+
+
+# Cases ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One statement, in which `f` stands for each contender in turn."""
+
+    name: str
+    statement: str
+    contenders: dict[str, Fn]
+    requires_grad: bool = False
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    calls: int = 200  #: in one round
+    then: str = ""  #: appended to the statement where results are compared
+
+    def variables(self, contender: str) -> dict[str, Any]:
+        with self.context():
+            tensors = {name: torch.ones(4) for name in ("y", "out", "grad_out")}
+            x = torch.arange(1.0, 5.0, requires_grad=self.requires_grad)
+        others = {"grad": torch.autograd.grad, "kernel": SCALE, "names": NAMES}
+        return {"f": self.contenders[contender], "x": x, **tensors, **others}
+
+    def outcome(self, contender: str) -> tuple[Any, list[Tensor]]:
+        """What the statement returns, and what it makes of the tensors it is given."""
+        variables = self.variables(contender)
+        with self.context():
+            result = eval(self.statement + self.then, variables)
+        return result, [value for value in variables.values() if isinstance(value, Tensor)]
+
+    def verify(self) -> None:
+        """Raise AssertionError unless the statement does the same for all contenders."""
+        expected, *others = map(self.outcome, self.contenders)
+        for other in others:
+            torch.testing.assert_close(other, expected, rtol=0, atol=0)
+
+
+def cases() -> list[Case]:
+    plain, with_gradient = defined(SCALE), differentiable()
+    return [
+        Case("no gradient", "f(x, 2.0)", plain),
+        Case("no gradient, torch.ops", "f(x, 2.0)", packets("scale")),
+        Case("inference mode", "f(x, 2.0)", plain, context=torch.inference_mode),
+        Case("forward", "f(x, 2.0)", with_gradient, requires_grad=True),
+        Case("forward and backward", "grad(f(x, 2.0), x, grad_out)", with_gradient, requires_grad=True),
+        Case("mutates, returns None", "f(x, y)", defined(ADD_TO)),
+        Case("in-place", "f(x, y)", defined(ADD_)),
+        Case("out=", "f(x, y, out=out)", defined(ADD_OUT)),
+        Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, 2.0)"),
+    ]
+
+
+# Timing ---------------------------------------------------------------------------------------------------------
+
+
+class Times:
+    """Microseconds of one case: for each contender, one number a round."""
+
+    def __init__(self, case: str, rounds: dict[str, list[float]]) -> None:
+        self.case = case
+        self.rounds = rounds
+
+    def median(self, contender: str) -> float:
+        return statistics.median(self.rounds[contender])
+
+    def spread(self, contender: str) -> float:
+        """Half the distance of the quartiles, in percent of the median."""
+        low, _, high = statistics.quantiles(self.rounds[contender], n=4)
+        return 50 * (high - low) / self.median(contender)
+
+    def ratio(self, rival: str) -> float:
+        return self.median(OURS) / self.median(rival)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        return {
+            contender: {"us": self.median(contender), "spread": self.spread(contender), "ratio": self.ratio(contender)}
+            for contender in self.rounds
+        }
+
+
+def take_turns(contenders: list[str], rounds: int, seconds: Callable[[str], float]) -> dict[str, list[float]]:
+    """Measure every contender once a round; each round begins with another one."""
+    microseconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for i in range(-3, rounds):  # the first ones warm up
+        first = i % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
+            measured = 1e6 * seconds(contender)
+            if i >= 0:
+                microseconds[contender].append(measured)
+    return microseconds
+
+
+def time_case(case: Case, rounds: int) -> Times:
+    # Processor time: waiting for a core that is lent to somebody else does not count.
+    timers = {c: timeit.Timer(case.statement, "", time.process_time, case.variables(c)) for c in case.contenders}
+    with case.context():
+        return Times(case.name, take_turns(list(timers), rounds, lambda c: timers[c].timeit(case.calls) / case.calls))
+
+
+# Printing -------------------------------------------------------------------------------------------------------
+
+
+def print_table(all_times: list[Times]) -> None:
+    print("processor time in us: median ± half the distance of the quartiles; ratio: customops to the one before it\n")
+    print(f"{'':22}{OURS:>15}" + "".join(f"{rival:>15} ratio" for rival in RIVALS))
+    for times in all_times:
+        rivals = (f"{cell(times, rival)} {times.ratio(rival):5.2f}" for rival in RIVALS if rival in times.rounds)
+        print(f"{times.case:22}{cell(times, OURS)}{''.join(rivals)}")
+
+
+def cell(times: Times, contender: str) -> str:
+    return f"{times.median(contender):9.2f} ±{times.spread(contender):3.0f}%"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only verify that the contenders agree; time nothing")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    every_case = cases()
+    for case in every_case:
+        case.verify()
+    if options.check:
+        print(f"{len(every_case)} cases: the contenders agree")
+        return
+
+    rounds = 30 if options.quick else 300
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, one thread, {rounds} rounds")
+    all_times = [time_case(case, rounds) for case in every_case]
+    print_table(all_times)
+    if any(times.spread(contender) > 20 for times in all_times for contender in times.rounds):
+        print("\nthe machine is busy: figures that spread by more than 20% are not to be trusted")
+    if options.json is not None:
+        figures = {times.case: times.figures() for times in all_times}
+        options.json.write_text(json.dumps({"torch": torch.__version__, "cases": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
