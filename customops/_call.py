@@ -64,21 +64,19 @@ def filler(schema: Schema) -> Fill | None:
     if not any(argument.has_default for argument in schema.arguments):
         return None
     defaults = tuple(argument.default for argument in schema.positional)
+    names = [a.name for a in schema.keyword_only]
     keyword = {a.name: a.default for a in schema.keyword_only if a.has_default}
     none_positions = [i for i, a in enumerate(schema.positional) if a.default_is_none_in_text]
     none_names = [a.name for a in schema.keyword_only if a.default_is_none_in_text]
     has_lists = any(isinstance(a.default, tuple) for a in schema.arguments)
-    if not (none_positions or none_names or has_lists):
-        return lambda args, kwargs: (
-            args + defaults[len(args) :],
-            keyword | kwargs if keyword else kwargs,
-        )
+    if not (keyword or none_positions or has_lists):
+        return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
 
     def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         filled = [*args, *map(_fresh, defaults[len(args) :])]
         for i in none_positions:
             filled[i] = _fresh(defaults[i]) if filled[i] is None else filled[i]
-        named = {name: _fresh(value) for name, value in keyword.items()} | kwargs
+        named = {name: kwargs[name] if name in kwargs else _fresh(keyword[name]) for name in names}
         for name in none_names:
             named[name] = _fresh(keyword[name]) if named[name] is None else named[name]
         return tuple(filled), named
@@ -166,7 +164,7 @@ _NUMBERS: dict[str, tuple[type, ...]] = {
     "int": (numbers.Integral, torch.SymInt),
     "float": (numbers.Real, torch.SymFloat, torch.SymInt),
     "bool": (bool, torch.SymBool),
-    "Scalar": (numbers.Number, torch.SymInt, torch.SymFloat, torch.SymBool),
+    "Scalar": (numbers.Integral, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool),
 }
 
 
@@ -254,12 +252,12 @@ def alias_error(
     outputs = list(_named_results(schema, result))
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
-            if _compat.storage_id(tensor) == _compat.storage_id(output):
+            if tensor is output or _compat.share_storage(tensor, output):
                 relation = "is" if tensor is output else "shares memory with"
                 return AliasError(
                     f"{label} {relation} {name}; an output may not alias an input or another output",
                     op=op,
-                    argument=name.removeprefix("argument "),
+                    argument=name.removeprefix("argument ").replace("'", ""),
                     where=where(fn),
                     fix="return a copy (.clone()), or declare the alias: an in-place op (torch.Tag.inplace), an out op "
                     "(torch.Tag.out), or a view with schema=",

@@ -1,16 +1,16 @@
 """The only module that touches private torch names.
 
-Everything here was seen to exist on torch 2.13 and 2.15. What may be missing elsewhere is probed once, and the rest
-of the package asks `supports_*()` or calls a function that does the right thing without it.
+Everything here was seen to exist on torch 2.13 and 2.15. What differs between versions is probed here, and the rest of
+the package calls a function that does the right thing on each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
+import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -28,10 +28,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
 
 _C: Any = torch._C
-
 DispatchKey: Any = _C.DispatchKey
 DispatchKeySet: Any = _C.DispatchKeySet
-FunctionSchema: Any = _C.FunctionSchema
 
 #: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
 after_autograd: Any = _C._after_autograd_keyset
@@ -44,9 +42,7 @@ below_autograd: Any = _C._AutoDispatchBelowAutograd
 any_requires_grad: Callable[..., bool] = _C._any_requires_grad
 
 #: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
-any_alias: Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], bool] = (
-    _C._any_output_is_alias_to_input_or_output
-)
+any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
 
 #: The autograd.Function that functorch itself applies at one level; see `apply_function`.
 SingleLevelFunction: Any = _SingleLevelFunction
@@ -77,36 +73,26 @@ def dtype_from_number(number: int) -> torch.dtype:
     return _dtypes_by_number()[number]
 
 
-_LAYOUTS = "strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged"
-_MEMORY_FORMATS = "contiguous_format preserve_format channels_last channels_last_3d"
-
 #: In the order of c10::Layout and c10::MemoryFormat.
-_ENUMS: dict[str, list[Any]] = {
-    "Layout": [getattr(torch, name) for name in _LAYOUTS.split()],
-    "MemoryFormat": [getattr(torch, name) for name in _MEMORY_FORMATS.split()],
+_ENUMS = {
+    "Layout": "strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged".split(),
+    "MemoryFormat": "contiguous_format preserve_format channels_last channels_last_3d".split(),
 }
 
 
 def enum_from_number(type_: str, number: int) -> Any:
     """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
-    return _ENUMS[type_][number]
+    return getattr(torch, _ENUMS[type_][number])
 
 
 def enum_to_number(value: torch.layout | torch.memory_format) -> int:
-    return _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"].index(value)
-
-
-def find_schema(qualname: str, overload: str = "") -> Any | None:
-    """The dispatcher's schema of an op, or None where no such op is defined."""
-    for schema in _C._jit_get_schemas_for_operator(qualname):
-        if schema.overload_name == overload:
-            return schema
-    return None
+    names = _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"]
+    return names.index(str(value).removeprefix("torch."))
 
 
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
-    """The OpOverload of an op, or None where no such op is defined."""
-    if find_schema(qualname, overload) is None:
+    """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
+    if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
         return None
     namespace, name = qualname.split("::")
     packet = getattr(getattr(torch.ops, namespace), name)
@@ -130,11 +116,17 @@ def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
     """The schema name of a class made known through torch's `register_opaque_type`, or None."""
     if not isinstance(annotation, type):  # torch logs a warning for anything else
         return None
-    known = _opaque.is_opaque_reference_type if as_return else _opaque.is_opaque_type
-    if not known(annotation):
-        return None
-    info = _opaque._resolve_opaque_type_info(annotation)
+    newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
+    known = getattr(_opaque, newer, None) or getattr(_opaque, older)
+    info = _opaque._resolve_opaque_type_info(annotation) if known(annotation) else None
     return info.class_name if info is not None else None
+
+
+#: The older names log a deprecation on 2.15, the newer ones are not on 2.13.
+_OPAQUE_PREDICATES = {
+    "parameter": ("is_custom_class", "is_opaque_type"),
+    "return": ("is_opaque_symbolic_type", "is_opaque_reference_type"),
+}
 
 
 def group_name_type() -> Any | None:
@@ -198,41 +190,40 @@ def any_tangent(values: tuple[Any, ...]) -> bool:
 # Library --------------------------------------------------------------------------------------------------------
 
 
-class _OnDestroy:
-    """What `Library` keeps in its list of registration handles."""
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.destroy = callback
-
-
 def on_library_destroyed(library: Library, callback: Callable[[], object]) -> None:
     """Call `callback` when `library` is destroyed, by whoever does it (torch's own redefinition too)."""
-    library._registration_handles.append(_OnDestroy(callback))  # type: ignore[arg-type]
+    handle: Any = types.SimpleNamespace(destroy=callback)
+    library._registration_handles.append(handle)
 
 
 def destroy_library(library: Library) -> None:
     if library.m is not None:
         library._destroy()
+    # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
+    torch.library._defs.difference_update(library._op_defs)
+    library._op_defs.clear()
+    library._op_impls.clear()
 
 
 def library_alive(library: Library) -> bool:
     return library.m is not None
 
 
-def forget_kernels(namespace: str, name: str, keys: Iterable[str]) -> None:
-    """Let go of Python kernels whose library is gone.
+def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
+    """Make `kernel` (or none) the Python function that torch remembers for an op and a key.
 
-    torch remembers the last Python function of each op and key, and with it all that the function refers to; only
-    another function takes its place. Needed as long as `Library._destroy` does not do it.
+    Beside the dispatcher's own table torch keeps the last Python function given for each op and key, and calls it
+    while a dispatch mode is active. It is not taken back when its library is destroyed: then the wrong kernel runs, and
+    all that the function refers to stays alive. Only another function takes its place.
     """
     library = Library(namespace, "FRAGMENT")
-    for key in keys:
-        library.m.impl(name, key, _gone, False)  # type: ignore[union-attr]
+    fn, with_keyset = kernel or (_gone, False)
+    library.m.impl(name, key, fn, with_keyset)  # type: ignore[union-attr]
     library._destroy()
 
 
 def _gone(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("the kernel's library was destroyed")
+    raise RuntimeError("the library of this kernel was destroyed")
 
 
 def install_view_fallback(library: Library, name: str) -> None:
@@ -254,6 +245,14 @@ def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_
         # Overriding is what the caller asked for; torch mentions it, once per process for all operators.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         library.impl(name, fn, key, with_keyset=with_keyset)
+
+
+def forget_dispatch(overload: OpOverload) -> None:
+    """Drop what an overload remembers of which kernel a key leads to: kernels came or went.
+
+    torch keeps it for calls under modes, and does not drop it where a library is destroyed.
+    """
+    overload._dispatch_cache.clear()
 
 
 def retire_overload(overload: OpOverload, error: Exception) -> None:
@@ -384,21 +383,15 @@ def fake_record(qualname: str) -> Any | None:
 # Dynamo ---------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def supports_code_strategy() -> bool:
-    """Can a code object be marked as never to be traced by Dynamo, callees included, at no cost per call?"""
-    return hasattr(_C._dynamo.eval_frame, "set_code_exec_strategy")
-
-
 def outside_dynamo(fn: _F) -> _F:
     """Keep Dynamo from tracing the frames of `fn`, which C++ calls, and all frames below them.
 
-    Marks the code object, so one call serves every closure made from the same ``def``. Where torch cannot, the
-    function is wrapped as `torch.compiler.disable` wraps it.
+    Marks the code object, so one call serves every closure made from the same ``def``, and calls cost nothing. Where
+    torch cannot, the function is wrapped as `torch.compiler.disable` wraps it.
     """
-    if not supports_code_strategy():
-        return cast(_F, torch.compiler.disable(fn))
     frames = _C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return cast(_F, torch.compiler.disable(fn))
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
     return fn
@@ -409,39 +402,43 @@ def storage_id(tensor: torch.Tensor) -> int:
     return cast(int, tensor.untyped_storage()._cdata)
 
 
+def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return has_storage(first) and has_storage(second) and storage_id(first) == storage_id(second)
+
+
 # Checks ---------------------------------------------------------------------------------------------------------
 
-TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+_fake_tensor: Any = torch._subclasses.fake_tensor
 
+#: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
+NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
+NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
+NeedsData: Any = (_fake_tensor.DataDependentOutputException, _fake_tensor.DynamicOutputShapeException)
+
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 tree_flatten = torch.utils._pytree.tree_flatten
 tree_unflatten = torch.utils._pytree.tree_unflatten
 tree_leaves = torch.utils._pytree.tree_leaves
 
 
 def schema_of(op: OpOverload) -> Any:
-    """The dispatcher's FunctionSchema of an operator."""
     return op._schema
 
 
 def is_abstract(tensor: torch.Tensor) -> bool:
     """Does the tensor hold no data of its own: meta, fake, or wrapped by a functorch transform?"""
-    fake_tensor = torch._subclasses.fake_tensor
-    wrapped = _C._functorch.is_functorch_wrapped_tensor(tensor)
-    return bool(tensor.is_meta or fake_tensor.is_fake(tensor) or wrapped)
+    return tensor.is_meta or _fake_tensor.is_fake(tensor) or _C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """The tensors a sparse tensor or a wrapper subclass is made of, or None where it is not made of others."""
-    wrapper: Any = tensor  # no type checker believes that a Tensor may be a wrapper
-    if torch.utils._python_dispatch.is_traceable_wrapper_subclass(wrapper):
-        return [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return None
+def wrapped_by(tensor: Any) -> list[torch.Tensor] | None:
+    """The tensors inside a wrapper subclass, or None for other tensors."""
+    if not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
+        return None
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor._indices(), tensor._values()]  # the public names refuse uncoalesced tensors
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
@@ -471,47 +468,17 @@ def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def without_autograd_fallback() -> Iterator[None]:
-    """Operators without an autograd kernel leave the ``requires_grad`` of their outputs as the kernel made it."""
-    before = _C._get_autograd_fallback_mode()
-    _C._set_autograd_fallback_mode("nothing")
-    try:
-        yield
-    finally:
-        _C._set_autograd_fallback_mode(before)
+def set_autograd_fallback(mode: str) -> str:
+    """What torch does for operators without an autograd kernel: "nothing", "warn" or "error"; returns what it did."""
+    before: str = _C._get_autograd_fallback_mode()
+    _C._set_autograd_fallback_mode(mode)
+    return before
 
 
 def fake_mode() -> Any:
-    """A FakeTensorMode in which data-dependent sizes may be made up."""
+    """A FakeTensorMode in which sizes that depend on data may be made up."""
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
-
-
-def make_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
-    """`tensor` as a fake of the same sizes, or None where torch has no fakes of its kind."""
-    try:
-        return cast(torch.Tensor, mode.from_tensor(tensor, static_shapes=True))
-    except torch._subclasses.fake_tensor.UnsupportedFakeTensorException:
-        return None
-
-
-def lacks_fake(error: BaseException) -> bool:
-    """Was `error` raised for an operator that has no fake impl? (A torch custom_op says so in words only.)"""
-    unsupported = torch._subclasses.fake_tensor.UnsupportedOperatorException
-    return isinstance(error, unsupported) or "no fake impl" in str(error)
-
-
-def depends_on_data(error: BaseException) -> bool:
-    """Was `error` raised by FakeTensorMode because the result of an operator depends on data?"""
-    fake_tensor = torch._subclasses.fake_tensor
-    return isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException))
-
-
-def symbolic(number: Any) -> tuple[Any, Any]:
-    """The sympy expression of a SymInt, and the range of values (``value in range``) torch knows it to have."""
-    expression = number.node.expr
-    return expression, number.node.shape_env.bound_sympy(expression)
 
 
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
@@ -521,11 +488,11 @@ def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]
     """
     aot = importlib.import_module("torch._functorch.aot_autograd")
     partitioners = importlib.import_module("torch._functorch.partitioners")
-    compiled: Callable[..., Any] = aot.aot_function(
+    compiled = aot.aot_function(
         fn,
         fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
         partition_fn=partitioners.min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
         dynamic=dynamic,
     )
-    return compiled
+    return cast(Callable[..., Any], compiled)

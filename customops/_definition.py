@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import weakref
@@ -21,6 +22,9 @@ lock = threading.RLock()
 
 #: Takes a registration back.
 Undo = Callable[[], object]
+
+#: A function at a dispatch key, and whether it is given the key set.
+Kernel = tuple[Callable[..., Any], bool]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -97,7 +101,9 @@ class Definition:
     #: What to raise for an op that is gone.
     removed: Exception | None = None
     _added: list[Library] = field(default_factory=list)
-    _keys: set[str] = field(default_factory=set)
+    #: The Python kernels at each key, newest last; shared by all definitions of the op.
+    _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
+    _installed: list[tuple[str, Kernel]] = field(default_factory=list)
 
     @classmethod
     def define(cls, name: Name, schema: Schema, tags: tuple[torch.Tag, ...], text: str | None = None) -> Definition:
@@ -135,7 +141,8 @@ class Definition:
 
     def on(self, library: Library) -> Definition:
         """The same op, reached through another library."""
-        return Definition(self.name, self.schema, self.tags, self.overload, lender=weakref.ref(library))
+        lender = weakref.ref(library)
+        return Definition(self.name, self.schema, self.tags, self.overload, lender=lender, _kernels=self._kernels)
 
     def impl(self, fn: Callable[..., Any], key: str, *, with_keyset: bool = False, apart: bool = False) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
@@ -144,14 +151,16 @@ class Definition:
         what is added later (`apart`) has a library of its own, unless the caller named the one that counts.
         """
         library, undo = self._library(apart)
-        self._keys.add(key)
+        kernel = fn, with_keyset
+        self._kernels.setdefault(key, []).append(kernel)
+        self._installed.append((key, kernel))
         _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
-        return undo
+        _compat.forget_dispatch(self.overload)
+        return functools.partial(self._take_back, undo, key, kernel)
 
     def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
         """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(apart)
-        self._keys.add("Meta")
         _compat.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
 
@@ -181,7 +190,25 @@ class Definition:
             return self.library, _nothing
         library = Library(self.name.namespace, "FRAGMENT")
         self._added.append(library)
-        return library, lambda: _compat.destroy_library(library)
+        return library, functools.partial(_compat.destroy_library, library)
+
+    def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
+        undo()
+        self._forget(key, kernel)
+        _compat.forget_dispatch(self.overload)
+
+    def _forget(self, key: str, kernel: Kernel) -> None:
+        """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
+        kernels = self._kernels[key]
+        if kernel in kernels:
+            kernels.remove(kernel)
+            _compat.remember_kernel(self.name.namespace, self.name.local, key, kernels[-1] if kernels else None)
+
+    def end_loan(self) -> None:
+        """The library that `lender` stood for is gone, and all that went through it."""
+        for key, kernel in self._installed:
+            self._forget(key, kernel)
+        _compat.forget_dispatch(self.overload)
 
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
@@ -190,10 +217,12 @@ class Definition:
             _compat.destroy_library(library)
         self._added.clear()
         if self.library is not None:
-            _compat.destroy_library(self.library)
+            _compat.destroy_library(self.library)  # also where somebody else has destroyed it: see there
             _compat.forget_signature(self.name.packet, self.name.overload)
             _compat.retire_overload(self.overload, error)
-        _compat.forget_kernels(self.name.namespace, self.name.local, self._keys)
+        self.end_loan()
+        if self.library is not None:
+            _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
 def _nothing() -> None:

@@ -130,9 +130,14 @@ def infer_schema(
     return (op_name or "") + str(schema_of(fn, mutates_args, normalize_tags(tags)))
 
 
-def schema_of(fn: Callable[..., Any], mutates_args: str | Iterable[str], tags: tuple[torch.Tag, ...] = ()) -> Schema:
-    """The `Schema` of a typed function; see `infer_schema`."""
-    reader = _Reader.of(fn)
+def schema_of(
+    fn: Callable[..., Any],
+    mutates_args: str | Iterable[str],
+    tags: tuple[torch.Tag, ...] = (),
+    op: str | None = None,
+) -> Schema:
+    """The `Schema` of a typed function, for `op`; see `infer_schema`."""
+    reader = _Reader.of(fn, op or name_of(fn))
     parameters = reader.signature.parameters
     mutated = _mutated_names(mutates_args, parameters, reader)
     arguments = tuple(reader.argument(index, parameter, mutated) for index, parameter in enumerate(parameters.values()))
@@ -188,11 +193,12 @@ class _Reader:
     """Reads one function's annotations; every complaint names that function and its line."""
 
     fn: Callable[..., Any]
+    op: str
     signature: inspect.Signature
     globals: dict[str, Any]
 
     @classmethod
-    def of(cls, fn: Callable[..., Any]) -> _Reader:
+    def of(cls, fn: Callable[..., Any], op: str) -> _Reader:
         if not callable(fn) or isinstance(fn, type):
             raise SchemaError("expected a function", got=_brief(fn), fix="decorate a typed Python function")
         try:
@@ -200,16 +206,16 @@ class _Reader:
         except (ValueError, TypeError) as error:
             raise SchemaError(
                 "the signature cannot be read (it is not a Python function)",
-                op=name_of(fn),
+                op=op,
                 fix="wrap it in a typed Python function, or pass schema=",
             ) from error
         inner = innermost(fn)
         if not hasattr(inner, "__globals__"):
             inner = getattr(type(inner).__call__, "__wrapped__", type(inner).__call__)
-        return cls(fn, signature, getattr(inner, "__globals__", {}))
+        return cls(fn, op, signature, getattr(inner, "__globals__", {}))
 
     def fail(self, problem: str, **fields: str | None) -> NoReturn:
-        raise SchemaError(problem, op=name_of(self.fn), where=where(self.fn), **fields)
+        raise SchemaError(problem, op=self.op, where=where(self.fn), **fields)
 
     def argument(self, index: int, parameter: inspect.Parameter, mutated: frozenset[str] | None) -> Argument:
         name = parameter.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class _Rules:
     """The rules of an op that live as long as one definition."""
 
     def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
+        self.definition = definition
         self.kernel = KernelRule(definition, default)
         self.fake = FakeRule(definition, name)
         self.autograd = AutogradRule(definition)
@@ -108,7 +110,7 @@ class CustomOpDef(Generic[P, R]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self._registry, self._qualname)
+        return self._registry._reduce(self._qualname)
 
     @property
     def _qualname(self) -> str:
@@ -203,7 +205,8 @@ class CustomOpDef(Generic[P, R]):
     @property
     def _abstract_fn(self) -> Fn | None:
         """What torch asks its own ops for to know whether they have a fake."""
-        return self._rules.fake.fn
+        scoped = [rules.fake.fn for rules in self._scoped.values() if rules.fake.fn is not None]
+        return scoped[-1] if scoped else self._rules.fake.fn
 
     # Autograd ---------------------------------------------------------------------------------------------------
 
@@ -377,15 +380,18 @@ class CustomOpDef(Generic[P, R]):
         rules = self._scoped.get(id(library))
         if rules is None:
             rules = self._scoped[id(library)] = _Rules(self._definition.on(library), self._init_fn, self.__name__)
-            _compat.on_library_destroyed(library, functools.partial(self._scoped.pop, id(library), None))
+            _compat.on_library_destroyed(
+                library, functools.partial(self._end_scoped, weakref.ref(library), id(library))
+            )
         return rules
+
+    def _end_scoped(self, library: weakref.ref[Library], key: int) -> None:
+        lent = library()
+        if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
+            self._scoped.pop(key).definition.end_loan()
 
     def _record(self, undo: Undo) -> None:
         self._registry._record(undo)
-
-
-def _registered(registry: Registry, qualname: str) -> CustomOpDef[Any, Any]:
-    return registry.adopt(qualname)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Registry:
             )
         all_tags = normalize_tags(tags)
         if schema is None:
-            wanted = schema_of(fn, mutates_args, all_tags)
+            wanted = schema_of(fn, mutates_args, all_tags, op=str(name))
         else:
             wanted = _manual_schema(schema, mutates_args, name, fn)
             check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
@@ -263,6 +263,10 @@ class Registry:
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self._drop(op)
+
+    def _reduce(self, qualname: str) -> tuple[Any, ...]:
+        """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
+        return _load, (qualname,)
 
     def _record(self, undo: Undo) -> None:
         """Remember how to take a registration back, if a scope of this registry is open."""
@@ -401,6 +405,10 @@ def _only_overload(packet: OpOverloadPacket) -> OpOverload:
         )
     overload: OpOverload = getattr(packet, names[0])
     return overload
+
+
+def _load(qualname: str) -> CustomOpDef[Any, Any]:
+    return default.adopt(qualname)
 
 
 #: The registry that `customops.custom_op` and the function forms use.

@@ -202,7 +202,8 @@ def _reason(error: Exception) -> str:
         return "a number in it is out of range"
     if isinstance(error, UnicodeError):
         return "names must be ASCII"
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = str(error).rpartition("please report a bug to PyTorch. ")[2]  # what an internal assert says after its own
+    lines = [line for line in text.splitlines() if line.strip()]
     reason = lines[0].removesuffix(" here:").rstrip(" :") if lines else "syntax error"
     for line, below in itertools.pairwise(lines):
         if "<--- HERE" in below:

@@ -63,6 +63,11 @@ def register_torch_dispatch(
     return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
 
 
+def register_effect(op: Op, effect: Any) -> None:
+    """`CustomOpDef.register_effect` on any op."""
+    adopt(op).register_effect(effect)
+
+
 def get_ctx() -> Any:
     """Inside a fake impl, the context with ``new_dynamic_size(min=0, max=None)`` for sizes that depend on data.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._definition import Definition, Undo
-from customops.errors import DefinitionError
+from customops.errors import DefinitionError, RegistrationError
 
 
 class AutocastRule:
@@ -40,7 +40,7 @@ class AutocastRule:
                 got=repr(cast_inputs),
                 fix="e.g. torch.float16",
             )
-        if not torch.amp.is_autocast_available(device_type):
+        if not _has_autocast(device_type, op):
             raise DefinitionError(f"device type {device_type!r} does not support autocast", op=op)
         before = dict(self.dtypes)
         self.dtypes[device_type] = cast_inputs
@@ -61,16 +61,28 @@ class AutocastRule:
         self.dtypes = before
 
 
+def _has_autocast(device_type: str, op: str) -> bool:
+    try:
+        return torch.amp.is_autocast_available(device_type)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RegistrationError(f"unknown device type: {reason}", op=op, got=repr(device_type)) from error
+
+
 def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:
     """The function at a device's autocast key: cast, then call the op again without that key."""
     overload, own_key = rule.definition.overload, _compat.key_set(key)
+    arguments = rule.definition.schema.positional
+    # What is written to stays: the op would write to the cast copy.
+    written = {argument.name for argument in rule.definition.schema.mutated}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = rule.dtypes[device_type]
+        named = [(argument.name, value) for argument, value in zip(arguments, args, strict=False)]
         with _compat.exclude_keys(own_key):
             return overload(
-                *(_cast(value, device_type, dtype) for value in args),
-                **{name: _cast(value, device_type, dtype) for name, value in kwargs.items()},
+                *(value if name in written else _cast(value, device_type, dtype) for name, value in named),
+                **{k: value if k in written else _cast(value, device_type, dtype) for k, value in kwargs.items()},
             )
 
     return _compat.outside_dynamo(autocast)

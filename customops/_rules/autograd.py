@@ -165,7 +165,8 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
         raise UnsupportedError(
             "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
             op=str(definition.name),
-            fix="use reverse mode (torch.func.grad, vjp, jacrev), or write the op with torch operations",
+            fix="use reverse mode (torch.func.grad, vjp, jacrev; jacrev(jacrev(f)) for a hessian), "
+            "or write the op with torch operations",
         )
 
     name = f"{definition.name.name}_{definition.name.overload}".strip("_")

@@ -12,7 +12,7 @@ import torch
 
 from customops import _compat
 from customops._call import Check, Fill, Fn, bind_kernel, filler, kernel_check
-from customops._definition import Definition, Undo
+from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
 from customops.errors import DefinitionError, RegistrationError
 
@@ -33,6 +33,16 @@ class Cell:
         self.fn = fn
 
 
+class Switch:
+    """An open `set_kernel_enabled`."""
+
+    __slots__ = ("device_type", "enabled")
+
+    def __init__(self, device_type: str, enabled: bool) -> None:
+        self.device_type = device_type
+        self.enabled = enabled
+
+
 class KernelRule:
     """The kernels of one op. `default` is the function it was defined from, if it is ours."""
 
@@ -40,7 +50,7 @@ class KernelRule:
         self.definition = definition
         self.default = default
         self.kernels: dict[str | None, Fn] = {}
-        self.disabled: set[str] = set()
+        self.switches: list[Switch] = []  # of the contexts that are open now
         self._cells: dict[str | None, Cell] = {}
         self._selects = False  # has the BackendSelect trampoline been installed?
 
@@ -59,6 +69,7 @@ class KernelRule:
         """Make `fn` the kernel of one device."""
         before = self.kernels.get(device_type)
         self.kernels[device_type] = fn
+        self._sync()
         uninstall = self._refresh(device_type, apart=True)
         return functools.partial(self._unset, device_type, fn, before, uninstall)
 
@@ -67,7 +78,7 @@ class KernelRule:
             return  # somebody else, perhaps another thread, has registered the device since: that stays
         if before is not None:
             self.kernels[device_type] = before
-            self._cells[device_type].fn = self._active(device_type)
+            self._sync()
             return
         del self.kernels[device_type]
         uninstall()
@@ -77,15 +88,29 @@ class KernelRule:
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
         """Switch a kernel on or off while the context lasts; see `CustomOpDef.set_kernel_enabled`."""
-        was_disabled = device_type in self.disabled
-        self._warn_if_no_change(device_type, enabled, was_disabled)
-        self._set_disabled(device_type, not enabled)
+        self._warn_if_no_change(device_type, enabled)
+        switch = Switch(device_type, enabled)
+        self._update(self.switches.append, switch)
         try:
             yield
         finally:
-            self._set_disabled(device_type, was_disabled)
+            self._update(self.switches.remove, switch)
 
-    def _warn_if_no_change(self, device_type: str, enabled: bool, was_disabled: bool) -> None:
+    def _update(self, change: Callable[[Switch], object], switch: Switch) -> None:
+        with lock:
+            change(switch)
+            self._sync()
+
+    def _sync(self) -> None:
+        """Let every trampoline call what is registered and switched on now."""
+        for device_type, cell in self._cells.items():
+            cell.fn = self._active(device_type)
+
+    def _disabled(self, device_type: str | None) -> bool:
+        """The newest switch counts. Contexts of several threads may end in any order."""
+        return next((not s.enabled for s in reversed(self.switches) if s.device_type == device_type), False)
+
+    def _warn_if_no_change(self, device_type: str, enabled: bool) -> None:
         action = "enable" if enabled else "disable"
         if device_type not in self.kernels:
             log.warning(
@@ -94,17 +119,12 @@ class KernelRule:
                 action,
                 device_type,
             )
-        elif was_disabled != enabled:
+        elif self._disabled(device_type) != enabled:
             log.warning("%s: the kernel for %s is already %sd", self.definition.name, device_type, action)
 
-    def _set_disabled(self, device_type: str, disabled: bool) -> None:
-        (self.disabled.add if disabled else self.disabled.discard)(device_type)
-        if device_type in self._cells:
-            self._cells[device_type].fn = self._active(device_type)
-
     def _active(self, device_type: str | None) -> Fn:
-        if device_type in self.disabled:
-            return self.default or self._no_default(device_type)
+        if self._disabled(device_type):
+            return self.kernels.get(None) or self.default or self._no_default(device_type)
         return self.kernels[device_type]
 
     def _no_default(self, device_type: str | None) -> Fn:
@@ -116,10 +136,8 @@ class KernelRule:
         return _Raise(error)
 
     def _refresh(self, device_type: str | None, *, apart: bool) -> Undo:
-        """Let the device's trampoline call what is registered now; install it if it is the first."""
-        cell = self._cells.get(device_type)
-        if cell is not None:
-            cell.fn = self._active(device_type)
+        """Install the device's trampoline, unless it has one."""
+        if device_type in self._cells:
             return _nothing
         definition = self.definition
         cell = self._cells[device_type] = Cell(self._active(device_type))

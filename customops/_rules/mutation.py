@@ -10,21 +10,36 @@ from torch.autograd.graph import increment_version
 
 from customops import _compat
 from customops._definition import Definition
+from customops.errors import UnsupportedError
 
 
 def install(definition: Definition) -> None:
     """Nothing to register: the schema says which arguments are written and which returns are views."""
     schema = definition.schema
-    below: Callable[..., Any] | None = None
-    if schema.is_view:
+    if schema.is_view and schema.mutated:
+        definition.impl(_refusal(definition), "ADInplaceOrView")
+    elif schema.is_view:
         definition.impl_view_fallback()
-        below = _compat.computed_kernel(str(definition.name), "ADInplaceOrView").call_boxed
-    if schema.mutated:
-        definition.impl(_trampoline(definition, below), "ADInplaceOrView", with_keyset=True)
+    elif schema.mutated:
+        definition.impl(_trampoline(definition), "ADInplaceOrView", with_keyset=True)
 
 
-def _trampoline(definition: Definition, below: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Bump the versions, then go on: to torch's view kernel where there is one, else below this key."""
+def _refusal(definition: Definition) -> Callable[..., Any]:
+    """Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            "an op cannot both return a view and write to an argument",
+            op=str(definition.name),
+            got=str(definition.schema),
+            fix="make it two ops, or call it under torch.inference_mode()",
+        )
+
+    return _compat.outside_dynamo(refuse)
+
+
+def _trampoline(definition: Definition) -> Callable[..., Any]:
+    """Bump the versions, then go on below this key."""
     overload, after = definition.overload, _compat.after_adinplaceorview
     positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
     names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]
@@ -33,8 +48,6 @@ def _trampoline(definition: Definition, below: Callable[..., Any] | None) -> Cal
         written = [args[i] for i in positions if i < len(args)]
         written += [kwargs[name] for name in names if name in kwargs]
         increment_version(list(_tensors(written)))
-        if below is not None:
-            return below(keyset, *args, **kwargs)
         return overload.redispatch(keyset & after, *args, **kwargs)
 
     return _compat.outside_dynamo(bump)

@@ -1,0 +1,160 @@
+"""`opcheck`: is an operator what its schema, its fake impl and its autograd registration say?
+
+Each check is one module. `CHECKS` is the table of them by name; `run_check` runs one and says how it went, and
+`opcheck` runs several in the form of `torch.library.opcheck`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
+from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError
+from customops.checks._trial import Trial, resolve
+from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
+from customops.checks.autograd_registration import autograd_registration_check
+from customops.checks.faketensor import fake_check
+from customops.checks.schema import schema_check
+from customops.errors import OpCheckError
+
+__all__ = [
+    "CHECKS",
+    "DEFAULT_CHECKS",
+    "Check",
+    "NotExercised",
+    "Outcome",
+    "SchemaCheckError",
+    "Trial",
+    "UsageError",
+    "aot_autograd_check",
+    "aot_dispatch_check",
+    "autograd_registration_check",
+    "fake_check",
+    "opcheck",
+    "run_check",
+    "schema_check",
+]
+
+#: A check raises what it finds, or NotExercised. It leaves the tensors of the trial as they are. No name of a check
+#: is the start of another's: names of generated tests begin with them.
+Check = Callable[[Trial], None]
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "test_schema": schema.check,
+        "test_autograd_registration": autograd_registration.check,
+        "test_faketensor": faketensor.check,
+        "test_aot_dispatch_static": functools.partial(aot_dispatch.check, dynamic=False),
+        "test_aot_dispatch_dynamic": functools.partial(aot_dispatch.check, dynamic=True),
+    }
+)
+
+DEFAULT_CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def opcheck(
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    test_utils: str | Sequence[str] = DEFAULT_CHECKS,
+    raise_exception: bool = True,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> dict[str, str | Exception]:
+    """Check an operator on one set of inputs.
+
+    A result of "SUCCESS" also covers a check that had nothing to try, such as test_autograd_registration on inputs
+    none of which requires grad; `run_check` tells the two apart.
+
+    Args:
+        op: an OpOverload, an OpOverloadPacket with one overload, or what `custom_op` returned.
+        args, kwargs: inputs on which the operator works. It is run on copies of them.
+        test_utils: names of checks, in the order in which to run them; "ALL" for all of `CHECKS`.
+        raise_exception: raise an OpCheckError at the first failure, rather than put it into the result.
+        atol, rtol: how far apart two results may be; both or neither. By default it depends on their dtype.
+
+    Returns:
+        "SUCCESS" or the exception, for each check.
+    """
+    trial = _trial(op, args, kwargs, atol, rtol)
+    results: dict[str, str | Exception] = {}
+    for name in _names(test_utils):
+        outcome = _run(name, trial)
+        if outcome.error is not None and raise_exception:
+            raise _failure(outcome) from outcome.error
+        results[name] = outcome.error or "SUCCESS"
+    return results
+
+
+def run_check(
+    name: str,
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> Outcome:
+    """Run one check of an operator on one set of inputs; arguments are those of `opcheck`."""
+    (name,) = _names([name])
+    return _run(name, _trial(op, args, kwargs, atol, rtol))
+
+
+def _run(name: str, trial: Trial) -> Outcome:
+    start = time.perf_counter()
+    outcome = Outcome(name, "passed")
+    try:
+        CHECKS[name](trial)
+    except NotExercised as nothing:
+        outcome = Outcome(name, "not exercised", reason=str(nothing))
+    except Exception as error:
+        outcome = Outcome(name, "failed", error)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _failure(outcome: Outcome) -> OpCheckError:
+    failure = OpCheckError(f"opcheck(op, ...): {outcome.check} failed with {outcome.error}")
+    # `raise ... from` sets the cause alone where no exception is being handled; code that was written for
+    # torch.library looks for the context.
+    failure.__context__ = outcome.error
+    return failure
+
+
+def _trial(
+    op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, atol: float | None, rtol: float | None
+) -> Trial:
+    if (atol is None) != (rtol is None):
+        raise UsageError("opcheck(op, ...): if you give one of atol and rtol, give both")
+    if not isinstance(args, (tuple, list)):
+        raise UsageError(
+            "opcheck(op, args, ...): args holds the arguments of one call",
+            argument="args",
+            expected="a tuple",
+            got=type(args).__name__,
+            fix="for an operator of one argument write opcheck(op, (x,))",
+        )
+    return Trial(resolve(op), tuple(args), dict(kwargs or {}), atol, rtol)
+
+
+def _names(test_utils: str | Sequence[str]) -> tuple[str, ...]:
+    if test_utils == "ALL":
+        return tuple(CHECKS)
+    names = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        raise UsageError(
+            f"opcheck(op, ..., test_utils=...): expected test_utils to be subset of {tuple(CHECKS)}",
+            argument="test_utils",
+            got=", ".join(map(repr, unknown)),
+        )
+    return names

@@ -1,0 +1,130 @@
+"""What every run of an operator starts from: its own copies of the inputs, and the same random seed.
+
+The user's tensors are never handed to the operator. A copy keeps what a kernel can see of a tensor: sizes, strides,
+alignment, memory shared with another input, whether it requires grad and whether it is a leaf.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from customops import _compat
+from customops.checks._memory import byte_range, is_addressable
+
+_T = TypeVar("_T")
+
+#: Copies start at a multiple of this many bytes from the original's storage, as CUDA's allocator aligns.
+_ALIGNMENT = 512
+_SEED = 0
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [leaf for leaf in _compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def copy_tensors(tree: _T, *, leaves: bool = False) -> _T:
+    """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`."""
+    values, spec = _compat.tree_flatten(tree)
+    originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
+    blocks = _copy_storages(originals.values())
+    copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
+    copied: _T = _compat.tree_unflatten([copies.get(id(value), value) for value in values], spec)
+    return copied
+
+
+class _Block:
+    """A copy of the bytes that some tensors use of the storage they share."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        ranges = [byte_range(tensor) for tensor in tensors]
+        self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
+        size = max(end for _, end in ranges) - self.start
+        with torch.no_grad():
+            original = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
+            copy = original.set_(tensors[0].untyped_storage(), self.start, (size,), (1,)).clone()
+            # Kernels that read host memory from a device insist on it. (Without CUDA the question can fail.)
+            if torch.cuda.is_available() and tensors[0].is_pinned():
+                copy = copy.pin_memory()
+        self.storage = copy.untyped_storage()
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        offset = tensor.storage_offset() - self.start // tensor.element_size()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(self.storage, offset, tuple(tensor.shape), tensor.stride())
+        return copy.conj() if tensor.is_conj() else copy
+
+
+class _Computed(torch.autograd.Function):
+    """Makes a tensor that is no leaf: in-place operators refuse leaves that require grad."""
+
+    @staticmethod
+    def forward(_ctx: Any, _anchor: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    @staticmethod
+    def backward(_ctx: Any, *_grads: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _copy_storages(tensors: Iterable[torch.Tensor]) -> dict[int, _Block]:
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if is_plain(tensor):
+            groups.setdefault(_compat.storage_id(tensor), []).append(tensor)
+    return {storage: _Block(group) for storage, group in groups.items()}
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Is there nothing more to the tensor, for a kernel, than the elements in its storage?"""
+    is_wrapper = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return not (is_wrapper or tensor.is_quantized or tensor.is_neg()) and is_addressable(tensor)
+
+
+def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:
+    def make() -> torch.Tensor:
+        return blocks[_compat.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
+
+    if leaf or not tensor.requires_grad:
+        with torch.no_grad():
+            return make().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        anchor = torch.zeros((), requires_grad=True)
+        computed: torch.Tensor = _Computed.apply(anchor, make)  # type: ignore[no-untyped-call]
+        return computed
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.detach().clone()
+    except NotImplementedError:
+        # A backend that can compute but not copy: better to try the operator on the original than not at all.
+        return tensor
+
+
+@contextlib.contextmanager
+def seeded(tree: Any) -> Iterator[None]:
+    """Fix the seeds of the CPU and of the devices in `tree`; afterwards the generators are as they were."""
+    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _compat.tree_leaves(tree)]
+    devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.default_generator.manual_seed(_SEED)
+        for device in devices:
+            _seed_device(device, stack)
+        yield
+
+
+def _seed_device(device: torch.device, stack: contextlib.ExitStack) -> None:
+    module = torch.get_device_module(device.type)
+    if not hasattr(module, "get_rng_state"):
+        return  # a device without random numbers
+    # MPS has one device, and its functions take no index.
+    where = () if device.type == "mps" else (device.index or 0,)
+    stack.callback(module.set_rng_state, module.get_rng_state(*where), *where)
+    with module.device(*where) if where and hasattr(module, "device") else contextlib.nullcontext():
+        module.manual_seed(_SEED)

@@ -1,0 +1,107 @@
+"""The memory behind tensors: what is in it, and which tensors share it.
+
+Values are compared as the integers their bytes make, so that NaN equals itself, 0.0 differs from
+-0.0, and dtypes for which torch has no arithmetic are compared like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from customops import _compat
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where in its storage a strided tensor starts and ends."""
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    if tensor.numel() == 0:
+        return start, start
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + int(last + 1) * tensor.element_size()
+
+
+def is_addressable(tensor: torch.Tensor) -> bool:
+    """Is there a storage that holds the elements?
+
+    Backends written in Python may keep the data elsewhere, behind a storage of no bytes.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or not _compat.has_storage(tensor):
+        return False
+    return byte_range(tensor)[1] <= tensor.untyped_storage().nbytes()
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The addressable tensors that hold the data of `tensor`: itself, or what it is made of."""
+    wrapped = _compat.wrapped_by(tensor)
+    if wrapped is not None:
+        return [part for inner in wrapped for part in parts(inner)]
+    return [part for part in _sparse_parts(tensor) or [tensor] if is_addressable(part)]
+
+
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return _compat.coo_parts(tensor)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of an addressable tensor as integers; shares its memory."""
+    width, size, stride = tensor.element_size(), tuple(tensor.shape), tensor.stride()
+    offset = tensor.storage_offset()
+    if width not in _INTEGERS:  # complex128: two words an element
+        words = width // 8
+        width, size, offset = 8, (*size, words), offset * words
+        stride = (*(step * words for step in stride), 1)
+    with torch.no_grad():
+        integers = torch.empty(0, dtype=_INTEGERS[width], device=tensor.device)
+        return integers.set_(tensor.untyped_storage(), offset, size, stride)
+
+
+def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Do two tensors, fake ones included, use the same storage?
+
+    No is the answer for wrapper subclasses, which may share what is no data: jagged tensors have their offsets in
+    common.
+    """
+    return not _storages(first).isdisjoint(_storages(second))
+
+
+def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Like `share_storage`, but a tensor without elements shares nothing."""
+    return first.numel() > 0 and second.numel() > 0 and share_storage(first, second)
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    if _compat.wrapped_by(tensor) is not None:
+        return set()
+    return {_compat.storage_id(part) for part in _sparse_parts(tensor) or [tensor] if _compat.has_storage(part)}
+
+
+def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Do two tensors have an element in common? Slices of one buffer share its storage without overlapping."""
+    if first is second or _compat.wrapped_by(first) is not None:
+        return first is second
+    return any(_parts_overlap(one, two) for one, two in itertools.product(parts(first), parts(second)))
+
+
+def _parts_overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if _compat.storage_id(one) != _compat.storage_id(two):
+        return False
+    (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
+    if start >= other_end or other_start >= end:
+        return False
+    if one.element_size() != two.element_size():
+        return True  # not worth telling apart
+    first = min(start, other_start) // one.element_size()
+    length = max(end, other_end) // one.element_size() - first
+    taken = torch.zeros(length, dtype=torch.bool)
+    taken[torch.arange(length).as_strided(one.shape, one.stride(), one.storage_offset() - first)] = True
+    return bool(taken.as_strided(two.shape, two.stride(), two.storage_offset() - first).any())

@@ -1,0 +1,120 @@
+"""An operator and the inputs to try it on: what every check is given."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from customops import _compat, _schema
+from customops.checks._inputs import copy_tensors, seeded, tensors_in
+from customops.checks._outcome import NotExercised, UsageError, in_short
+from customops.errors import CheckError, CustomOpsError
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call of one operator.
+
+    Attributes:
+        op: the operator.
+        args, kwargs: the user's inputs. Checks run the operator on copies of them.
+        atol, rtol: how far apart two results may be; None for the default of their dtype.
+    """
+
+    op: _compat.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    atol: float | None = None
+    rtol: float | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.op.name())
+
+    @functools.cached_property
+    def schema(self) -> _schema.Schema:
+        return _schema.from_dispatcher(_compat.schema_of(self.op))
+
+    @functools.cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_in((self.args, self.kwargs))
+
+    @functools.cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The values passed, by argument name; arguments left to their default are not in it."""
+        names = [argument.name for argument in self.schema.positional]
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The values passed for the arguments that the schema says are written, by name."""
+        return {a.name: self.arguments[a.name] for a in self.schema.mutated if a.name in self.arguments}
+
+    def by_return(self, outputs: Any) -> list[Any]:
+        """What a call returned, one value for each return of the schema."""
+        if len(self.schema.returns) > 1 and isinstance(outputs, (list, tuple)):
+            return list(outputs)
+        return [outputs] if self.schema.returns else []
+
+    def copy(self, *, leaves: bool = False) -> Trial:
+        """The same call on copies of the tensors, all of them leaves of autograd if `leaves`."""
+        args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves)
+        return replace(self, args=args, kwargs=kwargs)
+
+    def run(self) -> Any:
+        """Call the operator. What it raises becomes a CheckError: the inputs of a check have to work."""
+        try:
+            with seeded((self.args, self.kwargs)):
+                return self.op(*self.args, **self.kwargs)
+        except Exception as error:
+            raise failed_call(self.name, "the operator itself fails on these inputs", error) from error
+
+    def require_data(self) -> None:
+        """Raise NotExercised if an input has no data."""
+        if any(_compat.is_abstract(tensor) for tensor in self.tensors):
+            raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
+
+
+def failed_call(
+    name: str | None, problem: str, error: Exception, fix: str | None = None, kind: type[CheckError] = CheckError
+) -> CheckError:
+    """The CheckError for a call that raised `error`."""
+    if not isinstance(error, CustomOpsError):
+        return kind(problem, op=name, got=in_short(error), fix=fix)
+    got = f"{type(error).__name__}: {error.problem}" + (f" (got {error.got})" if error.got else "")
+    where = {"argument": error.argument, "expected": error.expected, "where": error.where}
+    return kind(problem, op=name, got=got, fix=error.fix or fix, **where)
+
+
+def resolve(op: Any) -> _compat.OpOverload:
+    """The OpOverload that `op` is or stands for.
+
+    Raises:
+        UsageError: it is not an operator, or it is one with several overloads.
+    """
+    if isinstance(op, _compat.OpOverloadPacket):
+        op = _only_overload(op)
+    overload = op if isinstance(op, _compat.OpOverload) else getattr(op, "_opoverload", None)
+    if not isinstance(overload, _compat.OpOverload):
+        raise UsageError(
+            "this is not an operator",
+            argument="op",
+            expected="an OpOverload such as torch.ops.aten.sin.default, or what custom_op returned",
+            got=f"{type(op).__name__}: {op!r}"[:200],
+        )
+    return overload
+
+
+def _only_overload(packet: _compat.OpOverloadPacket) -> Any:
+    overloads = packet.overloads()
+    if len(overloads) != 1:
+        raise UsageError(
+            f"{packet} has {len(overloads)} overloads, and opcheck takes one OpOverload at a time",
+            argument="op",
+            got=", ".join(overloads),
+            fix=f"pass one of them, e.g. {packet}.{overloads[0]}",
+        )
+    return getattr(packet, overloads[0])

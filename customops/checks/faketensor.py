@@ -1,0 +1,213 @@
+"""test_faketensor: the fake impl promises what the operator returns.
+
+The operator runs once on real inputs and once on fakes of them, and whatever a tracer goes by has to agree: how many
+outputs there are, their shape, stride, dtype, device, and which of them are or alias which inputs. Sizes that the fake
+leaves open (``get_ctx().new_dynamic_size()``) agree with any size in the range it gives them, and with one another.
+
+Both runs are made without gradients. What autograd does with an operator is not the fake impl's business, and a fake
+that is right below autograd stays right above it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops.checks import _memory
+from customops.checks._inputs import tensors_in
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial, failed_call, resolve
+from customops.errors import CheckError, MissingFakeError
+
+#: Operators with these tags may refuse to be traced; a compiler leaves them out of its graphs.
+_UNTRACEABLE_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    """Raise CheckError if `op` on fake tensors promises something else than it returns on real ones.
+
+    Raises:
+        NotExercised: torch cannot make fakes of these inputs, or the operator is tagged as untraceable.
+    """
+    check(Trial(resolve(op), tuple(args), kwargs or {}))
+
+
+def check(trial: Trial) -> None:
+    trial.require_data()
+    real = trial.copy(leaves=True)
+    mode = _compat.fake_mode()
+    fake = _fake_copy(mode, real)
+    with torch.no_grad():
+        real_outputs = real.run()
+        with mode:
+            fake_outputs = _run_fake(fake)
+    _Comparison(trial.name).compare(real, real_outputs, fake, fake_outputs)
+
+
+def _fake_copy(mode: Any, trial: Trial) -> Trial:
+    values, spec = _compat.tree_flatten((trial.args, trial.kwargs))
+    try:
+        fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
+    except _compat.NoFakeTensor as error:
+        raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
+    args, kwargs = _compat.tree_unflatten(fakes, spec)
+    return Trial(trial.op, args, kwargs)
+
+
+def _run_fake(trial: Trial) -> Any:
+    try:
+        return trial.op(*trial.args, **trial.kwargs)
+    except Exception as error:
+        if isinstance(error, _compat.NeedsData) and any(tag in trial.op.tags for tag in _UNTRACEABLE_TAGS):
+            raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
+        if isinstance(error, (_compat.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
+            raise failed_call(
+                trial.name,
+                f"{trial.op} has no fake impl, so that nothing that calls it can be traced or compiled",
+                error,
+                fix="register one with register_fake",
+            ) from error
+        raise failed_call(
+            trial.name,
+            f"{trial.op} fails on fake tensors, and not on real ones",
+            error,
+            fix="a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go "
+            "by; there is no data, and real tensors may not be used",
+        ) from error
+
+
+class _OpenSizes:
+    """The real values of the sizes that a fake impl left open."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, int] = {}
+
+    def agree(self, fake: Any, real: Any) -> bool:
+        if isinstance(real, torch.SymInt):
+            return True  # a ragged dimension, which has no one size
+        if not isinstance(fake, torch.SymInt):
+            return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
+        expression = fake.node.expr
+        known = expression.subs(self.values)
+        bounds = fake.node.shape_env.bound_sympy(expression)
+        if known.is_number:
+            return bool(known == real)
+        if expression.is_symbol and real in bounds:
+            self.values[expression] = real
+        return real in bounds
+
+    def explain(self, sizes: tuple[Any, ...]) -> Iterator[str]:
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                known = size.node.expr.subs(self.values)
+                bounds = size.node.shape_env.bound_sympy(size.node.expr)
+                yield f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
+
+
+class _Comparison:
+    """Compares the real run of an operator with the fake one, and raises a CheckError at the first difference."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sizes = _OpenSizes()
+
+    def compare(self, real: Trial, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
+        pairs = list(self._pairs("output", real.by_return(real_outputs), fake.by_return(fake_outputs)))
+        for where, ours, promised in pairs:
+            self._compare_values(where, ours, promised)
+        tensors = [(where, ours, promised) for where, ours, promised in pairs if isinstance(ours, torch.Tensor)]
+        inputs = list(_inputs(real, fake))
+        self._compare_aliases(tensors, inputs)
+        for where, ours, promised in inputs:
+            self._compare_tensors(f"{where} after the call", ours, promised)
+
+    def _pairs(self, where: str, real: Any, fake: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Matching values of two nests of lists and tuples, with what to call them."""
+        if not isinstance(real, (list, tuple)) or not isinstance(fake, (list, tuple)):
+            yield where, real, fake
+            return
+        if len(real) != len(fake):
+            raise self._error(f"{where}: the number of values differs", len(real), len(fake))
+        for i, (one, other) in enumerate(zip(real, fake, strict=True)):
+            yield from self._pairs(f"{where} {i}" if where == "output" else f"{where}[{i}]", one, other)
+
+    def _compare_values(self, where: str, real: Any, fake: Any) -> None:
+        if isinstance(real, torch.Tensor) != isinstance(fake, torch.Tensor) or (real is None) != (fake is None):
+            raise self._error(f"{where}: the kinds differ", type(real).__name__, type(fake).__name__)
+        if isinstance(real, torch.Tensor):
+            self._compare_tensors(where, real, fake)
+        elif not isinstance(fake, (torch.SymBool, torch.SymFloat)) and not self.sizes.agree(fake, real):
+            raise self._error(f"{where}: the values differ", real, fake)
+
+    def _compare_tensors(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
+        for what, ours, promised in [
+            ("Layouts", real.layout, fake.layout),
+            ("Dtypes", real.dtype, fake.dtype),
+            ("Devices", real.device, fake.device),
+        ]:
+            if ours != promised:
+                raise self._error(f"{where}: {what} {ours} and {promised} are not equal", ours, promised)
+        self._compare_shapes(where, real, fake)
+        if real.layout is torch.strided and real.numel():
+            self._compare_strides(where, real, fake)
+
+    def _compare_shapes(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
+        ours, promised = tuple(real.shape), tuple(fake.shape)
+        equal = len(ours) == len(promised) and all(map(self.sizes.agree, promised, ours))
+        if not equal:
+            sizes = [str(promised), *self.sizes.explain(promised)]
+            raise self._error(f"{where}: Shapes {ours} and {promised} are not equal", ours, ", ".join(sizes))
+
+    def _compare_strides(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
+        # The stride of a dimension of one element is never used.
+        used = [dim for dim, size in enumerate(real.shape) if size > 1]
+        if not all(self.sizes.agree(fake.stride(dim), real.stride(dim)) for dim in used):
+            raise self._error(
+                f"{where}: Stride mismatch",
+                real.stride(),
+                fake.stride(),
+                "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
+                "is contiguous",
+            )
+        if not self.sizes.agree(fake.storage_offset(), real.storage_offset()):
+            raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())
+
+    def _compare_aliases(
+        self, outputs: list[tuple[str, Any, Any]], inputs: list[tuple[str, torch.Tensor, torch.Tensor]]
+    ) -> None:
+        others = [(output, other) for output in outputs for other in inputs]
+        for (where, real, fake), (other, real_other, fake_other) in [*others, *itertools.combinations(outputs, 2)]:
+            if not real.numel():
+                continue
+            ours, promised = _relation(real, real_other), _relation(fake, fake_other)
+            if ours != promised:
+                raise self._error(
+                    f"{where} and {other}: the aliasing differs",
+                    f"{where} {ours} {other}",
+                    f"{where} {promised} {other}",
+                )
+
+    def _error(self, problem: str, real: Any, fake: Any, fix: str | None = None) -> CheckError:
+        return CheckError(
+            f"the fake impl promises what the operator does not return: {problem}",
+            op=self.name,
+            expected=f"{real} (the operator)",
+            got=f"{fake} (its fake impl)",
+            fix=fix,
+        )
+
+
+def _inputs(real: Trial, fake: Trial) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    for name, value in real.arguments.items():
+        for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True):
+            yield f"argument {name}", ours, promised
+
+
+def _relation(tensor: torch.Tensor, other: torch.Tensor) -> str:
+    if tensor is other:
+        return "is"
+    return "shares memory with" if _memory.share_storage(tensor, other) else "does not share memory with"
