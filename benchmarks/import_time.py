@@ -21,9 +21,7 @@ print(json.dumps([1e3 * (middle - start), 1e3 * (end - middle)]))
 
 def measure_once() -> tuple[float, float]:
     """Return the milliseconds of `import torch` and of `import customops` after it."""
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True)
     of_torch, of_customops = json.loads(run.stdout)
     return of_torch, of_customops
 

@@ -26,7 +26,7 @@ Check = Callable[[Any, Fn, tuple[Any, ...], dict[str, Any]], Any]
 # Binding --------------------------------------------------------------------------------------------------------
 
 
-def bind(fn: Fn, op: str, role: str, *args: str, **kwargs: str) -> None:
+def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
     """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
     if not callable(fn):
         raise CallbackError(f"the {role} must be callable", op=op, got=repr(fn))
@@ -64,24 +64,38 @@ def filler(schema: Schema) -> Fill | None:
     if not any(argument.has_default for argument in schema.arguments):
         return None
     defaults = tuple(argument.default for argument in schema.positional)
-    names = [a.name for a in schema.keyword_only]
-    keyword = {a.name: a.default for a in schema.keyword_only if a.has_default}
-    none_positions = [i for i, a in enumerate(schema.positional) if a.default_is_none_in_text]
-    none_names = [a.name for a in schema.keyword_only if a.default_is_none_in_text]
-    has_lists = any(isinstance(a.default, tuple) for a in schema.arguments)
-    if not (keyword or none_positions or has_lists):
+    keyword_only = schema.keyword_only
+    altered = [(i, a) for i, a in enumerate(schema.positional) if _is_altered(a)]
+    has_lists = any(isinstance(default, tuple) for default in defaults)
+    if not (keyword_only or altered or has_lists):
         return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
 
     def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         filled = [*args, *map(_fresh, defaults[len(args) :])]
-        for i in none_positions:
-            filled[i] = _fresh(defaults[i]) if filled[i] is None else filled[i]
-        named = {name: kwargs[name] if name in kwargs else _fresh(keyword[name]) for name in names}
-        for name in none_names:
-            named[name] = _fresh(keyword[name]) if named[name] is None else named[name]
+        for i, argument in altered:
+            filled[i] = _as_written(argument, filled[i])
+        named = {
+            a.name: _as_written(a, kwargs[a.name]) if a.name in kwargs else _fresh(a.default) for a in keyword_only
+        }
         return tuple(filled), named
 
     return fill
+
+
+def _is_altered(argument: Argument) -> bool:
+    """Does the dispatcher hold the default in another form than the op's author wrote it?"""
+    return argument.default_is_none_in_text or (
+        argument.type.startswith("Device") and isinstance(argument.default, (str, torch.device))
+    )
+
+
+def _as_written(argument: Argument, value: Any) -> Any:
+    """`value` as the dispatcher handed it over; the default, if it stands for that, as its author wrote it."""
+    if not _is_altered(argument):
+        return value
+    if argument.default_is_none_in_text:
+        return _fresh(argument.default) if value is None else value
+    return argument.default if value is not None and torch.device(value) == torch.device(argument.default) else value
 
 
 def _fresh(default: Any) -> Any:

@@ -44,8 +44,13 @@ any_requires_grad: Callable[..., bool] = _C._any_requires_grad
 #: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
 any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
 
-#: The autograd.Function that functorch itself applies at one level; see `apply_function`.
-SingleLevelFunction: Any = _SingleLevelFunction
+
+class SingleLevelFunction(_SingleLevelFunction):
+    """The autograd.Function that functorch itself applies at one level; see `apply_function`."""
+
+    # Compiled autograd asks for it; torch defines it on the public autograd.Function alone.
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -53,19 +58,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Schemas and lookup ---------------------------------------------------------------------------------------------
 
 
-def parse_schema(text: str) -> Any:
-    """Parse ``name(args) -> returns`` with torch's parser (RuntimeError on bad text)."""
-    return _C.parse_schema(text)
+#: Parses ``name(args) -> returns`` (RuntimeError on bad text).
+parse_schema: Callable[[str], Any] = _C.parse_schema
 
 
 @functools.cache
 def _dtypes_by_number() -> dict[int, torch.dtype]:
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    numbers = {}
-    for dtype in dtypes:
-        name = str(dtype).removeprefix("torch.")
-        numbers[_C.parse_schema(f"f(ScalarType x={name}) -> ()").arguments[0].default_value] = dtype
-    return numbers
+    schemas = {dtype: f"f(ScalarType x={str(dtype).removeprefix('torch.')}) -> ()" for dtype in dtypes}
+    return {_C.parse_schema(text).arguments[0].default_value: dtype for dtype, text in schemas.items()}
 
 
 def dtype_from_number(number: int) -> torch.dtype:
@@ -200,6 +201,7 @@ def destroy_library(library: Library) -> None:
     if library.m is not None:
         library._destroy()
     # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
+    torch.library._clear_torch_ops_cache(library._op_defs)
     torch.library._defs.difference_update(library._op_defs)
     library._op_defs.clear()
     library._op_impls.clear()

@@ -225,6 +225,14 @@ class Definition:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
+def put_back(table: dict[Any, Any], key: Any, before: Any) -> None:
+    """Undo ``table[key] = ...``; None stands for no entry. Other entries may have changed meanwhile, and stay."""
+    if before is None:
+        table.pop(key, None)
+    else:
+        table[key] = before
+
+
 def _nothing() -> None:
     pass
 

@@ -360,14 +360,12 @@ class CustomOpDef(Generic[P, R]):
         self._opoverload = self._definition.overload
         self._install()
 
-    def _uninstall(self, reason: str) -> None:
+    def _uninstall(self, error: UnregisteredError) -> None:
         definition = self._definition
         if definition.library is not None:
             _compat.disclaim(self._qualname, definition.library)
         self._scoped.clear()
-        definition.remove(
-            UnregisteredError(f"the op {reason}", op=self._qualname, fix="define it again, or use the new object")
-        )
+        definition.remove(error)
 
     def _at(self, library: Library | None) -> _Rules:
         """The rules that live as long as `library`, or those that live as long as the op."""
@@ -388,7 +386,9 @@ class CustomOpDef(Generic[P, R]):
     def _end_scoped(self, library: weakref.ref[Library], key: int) -> None:
         lent = library()
         if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
-            self._scoped.pop(key).definition.end_loan()
+            rules = self._scoped.pop(key, None)  # gone already if the op is
+            if rules is not None:
+                rules.definition.end_loan()
 
     def _record(self, undo: Undo) -> None:
         self._registry._record(undo)

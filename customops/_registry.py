@@ -187,12 +187,14 @@ class Registry:
                     plan, "it was not defined by customops, so it cannot be replaced", "choose another name"
                 )
             plan.check()
-            _compat.destroy_library(
-                library
-            )  # made by torch.library.custom_op, whose rule for a same name is to replace
+            # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
+            overload = _compat.find_overload(plan.name.packet, plan.name.overload)
+            _compat.destroy_library(library)
+            if overload is not None:
+                _compat.retire_overload(overload, _replaced(plan))
             return self._add(plan)
         plan.check()
-        old._registry._drop(old, f"was replaced by the definition at {location_of(plan.fn)}")
+        old._registry._drop(old, _replaced(plan))
         try:
             op = plan.define(self)
         except BaseException:
@@ -279,12 +281,12 @@ class Registry:
             if not self._drop(op):
                 raise UnregisteredError("the op is not registered any more", op=op._qualname)
 
-    def _drop(self, op: CustomOpDef[Any, Any], reason: str = "was unregistered") -> bool:
-        """Remove an op if it is here; was it?"""
+    def _drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
+        """Remove an op if it is here; was it? Calling it raises `error` from then on."""
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._uninstall(reason)
+                op._uninstall(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_AGAIN))
                 return True
         return False
 
@@ -336,14 +338,15 @@ def _names(mutates_args: str | Iterable[str], op: str) -> str | tuple[str, ...]:
     """`mutates_args` as a tuple: it may be an iterator that can be read once."""
     if isinstance(mutates_args, str):
         return mutates_args
-    if not isinstance(mutates_args, Iterable):
+    names = tuple(mutates_args) if isinstance(mutates_args, Iterable) else (mutates_args,)
+    if not all(isinstance(name, str) for name in names):
         raise DefinitionError(
             "mutates_args must be an iterable of names, or the string 'unknown'",
             op=op,
             got=repr(mutates_args),
             fix="mutates_args=() for an op that writes to none of its arguments",
         )
-    return tuple(mutates_args)
+    return names
 
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
@@ -361,6 +364,14 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, f
             where=where(fn),
         )
     return schema
+
+
+_AGAIN = "define it again, or use the new object"
+
+
+def _replaced(plan: _op.Plan) -> UnregisteredError:
+    place = location_of(plan.fn)
+    return UnregisteredError(f"the op was replaced by the definition at {place}", op=str(plan.name), fix=_AGAIN)
 
 
 def _conflict(plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:

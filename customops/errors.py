@@ -21,6 +21,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 __all__ = [
     "AliasError",
     "AutogradError",
@@ -178,13 +180,14 @@ def where(fn: Callable[..., Any]) -> str:
     return f"{name_of(fn)} ({location_of(fn)})"
 
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
+#: Where frames are not the user's: this package, and torch's functions that call its methods.
+_NOT_THE_USERS = (os.path.dirname(__file__) + os.sep, torch.library.__file__)
 
 
 def user_stacklevel() -> int:
     """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -1,5 +1,7 @@
 """Schema inference, public names: `infer_schema`, the tables of types, `tuple_to_list`."""
 
+from torch import Tensor as _TestTensor  # noqa: F401 - annotations of user functions must not resolve to it
+
 from customops._hints import (
     SUPPORTED_PARAM_TYPES as SUPPORTED_PARAM_TYPES,
 )

@@ -163,9 +163,7 @@ class Imports(ast.NodeVisitor):
         if is_within(target, "torch"):
             self.module.torch_names.append((node.lineno, target))
         if self.functions and self.module.name not in LATE_IMPORTS:
-            self.module.late_imports.append(
-                f"line {node.lineno}: {target} in {self.functions[-1]}()"
-            )
+            self.module.late_imports.append(f"line {node.lineno}: {target} in {self.functions[-1]}()")
 
 
 class Names(ast.NodeVisitor):
@@ -267,9 +265,7 @@ def test_imports_point_down(path: Path) -> None:
 @every_module
 def test_private_torch_names_live_in_compat(path: Path) -> None:
     findings = load(path).private_names()
-    assert not findings, report(
-        path, "private torch names belong in customops/_compat.py", findings
-    )
+    assert not findings, report(path, "private torch names belong in customops/_compat.py", findings)
 
 
 @every_module
@@ -299,9 +295,7 @@ def test_imports_stand_at_the_top(path: Path) -> None:
 
 def test_import_is_light() -> None:
     script = "import customops, json, sys; print(json.dumps(sorted(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = set(HEAVY) & set(json.loads(run.stdout))
     assert not loaded, f"`import customops` loads {sorted(loaded)}"
 

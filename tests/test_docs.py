@@ -64,9 +64,7 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         example.evaluate()
 
 
-@pytest.mark.parametrize(
-    "info", ["python no-run", "py", "{code-block} python", "bash", "python {a=1}"]
-)
+@pytest.mark.parametrize("info", ["python no-run", "py", "{code-block} python", "bash", "python {a=1}"])
 def test_refused(info: str) -> None:
     assert refused(info)
 

@@ -43,7 +43,7 @@ CASES: list[Callable[[Callable[..., Tensor]], Tensor]] = [
     lambda f: torch.vmap(f, out_dims=1)(torch.arange(6.0).view(2, 3), torch.ones(2, 3)),
     lambda f: torch.vmap(f, in_dims=(0, None))(torch.arange(6.0).view(2, 3), torch.arange(3.0)),
     lambda f: torch.vmap(f, in_dims=(None, 0))(torch.arange(3.0), torch.arange(6.0).view(2, 3)),
-    lambda f: torch.vmap(torch.vmap(f, in_dims=(0, None)), in_dims=(None, 0))(torch.arange(6.0).view(2, 3), torch.eye(4, 3)),
+    lambda f: torch.vmap(torch.vmap(f, in_dims=(0, None)), in_dims=(None, 0))(torch.ones(2, 3), torch.eye(4, 3)),
     lambda f: torch.vmap(torch.vmap(f))(torch.arange(24.0).view(2, 3, 4), torch.ones(2, 3, 4)),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._definition import Definition, Undo
+from customops._definition import Definition, Undo, put_back
 from customops.errors import DefinitionError, RegistrationError
 
 
@@ -42,7 +42,7 @@ class AutocastRule:
             )
         if not _has_autocast(device_type, op):
             raise DefinitionError(f"device type {device_type!r} does not support autocast", op=op)
-        before = dict(self.dtypes)
+        before = self.dtypes.get(device_type)
         self.dtypes[device_type] = cast_inputs
         undo = self._refresh(device_type, apart=True)
         return lambda: self._restore(before, device_type, undo)
@@ -54,11 +54,11 @@ class AutocastRule:
         key = "Autocast" + _compat.device_key(device_type)
         return self.definition.impl(_trampoline(self, device_type, key), key, apart=apart)
 
-    def _restore(self, before: dict[str, torch.dtype], device_type: str, undo: Undo | None) -> None:
+    def _restore(self, before: torch.dtype | None, device_type: str, undo: Undo | None) -> None:
         if undo is not None:
             undo()
             self._installed.discard(device_type)
-        self.dtypes = before
+        put_back(self.dtypes, device_type, before)
 
 
 def _has_autocast(device_type: str, op: str) -> bool:

@@ -110,7 +110,7 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
     returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
     list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
 
-    def autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and _compat.any_requires_grad(*args, **kwargs):
             if is_out:
                 raise _out_error(definition)
@@ -136,6 +136,8 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
     """
     overload, after, fill = definition.overload, _compat.after_autograd, filler(definition.schema)
     list_outputs = _list_outputs(definition.schema)
+    in_place = torch.Tag.inplace in definition.tags
+    written = tuple(argument.is_written for argument in definition.schema.positional)
 
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         args = _regroup(flat, call.input_lengths)
@@ -148,6 +150,8 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
             extra = {"keyword_only_inputs": keywords} if definition.schema.keyword_only else {}
             rule.setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
         outputs, call.output_lengths = _flatten(result if isinstance(result, tuple) else (result,), list_outputs)
+        if definition.schema.mutated:
+            outputs = _with_history(ctx, outputs, args, written, in_place)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -188,6 +192,25 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     if keyset.has(_compat.DispatchKey.FuncTorchDynamicLayerBackMode):
         return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
     return _AS_THEY_ARE
+
+
+def _with_history(
+    ctx: Any, outputs: list[Any], args: tuple[Any, ...], written: tuple[bool, ...], in_place: bool
+) -> list[Any]:
+    """Make this node the history of what the op wrote to, if that has one.
+
+    Else a later backward would go past the write as if it had not happened. A leaf has no history, and is left alone.
+    """
+    dirty: list[Tensor] = []
+    for value in (arg for arg, is_written in zip(args, written, strict=False) if is_written):
+        items = value if isinstance(value, list) else [value]
+        dirty += [item for item in items if isinstance(item, Tensor) and item.requires_grad and not item.is_leaf]
+    if not dirty:
+        return outputs
+    ctx.mark_dirty(*dirty)
+    if in_place:
+        return [args[0]]  # the argument itself: under functionalization the result is another object
+    return outputs + [tensor for tensor in dirty if all(tensor is not output for output in outputs)]
 
 
 def _out_error(definition: Definition) -> AutogradError:

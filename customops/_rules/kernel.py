@@ -58,7 +58,7 @@ class KernelRule:
         """Install everything registered so far into a fresh definition."""
         self.definition, self._cells, self._selects = definition, {}, False
         for device_type in self.kernels:
-            self._refresh(device_type, apart=False)
+            self._install_at(device_type, apart=False)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
         devices = check_kernel(fn, device_types, self.definition.schema, str(self.definition.name))
@@ -70,7 +70,7 @@ class KernelRule:
         before = self.kernels.get(device_type)
         self.kernels[device_type] = fn
         self._sync()
-        uninstall = self._refresh(device_type, apart=True)
+        uninstall = self._install_at(device_type, apart=True)
         return functools.partial(self._unset, device_type, fn, before, uninstall)
 
     def _unset(self, device_type: str | None, fn: Fn, before: Fn | None, uninstall: Undo) -> None:
@@ -81,9 +81,11 @@ class KernelRule:
             self._sync()
             return
         del self.kernels[device_type]
+        cell = self._cells.pop(device_type)
+        self._sync()
         uninstall()
         # Its trampoline may have become part of the op meanwhile (an op that was replaced and came back).
-        self._cells.pop(device_type).fn = self.kernels.get(None) or self._no_default(device_type)
+        cell.fn = self.kernels.get(None) or self._no_default(device_type)
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -135,7 +137,7 @@ class KernelRule:
         )
         return _Raise(error)
 
-    def _refresh(self, device_type: str | None, *, apart: bool) -> Undo:
+    def _install_at(self, device_type: str | None, *, apart: bool) -> Undo:
         """Install the device's trampoline, unless it has one."""
         if device_type in self._cells:
             return _nothing
@@ -242,7 +244,7 @@ def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
     position = None if argument.kwarg_only else definition.schema.positional.index(argument)
     fill, overload, name = filler(definition.schema), definition.overload, definition.name
 
-    def select(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def select(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
         key = _compat.device_key(device.type)

@@ -44,7 +44,7 @@ def _trampoline(definition: Definition) -> Callable[..., Any]:
     positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
     names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]
 
-    def bump(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         written = [args[i] for i in positions if i < len(args)]
         written += [kwargs[name] for name in names if name in kwargs]
         increment_version(list(_tensors(written)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from customops._call import Fn, bind
-from customops._definition import Definition, Undo
+from customops._definition import Definition, Undo, put_back
 
 
 class TorchDispatchRule:
@@ -23,7 +23,7 @@ class TorchDispatchRule:
 
     def register(self, cls: type, fn: Fn) -> Undo:
         bind(fn, str(self.definition.name), "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
-        before = dict(self.rules)
+        before = self.rules.get(cls)
         self.rules[cls] = fn
         undo = self._refresh(cls, apart=True)
         return lambda: self._restore(before, cls, undo)
@@ -38,8 +38,8 @@ class TorchDispatchRule:
 
         return self.definition.impl_torch_dispatch(cls, rule, apart=apart)
 
-    def _restore(self, before: dict[type, Fn], cls: type, undo: Undo | None) -> None:
-        self.rules = before
+    def _restore(self, before: Fn | None, cls: type, undo: Undo | None) -> None:
+        put_back(self.rules, cls, before)
         if undo is not None:
             undo()
             self._installed.discard(cls)
