@@ -128,11 +128,6 @@ class Definition:
             ) from error
         return cls(name, schema, tags, overload, library)
 
-    @property
-    def owned(self) -> bool:
-        """Was the op made here?"""
-        return self.library is not None
-
     @classmethod
     def attach(cls, overload: OpOverload) -> Definition:
         """A definition for an op that exists already."""
@@ -156,7 +151,7 @@ class Definition:
         self._installed.append((key, kernel))
         _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         _compat.forget_dispatch(self.overload)
-        return functools.partial(self._take_back, undo, key, kernel)
+        return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
     def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
         """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
@@ -185,15 +180,22 @@ class Definition:
         if self.lender is not None:
             lent = self.lender()
             assert lent is not None, "the rules of a library go when it goes"
-            return lent, _nothing
+            return lent, nothing
         if self.library is not None and not apart:
-            return self.library, _nothing
+            return self.library, nothing
         library = Library(self.name.namespace, "FRAGMENT")
         self._added.append(library)
-        return library, functools.partial(_compat.destroy_library, library)
+        return library, functools.partial(self._drop, library)
+
+    def _drop(self, library: Library) -> None:
+        _compat.destroy_library(library)
+        if library in self._added:
+            self._added.remove(library)
 
     def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
         undo()
+        if (key, kernel) in self._installed:
+            self._installed.remove((key, kernel))
         self._forget(key, kernel)
         _compat.forget_dispatch(self.overload)
 
@@ -225,16 +227,8 @@ class Definition:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
-def put_back(table: dict[Any, Any], key: Any, before: Any) -> None:
-    """Undo ``table[key] = ...``; None stands for no entry. Other entries may have changed meanwhile, and stay."""
-    if before is None:
-        table.pop(key, None)
-    else:
-        table[key] = before
-
-
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Takes nothing back."""
 
 
 def _with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:

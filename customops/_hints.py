@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
+import dataclasses
 import inspect
 import sys
 import types
@@ -143,7 +144,7 @@ def schema_of(
     arguments = tuple(reader.argument(index, parameter, mutated) for index, parameter in enumerate(parameters.values()))
     returns = _alias_returns(arguments, reader.returns(), tags)
     schema = Schema(arguments, returns)
-    check_tags(schema, tags, op=name_of(fn), where=where(fn))
+    check_tags(schema, tags, op=reader.op, where=where(fn))
     return schema
 
 
@@ -256,7 +257,7 @@ class _Reader:
                 expected=argument.type,
                 got=_brief(given),
             )
-        argument = _replace(argument, default=_dispatched(argument.type, given))
+        argument = dataclasses.replace(argument, default=_dispatched(argument.type, given))
         if default_text(argument.type, argument.default) is not None:
             return argument
         if argument.type.endswith("?"):
@@ -268,7 +269,7 @@ class _Reader:
                 got=_brief(given),
                 fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
             )
-        return _replace(argument, type=argument.type + "?", default_is_none_in_text=True)
+        return dataclasses.replace(argument, type=argument.type + "?", default_is_none_in_text=True)
 
     def returns(self) -> tuple[Return, ...]:
         if self.signature.return_annotation is inspect.Signature.empty:
@@ -319,11 +320,6 @@ class _Reader:
                 fix="a quoted annotation (or any, after `from __future__ import annotations`) is evaluated in the "
                 "function's module: import or define the name there, not inside a function",
             )
-
-
-def _replace(argument: Argument, **changes: Any) -> Argument:
-    fields = {name: getattr(argument, name) for name in argument.__dataclass_fields__}
-    return Argument(**(fields | changes))
 
 
 def _lookup(table: dict[Any, str], annotation: Any) -> str | None:

@@ -7,10 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import torch
-from typing_extensions import ParamSpec
 
 from customops import _compat
 from customops._call import Fn, bind
@@ -53,9 +52,9 @@ class _Rules:
         self.vmap = VmapRule(definition)
         self.torch_dispatch = TorchDispatchRule(definition)
 
-    def install(self, definition: Definition) -> None:
+    def install(self, definition: Definition, devices: tuple[str | None, ...]) -> None:
         """Everything an op of ours has in the dispatcher."""
-        self.kernel.install(definition)
+        self.kernel.install(definition, devices)
         self.fake.install(definition)
         self.autograd.install(definition)
         mutation.install(definition)
@@ -97,7 +96,7 @@ class CustomOpDef(Generic[P, R]):
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return cast(R, self._opoverload(*args, **kwargs))
+        return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
@@ -205,7 +204,7 @@ class CustomOpDef(Generic[P, R]):
     @property
     def _abstract_fn(self) -> Fn | None:
         """What torch asks its own ops for to know whether they have a fake."""
-        scoped = [rules.fake.fn for rules in self._scoped.values() if rules.fake.fn is not None]
+        scoped = [rules.fake.fn for rules in list(self._scoped.values()) if rules.fake.fn is not None]
         return scoped[-1] if scoped else self._rules.fake.fn
 
     # Autograd ---------------------------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class CustomOpDef(Generic[P, R]):
 
     # Autocast ---------------------------------------------------------------------------------------------------
 
-    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
         """Under ``torch.autocast(device_type)``, cast floating inputs (also in lists) to `cast_inputs`.
 
         Raises:
@@ -247,29 +246,33 @@ class CustomOpDef(Generic[P, R]):
     # vmap, modes and subclasses ---------------------------------------------------------------------------------
 
     @overload
-    def register_vmap(self, fn: None = None, /, *, lib: Library | None = None) -> Callable[[F], F]: ...
+    def register_vmap(self, func: None = None, *, lib: Library | None = None) -> Callable[[F], F]: ...
     @overload
-    def register_vmap(self, fn: F, /, *, lib: Library | None = None) -> F: ...
-    def register_vmap(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
-        """Register the batching rule: ``fn(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
+    def register_vmap(self, func: F, *, lib: Library | None = None) -> F: ...
+    def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
+        """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
         `in_dims` has an entry for each positional argument: the batched dimension, or None. `info` has ``batch_size``
         and ``randomness``. See ``torch.library.register_vmap``.
 
+        Instead of a function, the name of a strategy: "sequential" calls the op for each element of the batch;
+        "expand_dims" and "broadcast_all" call it once, batch dimensions in front, for ops that take any leading
+        dimensions: tensors that are not batched get a dimension of size 1 there, or are expanded to the batch's size.
+
         Raises:
             UnsupportedError: the op takes tensors by keyword only.
-            CallbackError: `fn` cannot be called with the op's arguments.
+            CallbackError: `func` cannot be called with the op's arguments.
 
         Example:
             >>> double.register_vmap(lambda info, in_dims, x: (double(x), in_dims[0]))
         """
-        if fn is None:
+        if func is None:
             return functools.partial(self.register_vmap, lib=lib)
         if self.schema.keyword_only_tensors:
             raise keyword_only_tensors_error("register_vmap", self._qualname, self.schema.keyword_only_tensors)
         with lock:
-            self._record(self._at(lib).vmap.register(fn))
-        return fn
+            self._record(self._at(lib).vmap.register(func))
+        return func
 
     @overload
     def register_torch_dispatch(
@@ -307,9 +310,14 @@ class CustomOpDef(Generic[P, R]):
             ...     yield (torch.randn(2, 3, requires_grad=True),), {}
         """
         bind(fn, self._qualname, "samples function")
-        before, self._samples = self._samples, fn
-        self._record(lambda: setattr(self, "_samples", before))
+        with lock:
+            before, self._samples = self._samples, fn
+            self._record(functools.partial(self._unset_samples, fn, before))
         return fn
+
+    def _unset_samples(self, fn: Fn, before: Fn | None) -> None:
+        if self._samples is fn:
+            self._samples = before
 
     def samples(self) -> Iterator[Sample]:
         """The op's sample inputs, made anew."""
@@ -345,9 +353,9 @@ class CustomOpDef(Generic[P, R]):
         """
         self._registry._remove(self)
 
-    def _install(self) -> None:
-        """Put all rules into the dispatcher, and enter the op in torch's tables."""
-        self._rules.install(self._definition)
+    def _install(self, devices: tuple[str | None, ...] = ()) -> None:
+        """Put all rules into the dispatcher, the op's own function for `devices`, and the op into torch's tables."""
+        self._rules.install(self._definition, devices)
         library = self._definition.library
         if library is not None:
             self._torch_view = _compat.claim(self._qualname, self, library)
@@ -418,8 +426,7 @@ class Plan:
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
             op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text)
-            op._rules.kernel.kernels.update(dict.fromkeys(devices, self.fn))
-            op._install()
+            op._install(devices)
         except BaseException:
             definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
             raise

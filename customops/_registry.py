@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeVar, overload
-
-from typing_extensions import ParamSpec
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from customops import _compat, _op
 from customops._compat import Library, OpOverload, OpOverloadPacket
@@ -246,19 +244,19 @@ class Registry:
 
     @contextmanager
     def scope(self) -> Iterator[Registry]:
-        """Take back on exit what this thread or task registers in this registry inside the context.
+        """Take back on exit what this thread or task does inside the context with this registry and its ops.
 
-        Ops defined inside are removed, ops replaced inside come back, rules registered inside on older ops end.
+        Ops defined inside are removed, ops of customops replaced inside come back, rules registered inside on older
+        ops end. An op of `torch.library.custom_op` that was replaced is gone.
         """
-        scope = _Scope(self, [])
+        scope = _Scope(self, ExitStack())
         token = _scopes.set((*_scopes.get(), scope))
         try:
             yield self
         finally:
             _scopes.reset(token)
             with lock:
-                for undo in reversed(scope.undos):
-                    undo()
+                scope.undos.close()
 
     def clear(self) -> None:
         """Remove every op of this registry, and what it registered on the ops of others."""
@@ -274,7 +272,7 @@ class Registry:
         """Remember how to take a registration back, if a scope of this registry is open."""
         scope = next((scope for scope in reversed(_scopes.get()) if scope.registry is self), None)
         if scope is not None:
-            scope.undos.append(undo)
+            scope.undos.callback(undo)
 
     def _remove(self, op: CustomOpDef[Any, Any]) -> None:
         with lock:
@@ -315,7 +313,7 @@ class Registry:
 
 class _Scope(NamedTuple):
     registry: Registry
-    undos: list[Undo]
+    undos: ExitStack  # newest first, all of them even if one raises
 
 
 #: The open scopes of this thread or task, outermost first.
@@ -336,8 +334,14 @@ def _own_name(text: str) -> Name:
 
 def _names(mutates_args: str | Iterable[str], op: str) -> str | tuple[str, ...]:
     """`mutates_args` as a tuple: it may be an iterator that can be read once."""
-    if isinstance(mutates_args, str):
+    if mutates_args == "unknown":
         return mutates_args
+    if isinstance(mutates_args, str):
+        raise DefinitionError(
+            f"mutates_args must be an iterable of names or the string 'unknown', not {mutates_args!r}",
+            op=op,
+            fix=f"mutates_args=({mutates_args!r},)",
+        )
     names = tuple(mutates_args) if isinstance(mutates_args, Iterable) else (mutates_args,)
     if not all(isinstance(name, str) for name in names):
         raise DefinitionError(

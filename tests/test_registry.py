@@ -307,11 +307,11 @@ def test_a_failed_replacement_brings_the_old_op_back(
 
     calls = []
 
-    def fail_once(self: Any) -> None:
+    def fail_once(self: Any, *args: Any) -> None:
         calls.append(self)
         if len(calls) == 1:
             raise RuntimeError("halfway")
-        install(self)
+        install(self, *args)
 
     install = customops.CustomOpDef._install
     monkeypatch.setattr(customops.CustomOpDef, "_install", fail_once)
@@ -417,6 +417,81 @@ def test_a_scope_brings_a_replaced_op_back(registry: Registry, ns: str) -> None:
     assert op(torch.ones(1)).item() == 2
     assert getattr(torch.ops, ns).f(torch.ones(1)).item() == 2
     assert op(torch.ones(1, device="meta")).is_meta
+
+
+def test_rules_of_a_replaced_op_end_with_the_scope_they_were_registered_in(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    with registry.scope():
+        op.register_vmap("sequential")
+        op.register_autocast("cpu", torch.bfloat16)
+        op.register_kernel("cpu", add_two)
+        with registry.scope():
+            define(registry, f"{ns}::f", lambda x: x + 9, schema="(Tensor x) -> Tensor")
+        with torch.autocast("cpu"):
+            assert op(torch.ones(1)).dtype == torch.bfloat16
+    keys = torch._C._dispatch_dump(f"{ns}::f")
+    assert "FuncTorchBatched" not in keys
+    assert "AutocastCPU" not in keys
+    assert op(torch.ones(1)).item() == 2
+    with torch.autocast("cpu"):
+        assert op(torch.ones(1)).dtype == torch.float32
+
+
+def test_what_was_registered_since_outlives_a_scope(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+
+    def register(times: int) -> None:
+        op.register_autograd(lambda ctx, g: g * times)
+        op.register_fake(lambda x: x.new_empty(times))
+        op.register_autocast("cpu", torch.bfloat16 if times > 1 else torch.float16)
+
+    with registry.scope():
+        register(1)
+        thread = threading.Thread(target=register, args=(5,))
+        thread.start()
+        thread.join()
+    x = torch.ones(1, requires_grad=True)
+    assert torch.autograd.grad(op(x), x)[0].item() == 5
+    assert op(torch.ones(1, device="meta")).shape == (5,)
+    with torch.autocast("cpu"):
+        assert op(torch.ones(1)).dtype == torch.bfloat16
+
+
+def test_scopes_leave_no_libraries_behind(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    for _ in range(5):
+        with registry.scope():
+            op.register_kernel("cpu", add_two)
+            op.register_autocast("cpu", torch.bfloat16)
+    assert op._definition._added == []
+    assert len(op._definition._installed) == 2  # the function of the op, and autograd
+
+
+def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = define(registry, f"{ns}::f")
+
+    def fail() -> None:
+        raise RuntimeError("an undo failed")
+
+    def body() -> None:
+        with registry.scope():
+            op.register_kernel("cpu", add_two)
+            registry._record(fail)
+
+    with pytest.raises(RuntimeError, match="an undo failed"):
+        body()
+    assert op(torch.ones(1)).item() == 2
+
+
+def test_a_selector_goes_with_the_kernels_it_selects(registry: Registry, ns: str) -> None:
+    lib = torch.library.Library(ns, "FRAGMENT")
+    lib.define("f(Device device) -> Tensor")
+    with registry.scope():
+        registry.adopt(f"{ns}::f").register_kernel("cpu", lambda device: torch.ones(1, device=device))
+        assert getattr(torch.ops, ns).f(torch.device("cpu")).item() == 1
+        assert "BackendSelect" in torch._C._dispatch_dump(f"{ns}::f")
+    assert "BackendSelect" not in torch._C._dispatch_dump(f"{ns}::f")
+    lib._destroy()
 
 
 def test_an_op_unregistered_inside_its_scope_stays_removed(registry: Registry, ns: str) -> None:

@@ -139,3 +139,89 @@ def test_keyword_only_tensors_are_refused(registry: Registry, ns: str) -> None:
     with pytest.raises(NotImplementedError, match="register_vmap with kwarg-only Tensor args"):
         registry.adopt(f"{ns}::f").register_vmap(lambda info, in_dims, *, x: (x, 0))
     lib._destroy()
+
+
+# Strategies -----------------------------------------------------------------------------------------------------
+
+
+def split_fn(x: Tensor, y: Tensor, xs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    return x * y, [item + y for item in xs]
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "expand_dims", "broadcast_all"])
+@pytest.mark.parametrize("case", CASES)
+def test_strategies_agree_with_vmap_of_the_function(scale: Any, case: Callable[..., Tensor], strategy: str) -> None:
+    scale.register_vmap(strategy)
+    assert torch.equal(case(scale), case(scale_fn))
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "expand_dims", "broadcast_all"])
+def test_strategies_on_lists_and_several_returns(registry: Registry, ns: str, strategy: str) -> None:
+    op = registry.custom_op(f"{ns}::split", split_fn, mutates_args=())
+    op.register_vmap(strategy)
+    x, y, z = torch.rand(4, 3), torch.rand(3), torch.rand(3, 4)
+
+    def run(f: Callable[..., Any]) -> Any:
+        return torch.vmap(lambda x, z: f(x, y, [x, z]), in_dims=(0, 1))(x, z)
+
+    ours, (first, second) = run(op), run(split_fn)[1]
+    assert torch.equal(ours[0], x * y)
+    assert torch.equal(ours[1][0], first)
+    assert torch.equal(ours[1][1], second)
+
+
+def test_what_each_strategy_passes(registry: Registry, ns: str) -> None:
+    shapes: list[Any] = []
+
+    def look(x: Tensor, y: Tensor) -> Tensor:
+        shapes.append((tuple(x.shape), tuple(y.shape)))
+        return x + y
+
+    op = registry.custom_op(f"{ns}::look", look, mutates_args=())
+    for strategy in ("sequential", "expand_dims", "broadcast_all"):
+        op.register_vmap(strategy)
+        torch.vmap(op, in_dims=(1, None))(torch.ones(3, 2), torch.ones(3))
+    assert shapes == [((3,), (3,))] * 2 + [((2, 3), (1, 3)), ((2, 3), (2, 3))]
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "expand_dims", "broadcast_all"])
+def test_strategies_on_an_inplace_op(registry: Registry, ns: str, strategy: str) -> None:
+    def add_(x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(y)
+
+    op = registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    op.register_vmap(strategy)
+    x, y = torch.zeros(3, 2), torch.tensor([[0.0], [1.0]])
+    result = torch.vmap(op, in_dims=(1, 0), out_dims=1)(x, y)
+    assert torch.equal(x, torch.tensor([[0.0, 1.0]] * 3))
+    assert torch.equal(result, x)
+    with pytest.raises(NotImplementedError, match="writes to a tensor which is not batched"):
+        torch.vmap(op, in_dims=(None, 0))(torch.zeros(3), y)
+
+
+def test_sequential_on_numbers(registry: Registry, ns: str) -> None:
+    def size(x: Tensor) -> tuple[Tensor, int]:
+        return x.clone(), int(x.sum())
+
+    op = registry.custom_op(f"{ns}::size", size, mutates_args=())
+    op.register_vmap("sequential")
+    assert torch.vmap(lambda x: op(x)[0])(torch.ones(2, 3)).tolist() == [[1.0] * 3] * 2
+    with pytest.raises(NotImplementedError, match="numbers that differ"):
+        torch.vmap(lambda x: op(x)[0])(torch.eye(2, 3) * torch.tensor([[1.0], [2.0]]))
+
+
+def test_an_unknown_strategy_is_refused(scale: Any) -> None:
+    with pytest.raises(ValueError, match="no such vmap strategy"):
+        scale.register_vmap("parallel")
+
+
+def test_a_strategy_by_the_function_form_and_with_gradients(scale: Any) -> None:
+    customops.register_vmap(scale, "broadcast_all")
+
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    scale.register_autograd(lambda ctx, g: (g * ctx.saved_tensors[0] * 2, None, None), setup_context=setup_context)
+    x, y = torch.rand(4, 3), torch.rand(3)
+    gradients = torch.vmap(torch.func.grad(lambda x: scale(x, y).sum()))(x)
+    assert torch.allclose(gradients, (2 * y).expand(4, 3))

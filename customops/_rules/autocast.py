@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._definition import Definition, Undo, put_back
+from customops._definition import Definition, Undo
+from customops._slots import Slots
 from customops.errors import DefinitionError, RegistrationError
 
 
@@ -18,13 +19,15 @@ class AutocastRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self.dtypes: dict[str, torch.dtype] = {}
-        self._installed: set[str] = set()
+        self._slots: Slots[str, torch.dtype] = Slots(self._install_at)
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return self._slots.values
 
     def install(self, definition: Definition) -> None:
-        self.definition, self._installed = definition, set()
-        for device_type in self.dtypes:
-            self._refresh(device_type, apart=False)
+        self.definition = definition
+        self._slots.reset()
 
     def register(self, device_type: str, cast_inputs: torch.dtype) -> Undo:
         op = str(self.definition.name)
@@ -42,23 +45,11 @@ class AutocastRule:
             )
         if not _has_autocast(device_type, op):
             raise DefinitionError(f"device type {device_type!r} does not support autocast", op=op)
-        before = self.dtypes.get(device_type)
-        self.dtypes[device_type] = cast_inputs
-        undo = self._refresh(device_type, apart=True)
-        return lambda: self._restore(before, device_type, undo)
+        return self._slots.set(device_type, cast_inputs)
 
-    def _refresh(self, device_type: str, *, apart: bool) -> Undo | None:
-        if device_type in self._installed:
-            return None
-        self._installed.add(device_type)
+    def _install_at(self, device_type: str, apart: bool) -> Undo:
         key = "Autocast" + _compat.device_key(device_type)
         return self.definition.impl(_trampoline(self, device_type, key), key, apart=apart)
-
-    def _restore(self, before: torch.dtype | None, device_type: str, undo: Undo | None) -> None:
-        if undo is not None:
-            undo()
-            self._installed.discard(device_type)
-        put_back(self.dtypes, device_type, before)
 
 
 def _has_autocast(device_type: str, op: str) -> bool:
@@ -72,17 +63,18 @@ def _has_autocast(device_type: str, op: str) -> bool:
 def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:
     """The function at a device's autocast key: cast, then call the op again without that key."""
     overload, own_key = rule.definition.overload, _compat.key_set(key)
-    arguments = rule.definition.schema.positional
     # What is written to stays: the op would write to the cast copy.
-    written = {argument.name for argument in rule.definition.schema.mutated}
+    stays = [argument.is_written for argument in rule.definition.schema.positional]
+    named_stays = {argument.name for argument in rule.definition.schema.keyword_only if argument.is_written}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        dtype = rule.dtypes[device_type]
-        named = [(argument.name, value) for argument, value in zip(arguments, args, strict=False)]
+        dtype = rule.dtypes.get(device_type)
         with _compat.exclude_keys(own_key):
+            if dtype is None:  # taken back, but still in a library that somebody lent us
+                return overload(*args, **kwargs)
             return overload(
-                *(value if name in written else _cast(value, device_type, dtype) for name, value in named),
-                **{k: value if k in written else _cast(value, device_type, dtype) for k, value in kwargs.items()},
+                *(x if stay else _cast(x, device_type, dtype) for x, stay in zip(args, stays, strict=False)),
+                **{k: x if k in named_stays else _cast(x, device_type, dtype) for k, x in kwargs.items()},
             )
 
     return _compat.outside_dynamo(autocast)

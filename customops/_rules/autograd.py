@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +17,31 @@ from customops import _compat
 from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo
 from customops._schema import Argument, Schema
+from customops._slots import Slots
 from customops.errors import AutogradError, RegistrationError, UnsupportedError, where
 
 
+class Formula(NamedTuple):
+    """How to differentiate an op."""
+
+    backward: Fn
+    setup_context: Fn | None
+
+
 class AutogradRule:
-    """backward and setup_context of one op; without them, backward raises."""
+    """The formula of one op; without one, backward raises."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self.backward: Fn | None = None
-        self.setup_context: Fn | None = None
-        self._installed = False
+        self._slots: Slots[None, Formula] = Slots(self._install_trampoline)
+
+    @property
+    def formula(self) -> Formula | None:
+        return self._slots.values.get(None)
 
     def install(self, definition: Definition) -> None:
         self.definition = definition
-        definition.impl(_trampoline(self, definition), "Autograd", with_keyset=True)
-        self._installed = True
+        self._slots.reset(with_op=[None])  # without a formula, backward says how to register one
 
     def register(self, backward: Fn, setup_context: Fn | None) -> Undo:
         self._refuse()
@@ -43,10 +52,7 @@ class AutogradRule:
             if not schema.keyword_only:
                 names.remove("keyword_only_inputs")
             bind(setup_context, op, "setup_context", **{name: name for name in names})
-        before = self.backward, self.setup_context, self._installed
-        self.backward, self.setup_context = backward, setup_context
-        undo = self._install_apart()
-        return lambda: self._restore(before, undo)
+        return self._slots.set(None, Formula(backward, setup_context))
 
     def _refuse(self) -> None:
         """Raise for an op that cannot have a gradient formula."""
@@ -66,16 +72,9 @@ class AutogradRule:
         if schema.keyword_only_tensors:
             raise keyword_only_tensors_error("register_autograd", op, schema.keyword_only_tensors)
 
-    def _install_apart(self) -> Undo:
-        if self._installed:
-            return lambda: None
-        self._installed = True
-        trampoline = _trampoline(self, self.definition)
-        return self.definition.impl(trampoline, "Autograd", with_keyset=True, apart=True)
-
-    def _restore(self, before: tuple[Fn | None, Fn | None, bool], undo: Undo) -> None:
-        self.backward, self.setup_context, self._installed = before
-        undo()
+    def _install_trampoline(self, _: None, apart: bool) -> Undo:
+        trampoline = _trampoline(self._slots, self.definition)
+        return self.definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
 
 def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ...]) -> UnsupportedError:
@@ -90,22 +89,23 @@ def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ..
 class _Call:
     """One differentiated call: how to reach the op, and how flat values map to the user's arguments."""
 
-    __slots__ = ("backward", "input_lengths", "keyset", "kwargs", "output_lengths")
+    __slots__ = ("formula", "input_lengths", "keyset", "kwargs", "output_lengths", "passed")
 
     def __init__(
-        self, backward: Fn | None, keyset: Any, kwargs: dict[str, Any], input_lengths: list[int | None]
+        self, formula: Formula | None, keyset: Any, kwargs: dict[str, Any], passed: int, input_lengths: Lengths
     ) -> None:
-        self.backward = backward
+        self.formula = formula
         self.keyset = keyset
         self.kwargs = kwargs
+        self.passed = passed  # how many positional arguments were
         self.input_lengths = input_lengths
-        self.output_lengths: list[int | None] = []
+        self.output_lengths: Lengths = None
 
 
-def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any]:
+def _trampoline(slots: Slots[None, Formula], definition: Definition) -> Callable[..., Any]:
     """The function at the Autograd key."""
-    overload, after = definition.overload, _compat.after_autograd
-    node = _node(rule, definition)
+    overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
+    node = _node(definition)
     is_out = torch.Tag.out in definition.tags
     returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
     list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
@@ -115,10 +115,15 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
             if is_out:
                 raise _out_error(definition)
         elif not (_compat.forward_ad_active() and _compat.any_tangent((*args, *kwargs.values()))):
-            with _compat.below_autograd():
+            guard = below_autograd()  # half the price of a `with`
+            try:
                 return overload.redispatch(keyset & after, *args, **kwargs)
+            finally:
+                del guard
         flat, lengths = _flatten(args, list_inputs)
-        call = _Call(rule.backward, keyset, kwargs, lengths)
+        # The formula is read when the op is called, so that registering again is an assignment. A graph keeps the one
+        # it was made with: another backward need not fit what this setup_context saves.
+        call = _Call(slots.values.get(None), keyset, kwargs, len(args), lengths)
         result = _compat.apply_function(node, call, *flat)
         if not definition.schema.returns:
             return None
@@ -128,16 +133,12 @@ def _trampoline(rule: AutogradRule, definition: Definition) -> Callable[..., Any
     return _compat.outside_dynamo(autograd)
 
 
-def _node(rule: AutogradRule, definition: Definition) -> Any:
-    """The autograd.Function of an op.
-
-    The rule is read when the op is called, so that registering again is an assignment. A graph keeps the formula it was
-    made with: another one need not fit what its setup_context saved.
-    """
+def _node(definition: Definition) -> Any:
+    """The autograd.Function of an op."""
     overload, after, fill = definition.overload, _compat.after_autograd, filler(definition.schema)
     list_outputs = _list_outputs(definition.schema)
     in_place = torch.Tag.inplace in definition.tags
-    written = tuple(argument.is_written for argument in definition.schema.positional)
+    written = tuple(argument.is_written for argument in definition.schema.positional if definition.schema.mutated)
 
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         args = _regroup(flat, call.input_lengths)
@@ -145,39 +146,48 @@ def _node(rule: AutogradRule, definition: Definition) -> Any:
             result = overload.redispatch(call.keyset & after, *args, **call.kwargs)
         ctx.needs_input_grad = _regroup(ctx.needs_input_grad[1:], call.input_lengths)
         ctx._customops_call = call
-        if rule.setup_context is not None:
+        if call.formula is not None and call.formula.setup_context is not None:
             inputs, keywords = fill(args, call.kwargs) if fill else (args, call.kwargs)
             extra = {"keyword_only_inputs": keywords} if definition.schema.keyword_only else {}
-            rule.setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
+            call.formula.setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
         outputs, call.output_lengths = _flatten(result if isinstance(result, tuple) else (result,), list_outputs)
-        if definition.schema.mutated:
+        if written:
+            call.output_lengths = call.output_lengths or [None] * len(outputs)
             outputs = _with_history(ctx, outputs, args, written, in_place)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def backward(ctx: Any, *grads: Any) -> Any:
         call: _Call = ctx._customops_call
-        if call.backward is None:
-            raise AutogradError(
-                "Trying to backward through an op, but no autograd formula was registered",
-                op=str(definition.name),
-                fix="op.register_autograd(backward, setup_context=...)",
-            )
-        result = call.backward(ctx, *_regroup(grads, call.output_lengths))
-        return (None, *_input_gradients(result, call.backward, definition, call.input_lengths))
+        if call.formula is None:
+            raise _no_formula(definition)
+        user_backward = call.formula.backward
+        result = user_backward(ctx, *_regroup(grads, call.output_lengths))
+        return (None, *_input_gradients(result, user_backward, definition, call))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise UnsupportedError(
-            "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
-            op=str(definition.name),
-            fix="use reverse mode (torch.func.grad, vjp, jacrev; jacrev(jacrev(f)) for a hessian), "
-            "or write the op with torch operations",
-        )
+        raise _no_jvp(definition)
 
     name = f"{definition.name.name}_{definition.name.overload}".strip("_")
     members = {"forward": forward, "backward": backward, "jvp": jvp}
-    for member in members.values():
-        _compat.outside_dynamo(member)
-    return type(f"{name}_backward", (_compat.SingleLevelFunction,), {k: staticmethod(v) for k, v in members.items()})
+    statics = {name: staticmethod(_compat.outside_dynamo(member)) for name, member in members.items()}
+    return type(f"{name}_backward", (_compat.SingleLevelFunction,), statics)
+
+
+def _no_formula(definition: Definition) -> AutogradError:
+    return AutogradError(
+        "Trying to backward through an op, but no autograd formula was registered",
+        op=str(definition.name),
+        fix="op.register_autograd(backward, setup_context=...)",
+    )
+
+
+def _no_jvp(definition: Definition) -> UnsupportedError:
+    return UnsupportedError(
+        "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
+        op=str(definition.name),
+        fix="use reverse mode (torch.func.grad, vjp, jacrev; jacrev(jacrev(f)) for a hessian), "
+        "or write the op with torch operations",
+    )
 
 
 _AS_THEY_ARE = nullcontext()
@@ -195,8 +205,8 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
 
 
 def _with_history(
-    ctx: Any, outputs: list[Any], args: tuple[Any, ...], written: tuple[bool, ...], in_place: bool
-) -> list[Any]:
+    ctx: Any, outputs: tuple[Any, ...], args: tuple[Any, ...], written: tuple[bool, ...], in_place: bool
+) -> tuple[Any, ...]:
     """Make this node the history of what the op wrote to, if that has one.
 
     Else a later backward would go past the write as if it had not happened. A leaf has no history, and is left alone.
@@ -209,8 +219,8 @@ def _with_history(
         return outputs
     ctx.mark_dirty(*dirty)
     if in_place:
-        return [args[0]]  # the argument itself: under functionalization the result is another object
-    return outputs + [tensor for tensor in dirty if all(tensor is not output for output in outputs)]
+        return (args[0],)  # the argument itself: under functionalization the result is another object
+    return (*outputs, *(tensor for tensor in dirty if all(tensor is not output for output in outputs)))
 
 
 def _out_error(definition: Definition) -> AutogradError:
@@ -224,9 +234,14 @@ def _out_error(definition: Definition) -> AutogradError:
 
 # autograd.Function takes and returns flat tensors only; lists of tensors are laid out flat around it ---------------
 
+#: How many flat values each value became, None for a value on its own. None instead: there are no lists at all.
+Lengths = list["int | None"] | None
 
-def _flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[list[Any], list[int | None]]:
-    """Lay lists of tensors out flat. Lengths tell how: None for a value on its own."""
+
+def _flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[tuple[Any, ...], Lengths]:
+    """Lay lists of tensors out flat."""
+    if True not in are_lists:
+        return values, None
     flat: list[Any] = []
     lengths: list[int | None] = []
     for value, is_list in zip(values, are_lists, strict=False):  # arguments left at their default are not there
@@ -236,19 +251,13 @@ def _flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[list
         else:
             flat.append(value)
             lengths.append(None)
-    return flat, lengths
+    return tuple(flat), lengths
 
 
-def _list_outputs(schema: Schema) -> tuple[bool, ...]:
-    """Which of the outputs are lists of tensors?"""
-    types = [ret.type for ret in schema.returns]
-    if len(types) == 1 and types[0].startswith("("):
-        types = types[0][1:-1].split(", ")
-    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
-
-
-def _regroup(flat: tuple[Any, ...], lengths: list[int | None]) -> tuple[Any, ...]:
+def _regroup(flat: tuple[Any, ...], lengths: Lengths) -> tuple[Any, ...]:
     """Undo `_flatten`."""
+    if lengths is None:
+        return flat
     values: list[Any] = []
     i = 0
     for length in lengths:
@@ -261,47 +270,61 @@ def _regroup(flat: tuple[Any, ...], lengths: list[int | None]) -> tuple[Any, ...
     return tuple(values)
 
 
-def _input_gradients(result: Any, backward: Fn, definition: Definition, lengths: list[int | None]) -> list[Any]:
+def _list_outputs(schema: Schema) -> tuple[bool, ...]:
+    """Which of the outputs are lists of tensors?"""
+    types = [ret.type for ret in schema.returns]
+    if len(types) == 1 and types[0].startswith("("):
+        types = types[0][1:-1].split(", ")
+    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
+
+
+def _input_gradients(result: Any, backward: Fn, definition: Definition, call: _Call) -> list[Any]:
     """The flat gradients for the inputs that were passed, from what the user's backward returned."""
     gradients = result if isinstance(result, tuple) else (result,)
-    passed, every = len(lengths), len(definition.schema.positional)
-    op = str(definition.name)
-    if len(gradients) not in (passed, every):
-        expected = f"{passed} or {every}" if passed != every else f"{passed}"
-        raise AutogradError(
-            f"backward returned an incorrect number of gradients (expected {expected}, got {len(gradients)})",
-            op=op,
-            expected=f"one for each of {', '.join(a.name for a in definition.schema.positional)}",
-            where=where(backward),
-            fix="return None for an input that has no gradient",
-        )
+    arguments, passed = definition.schema.positional, call.passed
+    if len(gradients) != passed and len(gradients) != len(arguments):
+        raise _wrong_count(len(gradients), passed, definition, backward)
     flat: list[Any] = []
-    for argument, gradient, length in zip(definition.schema.positional, gradients, lengths, strict=False):
+    lengths = call.input_lengths or [None] * passed
+    for argument, gradient, length in zip(arguments, gradients, lengths, strict=False):
         if length is None:
-            flat.append(_checked(gradient, argument.name, op, backward))
+            flat.append(_checked(gradient, argument.name, definition, backward))
             continue
         if gradient is None:
             gradient = [None] * length
         if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
-            raise _bad_gradient(gradient, argument.name, op, backward, f"a list of {length} gradients")
-        flat += [_checked(item, f"{argument.name}[{i}]", op, backward) for i, item in enumerate(gradient)]
-    for argument, gradient in zip(definition.schema.positional[passed:], gradients[passed:], strict=False):
+            raise _bad_gradient(gradient, argument.name, definition, backward, f"a list of {length} gradients")
+        flat += [_checked(item, f"{argument.name}[{i}]", definition, backward) for i, item in enumerate(gradient)]
+    for argument, gradient in zip(arguments[passed:], gradients[passed:], strict=False):
         if gradient is not None:
-            raise _bad_gradient(gradient, argument.name, op, backward, "None: the argument was left at its default")
+            expected = "None: the argument was left at its default"
+            raise _bad_gradient(gradient, argument.name, definition, backward, expected)
     return flat
 
 
-def _checked(gradient: Any, argument: str, op: str, backward: Fn) -> Any:
+def _wrong_count(got: int, passed: int, definition: Definition, backward: Fn) -> AutogradError:
+    arguments = definition.schema.positional
+    expected = f"{passed}" if passed == len(arguments) else f"{passed} or {len(arguments)}"
+    return AutogradError(
+        f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
+        op=str(definition.name),
+        expected=f"one for each of {', '.join(argument.name for argument in arguments)}",
+        where=where(backward),
+        fix="return None for an input that has no gradient",
+    )
+
+
+def _checked(gradient: Any, argument: str, definition: Definition, backward: Fn) -> Any:
     if gradient is None or isinstance(gradient, Tensor):
         return gradient
-    raise _bad_gradient(gradient, argument, op, backward, "a Tensor or None")
+    raise _bad_gradient(gradient, argument, definition, backward, "a Tensor or None")
 
 
-def _bad_gradient(gradient: Any, argument: str, op: str, backward: Fn, expected: str) -> AutogradError:
+def _bad_gradient(gradient: Any, argument: str, definition: Definition, backward: Fn, expected: str) -> AutogradError:
     size = f" of {len(gradient)}" if isinstance(gradient, (list, tuple)) else ""
     return AutogradError(
         "backward returned a gradient that does not fit its input",
-        op=op,
+        op=str(definition.name),
         argument=argument,
         expected=expected,
         got=type(gradient).__name__ + size,

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from customops import _compat
 from customops._call import Fn, bind_kernel, filler, structure_check
 from customops._definition import Definition, Undo
+from customops._slots import Slots
 from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
+
+
+class Fake(NamedTuple):
+    """A fake, and the ``file:line`` where it was registered."""
+
+    fn: Fn
+    source: str
 
 
 class FakeRule:
@@ -20,15 +28,17 @@ class FakeRule:
     def __init__(self, definition: Definition, name: str) -> None:
         self.definition = definition
         self.name = name
-        self.fn: Fn | None = None
-        self.source = user_source()
-        self._installed = False
+        self._default_source = user_source()
+        self._slots: Slots[None, Fake] = Slots(self._install_trampoline, self._tell_torch)
+
+    @property
+    def fn(self) -> Fn | None:
+        fake = self._slots.values.get(None)
+        return fake.fn if fake is not None else None
 
     def install(self, definition: Definition) -> None:
         self.definition = definition
-        definition.impl_fake(_trampoline(self, definition))
-        self._installed = True
-        self._tell_torch()
+        self._slots.reset(with_op=[None])  # without a fake it says how to register one
 
     def register(self, fn: Fn, *, allow_override: bool = True) -> Undo:
         op = str(self.definition.name)
@@ -42,11 +52,7 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        before = self.fn, self.source, self._installed
-        self.fn, self.source = fn, user_source()
-        undo = self._install_apart()
-        self._tell_torch()
-        return lambda: self._restore(before, undo)
+        return self._slots.set(None, Fake(fn, user_source()))
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
@@ -78,28 +84,21 @@ class FakeRule:
 
     def _existing(self, op: str) -> str | None:
         """Where the fake that counts now was written, or None without one."""
-        if self.fn is not None:
-            return self.source
+        fake = self._slots.values.get(None)
+        if fake is not None:
+            return fake.source
         known = _compat.torch_op_of(op)
         if known is not None and known._abstract_fn is None:
             return None  # what is on record for an op made by a custom_op is then a fake that raises
         record = _compat.fake_record(op)
         return record.source if record is not None else None
 
-    def _install_apart(self) -> Undo:
-        if self._installed:
-            return lambda: None
-        self._installed = True
-        return self.definition.impl_fake(_trampoline(self, self.definition), apart=True)
-
-    def _restore(self, before: tuple[Fn | None, str, bool], undo: Undo) -> None:
-        self.fn, self.source, self._installed = before
-        undo()
-        self._tell_torch()
+    def _install_trampoline(self, _: None, apart: bool) -> Undo:
+        return self.definition.impl_fake(_trampoline(self, self.definition), apart=apart)
 
     def _tell_torch(self) -> None:
-        if self._installed:
-            _compat.set_fake_source(str(self.definition.name), self.source)
+        fake = self._slots.values.get(None)
+        _compat.set_fake_source(str(self.definition.name), fake.source if fake is not None else self._default_source)
 
 
 def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:

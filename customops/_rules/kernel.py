@@ -14,6 +14,7 @@ from customops import _compat
 from customops._call import Check, Fill, Fn, bind_kernel, filler, kernel_check
 from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
+from customops._slots import Slots
 from customops.errors import DefinitionError, RegistrationError
 
 log = logging.getLogger("customops")
@@ -49,50 +50,38 @@ class KernelRule:
     def __init__(self, definition: Definition, default: Fn | None) -> None:
         self.definition = definition
         self.default = default
-        self.kernels: dict[str | None, Fn] = {}
         self.switches: list[Switch] = []  # of the contexts that are open now
+        self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
+        self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
         self._cells: dict[str | None, Cell] = {}
-        self._selects = False  # has the BackendSelect trampoline been installed?
+        self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
 
-    def install(self, definition: Definition) -> None:
-        """Install everything registered so far into a fresh definition."""
-        self.definition, self._cells, self._selects = definition, {}, False
-        for device_type in self.kernels:
-            self._install_at(device_type, apart=False)
+    @property
+    def kernels(self) -> dict[str | None, Fn]:
+        """device type, or None for all others -> kernel"""
+        return self._slots.values
+
+    def install(self, definition: Definition, devices: tuple[str | None, ...] = ()) -> None:
+        """Install the default for `devices`, and everything registered so far, into a fresh definition."""
+        assert self.default is not None
+        self.definition, self._cells, self._unselect = definition, {}, None
+        self._with_op = self._with_op or devices
+        for device_type in devices:
+            self.kernels[device_type] = self.default
+        self._slots.reset(self._with_op)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
         devices = check_kernel(fn, device_types, self.definition.schema, str(self.definition.name))
-        undos = [self._set(device_type, fn) for device_type in devices]
+        undos = [self._slots.set(device_type, fn) for device_type in devices]
         return lambda: [undo() for undo in undos]
-
-    def _set(self, device_type: str | None, fn: Fn) -> Undo:
-        """Make `fn` the kernel of one device."""
-        before = self.kernels.get(device_type)
-        self.kernels[device_type] = fn
-        self._sync()
-        uninstall = self._install_at(device_type, apart=True)
-        return functools.partial(self._unset, device_type, fn, before, uninstall)
-
-    def _unset(self, device_type: str | None, fn: Fn, before: Fn | None, uninstall: Undo) -> None:
-        if self.kernels.get(device_type) is not fn:
-            return  # somebody else, perhaps another thread, has registered the device since: that stays
-        if before is not None:
-            self.kernels[device_type] = before
-            self._sync()
-            return
-        del self.kernels[device_type]
-        cell = self._cells.pop(device_type)
-        self._sync()
-        uninstall()
-        # Its trampoline may have become part of the op meanwhile (an op that was replaced and came back).
-        cell.fn = self.kernels.get(None) or self._no_default(device_type)
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
         """Switch a kernel on or off while the context lasts; see `CustomOpDef.set_kernel_enabled`."""
-        self._warn_if_no_change(device_type, enabled)
         switch = Switch(device_type, enabled)
-        self._update(self.switches.append, switch)
+        with lock:
+            self._warn_if_no_change(device_type, enabled)
+            self._update(self.switches.append, switch)
         try:
             yield
         finally:
@@ -137,20 +126,26 @@ class KernelRule:
         )
         return _Raise(error)
 
-    def _install_at(self, device_type: str | None, *, apart: bool) -> Undo:
-        """Install the device's trampoline, unless it has one."""
-        if device_type in self._cells:
-            return _nothing
+    def _install_at(self, device_type: str | None, apart: bool) -> Undo:
         definition = self.definition
         cell = self._cells[device_type] = Cell(self._active(device_type))
         fill = filler(definition.schema)
         check = kernel_check(definition.schema, definition.tags, str(definition.name))
         key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
         undo = definition.impl(_trampoline(cell, fill, check), key, apart=apart)
-        if device_type is not None and not definition.schema.takes_tensors and not self._selects:
-            self._selects = True
-            definition.impl(_selector(self, definition), "BackendSelect", with_keyset=True)
-        return undo
+        if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
+            select = _selector(self, definition)
+            self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
+        return functools.partial(self._uninstall, device_type, undo)
+
+    def _uninstall(self, device_type: str | None, undo: Undo) -> None:
+        cell = self._cells.pop(device_type)
+        undo()
+        # In a library that somebody lent us it stays for as long as the library does.
+        cell.fn = self.kernels.get(None) or self._no_default(device_type)
+        if self._unselect is not None and not any(self._cells):
+            self._unselect()
+            self._unselect = None
 
 
 class _Raise:
@@ -163,10 +158,6 @@ class _Raise:
         raise self.error
 
 
-def _nothing() -> None:
-    pass
-
-
 def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
     """Raise unless `fn` can be the kernel for these devices; returns them, (None,) for every device.
 
@@ -175,14 +166,7 @@ def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> 
         CallbackError: `fn` cannot be called with the op's arguments.
         DefinitionError: nothing in the op's arguments says which device's kernel to run.
     """
-    devices: tuple[Any, ...] = (device_types,)
-    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
-        devices = tuple(dict.fromkeys(device_types))
-    if not devices:
-        raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
-    for device_type in devices:
-        if device_type is not None:
-            _check_device(device_type, op)
+    devices = device_list(device_types, op)
     bind_kernel(fn, schema, op, "kernel")
     if devices != (None,) and not schema.takes_tensors and schema.device_argument is None:
         raise DefinitionError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from customops._call import Fn, bind
-from customops._definition import Definition, Undo, put_back
+from customops._definition import Definition, Undo
+from customops._slots import Slots
 
 
 class TorchDispatchRule:
@@ -13,33 +15,24 @@ class TorchDispatchRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self.rules: dict[type, Fn] = {}
-        self._installed: set[type] = set()
+        self._slots: Slots[type, Fn] = Slots(self._install_for)
 
     def install(self, definition: Definition) -> None:
-        self.definition, self._installed = definition, set()
-        for cls in self.rules:
-            self._refresh(cls, apart=False)
+        self.definition = definition
+        self._slots.reset()
 
     def register(self, cls: type, fn: Fn) -> Undo:
         bind(fn, str(self.definition.name), "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
-        before = self.rules.get(cls)
-        self.rules[cls] = fn
-        undo = self._refresh(cls, apart=True)
-        return lambda: self._restore(before, cls, undo)
+        return self._slots.set(cls, fn)
 
-    def _refresh(self, cls: type, *, apart: bool) -> Undo | None:
-        if cls in self._installed:
-            return None
-        self._installed.add(cls)
+    def _install_for(self, cls: type, apart: bool) -> Undo:
+        return self.definition.impl_torch_dispatch(cls, _trampoline(self._slots, cls), apart=apart)
 
-        def rule(*args: Any, **kwargs: Any) -> Any:
-            return self.rules[cls](*args, **kwargs)
 
-        return self.definition.impl_torch_dispatch(cls, rule, apart=apart)
+def _trampoline(slots: Slots[type, Fn], cls: type) -> Callable[..., Any]:
+    """The function in torch's registry of rules."""
 
-    def _restore(self, before: Fn | None, cls: type, undo: Undo | None) -> None:
-        put_back(self.rules, cls, before)
-        if undo is not None:
-            undo()
-            self._installed.discard(cls)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return slots.values[cls](*args, **kwargs)
+
+    return rule

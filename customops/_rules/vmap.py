@@ -1,13 +1,23 @@
-"""vmap: how the op runs on batched tensors."""
+"""vmap: how the op runs on batched tensors.
+
+A rule is ``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``. `STRATEGIES` are rules for ops whose authors
+need not write one, under the names (and with the meaning) that ``jax.pure_callback`` gives them.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo
+from customops._slots import Slots
+from customops.errors import DefinitionError, UnsupportedError
 
 
 class VmapRule:
@@ -15,44 +25,145 @@ class VmapRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self.fn: Fn | None = None
-        self._installed = False
+        self._slots: Slots[None, Fn] = Slots(self._install_trampoline)
 
     def install(self, definition: Definition) -> None:
-        """The rule goes in with the op only if there is one: torch's fallback runs where nothing is installed."""
-        self.definition, self._installed = definition, False
-        if self.fn is not None:
-            self._refresh(apart=False)
+        """The rule goes in only if there is one: torch's fallback runs where nothing is installed."""
+        self.definition = definition
+        self._slots.reset()
 
-    def register(self, fn: Fn) -> Undo:
+    def register(self, rule: Fn | str) -> Undo:
+        fn = _strategy(rule, self.definition) if isinstance(rule, str) else rule
         schema = self.definition.schema
         positional = [argument.name for argument in schema.positional]
         keyword = {argument.name: argument.name for argument in schema.keyword_only}
         bind(fn, str(self.definition.name), "vmap rule", "info", "in_dims", *positional, **keyword)
-        before, self.fn = self.fn, fn
-        undo = self._refresh(apart=True)
-        return lambda: self._restore(before, undo)
+        return self._slots.set(None, fn)
 
-    def _refresh(self, *, apart: bool) -> Undo | None:
-        if self._installed:
-            return None
-        self._installed = True
-        return self.definition.impl(_trampoline(self), "FuncTorchBatched", apart=apart)
-
-    def _restore(self, before: Fn | None, undo: Undo | None) -> None:
-        self.fn = before
-        if undo is not None:
-            undo()
-            self._installed = False
+    def _install_trampoline(self, _: None, apart: bool) -> Undo:
+        return self.definition.impl(_trampoline(self._slots, self.definition), "FuncTorchBatched", apart=apart)
 
 
-def _trampoline(rule: VmapRule) -> Callable[..., Any]:
+def _trampoline(slots: Slots[None, Fn], definition: Definition) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
-    overload, fill = rule.definition.overload, filler(rule.definition.schema)
+    overload, fill = definition.overload, filler(definition.schema)
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         if fill is not None:
             args, kwargs = fill(args, kwargs)
-        return _compat.call_vmap_rule(rule.fn, overload, args, kwargs)
+        return _compat.call_vmap_rule(slots.values[None], overload, args, kwargs)
 
     return _compat.outside_dynamo(vmap)
+
+
+# Strategies -----------------------------------------------------------------------------------------------------
+
+
+def _strategy(name: str, definition: Definition) -> Fn:
+    if name not in STRATEGIES:
+        raise DefinitionError(
+            "there is no such vmap strategy",
+            op=str(definition.name),
+            expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
+            got=repr(name),
+        )
+    in_place = torch.Tag.inplace in definition.tags
+    return _Strategy(STRATEGIES[name], definition, in_place)
+
+
+class _Strategy:
+    """A rule made of a strategy and the op it calls."""
+
+    def __init__(self, run: Callable[..., Any], definition: Definition, in_place: bool) -> None:
+        self.run = run
+        self.definition = definition
+        self.in_place = in_place
+
+    def __call__(self, info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self._refuse_unbatched_writes(in_dims)
+        result = self.run(self.definition, info.batch_size, in_dims, args, kwargs)
+        if self.in_place:
+            return args[0], in_dims[0]  # the argument itself, with its batch where it is
+        return result, 0
+
+    def _refuse_unbatched_writes(self, in_dims: tuple[Any, ...]) -> None:
+        """Each element of the batch would write its own value to one and the same tensor."""
+        for argument, dims in zip(self.definition.schema.positional, in_dims, strict=True):
+            if argument.is_written and any(dim is None for dim in (dims if isinstance(dims, list) else [dims])):
+                raise UnsupportedError(
+                    "vmap over an op that writes to a tensor which is not batched itself",
+                    op=str(self.definition.name),
+                    argument=argument.name,
+                    fix="batch that tensor too, e.g. expand it and clone",
+                )
+
+
+def _sequential(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call the op once for each element of the batch, and stack what it returns."""
+    results = []
+    for i in range(size):
+        select = functools.partial(_select, i)
+        element = [_map(select, value, dims) for value, dims in zip(args, in_dims, strict=True)]
+        results.append(definition.overload(*element, **kwargs))
+    return _stack(results, definition)
+
+
+def _select(i: int, x: Tensor, dim: int | None) -> Tensor:
+    return x if dim is None else x.select(dim, i)
+
+
+def _expand_dims(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call the op once, batches in front; a tensor without one gets a dimension of size 1 there."""
+    return definition.overload(*(_map(_batch_first, *pair) for pair in zip(args, in_dims, strict=True)), **kwargs)
+
+
+def _broadcast_all(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call the op once, batches in front; a tensor without one is expanded to the size of the batch."""
+
+    def expand(x: Tensor, dim: int | None) -> Tensor:
+        batched = _batch_first(x, dim)
+        return batched.expand(size, *batched.shape[1:])
+
+    return definition.overload(*(_map(expand, *pair) for pair in zip(args, in_dims, strict=True)), **kwargs)
+
+
+#: name -> what it does with one level of vmap.
+STRATEGIES: dict[str, Callable[..., Any]] = {
+    "sequential": _sequential,
+    "expand_dims": _expand_dims,
+    "broadcast_all": _broadcast_all,
+}
+
+
+def _batch_first(x: Tensor, dim: int | None) -> Tensor:
+    return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+
+
+def _map(fn: Callable[[Tensor, int | None], Any], value: Any, dims: Any) -> Any:
+    """Apply `fn` to a tensor, or to the tensors of a list; other values stay."""
+    if isinstance(value, (list, tuple)) and isinstance(dims, (list, tuple)):
+        return [_map(fn, item, dim) for item, dim in zip(value, dims, strict=True)]
+    return fn(value, dims) if isinstance(value, Tensor) else value
+
+
+def _stack(results: list[Any], definition: Definition) -> Any:
+    """Results of the elements -> the result of the batch, of the same structure."""
+    if not results:
+        raise UnsupportedError(
+            'vmap strategy "sequential" over an empty batch: nothing tells the shape of the result',
+            op=str(definition.name),
+            fix='register_vmap("expand_dims"), or a function',
+        )
+    first = results[0]
+    if isinstance(first, Tensor):
+        return torch.stack(results)
+    if isinstance(first, (list, tuple)):
+        return type(first)(_stack(list(items), definition) for items in zip(*results, strict=True))
+    if any(result != first for result in results):
+        raise UnsupportedError(
+            "an op under vmap returned numbers that differ between the elements of the batch",
+            op=str(definition.name),
+            got=", ".join(map(repr, results[:6])),
+            fix="return a tensor instead",
+        )
+    return first
