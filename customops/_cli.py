@@ -26,6 +26,7 @@ from rich.text import Text
 
 from customops import CustomOpDef, CustomOpsError, Sample, default_registry
 from customops.checks import CHECKS, DEFAULT_CHECKS, Outcome, run_check
+from customops.errors import location_of
 
 #: Exit statuses.
 ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
@@ -49,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Run(list(dict.fromkeys(options.check or DEFAULT_CHECKS)), options.atol, options.rtol, options.fail_fast)
     run.check(ops, errors)
     _print(run, Console(highlight=False, markup=False, emoji=False))
-    return SOME_FAILED if run.failed else ALL_PASSED
+    if run.failed:
+        return SOME_FAILED
+    return ALL_PASSED if run.count("passed") else NOTHING_RUN
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,12 +147,15 @@ def _module_name(path: Path) -> str:
 
 
 def _is_inside(module: ModuleType, op: Op) -> bool:
-    """Was the op defined in the module's file, or in a package's directory?"""
-    source = Path(op.source.rpartition(":")[0]).resolve()
+    """Was the op defined, or given its samples, in the module's file, or in a package's directory?"""
+    # A helper may define the ops of a project: then the samples tell whose they are.
+    places = [op.source, *(location_of(fn) for fn in [op._samples] if fn is not None)]
+    sources = [Path(place.rpartition(":")[0]).resolve() for place in places]
     if hasattr(module, "__path__"):
-        return any(source.is_relative_to(Path(directory).resolve()) for directory in module.__path__)
+        roots = [Path(directory).resolve() for directory in module.__path__]
+        return any(source.is_relative_to(root) for source in sources for root in roots)
     file = getattr(module, "__file__", None)
-    return file is not None and source == Path(file).resolve()
+    return file is not None and Path(file).resolve() in sources
 
 
 def _no_ops(target: str, elsewhere: list[Op]) -> TargetError:
@@ -194,7 +200,7 @@ class Row:
     op: Op
     number: int
     arguments: list[str] | None = None  #: None for an op without samples, and where the samples function raised
-    problem: Exception | None = None  #: what it raised
+    problem: BaseException | None = None  #: what it raised
     outcomes: list[Outcome] = field(default_factory=list)
 
 
@@ -259,7 +265,7 @@ def _rows(op: Op) -> Iterator[tuple[Row, Sample | None]]:
     for number in itertools.count(1):
         try:
             sample = next(samples, None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             yield Row(op, number, problem=error), None
             return
         if sample is None:
@@ -364,7 +370,7 @@ def _failures(run: Run) -> Iterator[Text]:
                 yield _failure(row, outcome.check, outcome.error)
 
 
-def _failure(row: Row, what: str, error: Exception) -> Text:
+def _failure(row: Row, what: str, error: BaseException) -> Text:
     title = f"{row.op._qualname}, sample {row.number}, {what}  ({row.op.source})\n"
     message = str(error) if isinstance(error, CustomOpsError) else _trace(error)
     lines = "\n".join([*(row.arguments or []), "", message])

@@ -6,11 +6,12 @@ the package calls a function that does the right thing on each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -101,7 +102,6 @@ def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
 
 
 def name_of_overload(overload: OpOverload) -> str:
-    """``ns::name`` or ``ns::name.overload``."""
     return overload._name
 
 
@@ -154,13 +154,11 @@ def key_set(key: str) -> Any:
     return DispatchKeySet(getattr(DispatchKey, key))
 
 
-def exclude_keys(keys: Any) -> Any:
-    """Context manager: dispatch as if none of `keys` (a DispatchKeySet) were there."""
-    return _C._ExcludeDispatchKeyGuard(keys)
+#: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.
+exclude_keys: Any = _C._ExcludeDispatchKeyGuard
 
 
-def forward_ad_active() -> bool:
-    """Is a forward-mode level open (``forward_ad.dual_level`` or ``torch.func.jvp``)?"""
+def forward_ad_active() -> bool:  # ``forward_ad.dual_level`` or ``torch.func.jvp``
     return _forward_ad._current_level >= 0
 
 
@@ -197,6 +195,10 @@ def on_library_destroyed(library: Library, callback: Callable[[], object]) -> No
     library._registration_handles.append(handle)
 
 
+def library_alive(library: Library) -> bool:
+    return library.m is not None
+
+
 def destroy_library(library: Library) -> None:
     if library.m is not None:
         library._destroy()
@@ -205,10 +207,6 @@ def destroy_library(library: Library) -> None:
     torch.library._defs.difference_update(library._op_defs)
     library._op_defs.clear()
     library._op_impls.clear()
-
-
-def library_alive(library: Library) -> bool:
-    return library.m is not None
 
 
 def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
@@ -220,12 +218,15 @@ def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[
     """
     library = Library(namespace, "FRAGMENT")
     fn, with_keyset = kernel or (_gone, False)
-    library.m.impl(name, key, fn, with_keyset)  # type: ignore[union-attr]
+    with _overriding_quietly():
+        library.m.impl(name, key, fn, with_keyset)  # type: ignore[union-attr]
     library._destroy()
 
 
 def _gone(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("the library of this kernel was destroyed")
+    raise RuntimeError(
+        "a kernel was taken back; under a dispatch mode torch cannot find the one of another library below"
+    )
 
 
 def install_view_fallback(library: Library, name: str) -> None:
@@ -240,13 +241,17 @@ def computed_kernel(qualname: str, key: str) -> Any:
 
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
     """Install a kernel, in the place of one that is there."""
-    if not has_kernel(f"{library.ns}::{name}", key):
+    overrides = has_kernel(f"{library.ns}::{name}", key)
+    with _overriding_quietly() if overrides else contextlib.nullcontext():
         library.impl(name, fn, key, with_keyset=with_keyset)
-        return
+
+
+@contextlib.contextmanager
+def _overriding_quietly() -> Iterator[None]:
+    """Overriding is what the caller asked for; torch mentions it, once per process for all operators."""
     with warnings.catch_warnings():
-        # Overriding is what the caller asked for; torch mentions it, once per process for all operators.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
-        library.impl(name, fn, key, with_keyset=with_keyset)
+        yield
 
 
 def forget_dispatch(overload: OpOverload) -> None:
@@ -289,8 +294,7 @@ class _Retired:
         raise self._error
 
 
-def namespace_exists(namespace: str) -> bool:
-    """Has ``torch.ops.<namespace>`` been looked at? (torch makes it on first look.)"""
+def namespace_exists(namespace: str) -> bool:  # torch makes ``torch.ops.<namespace>`` on first look
     return namespace in vars(torch.ops)
 
 
@@ -361,12 +365,8 @@ def register_fake(library: Library, name: str, fn: Callable[..., Any], stackleve
     library._register_fake(name, fn, _stacklevel=stacklevel + 1)
 
 
-def register_torch_dispatch(library: Library, name: str, cls: type, fn: Callable[..., Any]) -> None:
-    library._register_torch_dispatch_rule(name, cls, fn)
-
-
-def register_effect(library: Library, qualname: str, effect: Any) -> None:
-    library._register_effectful_op(qualname, effect)
+register_torch_dispatch: Callable[..., None] = Library._register_torch_dispatch_rule
+register_effect: Callable[..., None] = Library._register_effectful_op
 
 
 def set_fake_source(qualname: str, source: str) -> None:
@@ -400,7 +400,6 @@ def outside_dynamo(fn: _F) -> _F:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory."""
     return cast(int, tensor.untyped_storage()._cdata)
 
 
@@ -484,17 +483,18 @@ def fake_mode() -> Any:
 
 
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
-    """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced.
-
-    Loads torch's AOT stack, with dynamo, on first use.
-    """
-    aot = importlib.import_module("torch._functorch.aot_autograd")
+    """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced."""
+    aot = importlib.import_module("torch._functorch.aot_autograd")  # torch's AOT stack, with dynamo
     partitioners = importlib.import_module("torch._functorch.partitioners")
-    compiled = aot.aot_function(
+    return aot.aot_function(  # type: ignore[no-any-return]
         fn,
         fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
         partition_fn=partitioners.min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
         dynamic=dynamic,
     )
-    return cast(Callable[..., Any], compiled)
+
+
+def ignoring_aliases() -> Any:
+    """Context manager: AOTAutograd does not look for undeclared aliases (else it warns, and raises where CI is set)."""
+    return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)

@@ -202,9 +202,17 @@ class Definition:
     def _forget(self, key: str, kernel: Kernel) -> None:
         """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
         kernels = self._kernels[key]
-        if kernel in kernels:
-            kernels.remove(kernel)
+        if kernel not in kernels:
+            return
+        kernels.remove(kernel)
+        # Without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
+        if kernels or self.removed is not None or self._reaches_kernel(key):
             _compat.remember_kernel(self.name.namespace, self.name.local, key, kernels[-1] if kernels else None)
+
+    def _reaches_kernel(self, key: str) -> bool:
+        """Has the op, if it is still there, a kernel at the key?"""
+        exists = _compat.find_overload(self.name.packet, self.name.overload) is not None
+        return exists and _compat.has_kernel(str(self.name), key)
 
     def end_loan(self) -> None:
         """The library that `lender` stood for is gone, and all that went through it."""

@@ -383,6 +383,13 @@ class CustomOpDef(Generic[P, R]):
             return self._rules
         if not _compat.library_alive(library):
             raise RegistrationError("the library given as lib= has been destroyed", op=self._qualname)
+        if library.ns != self._definition.name.namespace:
+            raise RegistrationError(
+                "the library given as lib= is of another namespace than the op",
+                op=self._qualname,
+                got=f"a Library of namespace {library.ns!r}",
+                fix=f'Library("{self._definition.name.namespace}", "FRAGMENT")',
+            )
         rules = self._scoped.get(id(library))
         if rules is None:
             rules = self._scoped[id(library)] = _Rules(self._definition.on(library), self._init_fn, self.__name__)

@@ -294,7 +294,8 @@ class Registry:
         self._ops[op._qualname] = op
 
     def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
-        if self._drop(new):
+        self._drop(new)
+        if _compat.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
             old._registry._restore(old)
 
     def _lost(self, op: CustomOpDef[Any, Any], library: Library) -> None:

@@ -22,12 +22,14 @@ LAYERS = {
     "_hints": 2,
     "_definition": 2,
     "_call": 3,
+    "_slots": 3,
     "_rules": 4,
     "_op": 5,
     "_registry": 6,
     "library": 7,
     "legacy": 7,
     "schema": 7,
+    "fake_profile": 7,
     "checks": 7,
     "testing": 8,
     "pytest_plugin": 9,
@@ -38,7 +40,7 @@ LAYERS = {
     "__init__": 8,
 }
 #: Packages whose modules may import each other. `_rules` is not one: a transform stands alone.
-FAMILIES = {"checks", "testing", "backend"}
+FAMILIES = {"checks", "legacy", "testing", "backend"}
 #: Modules that load something late to keep `import customops` cheap; "checks" is its `__init__`.
 LATE_IMPORTS = {"__init__", "__main__", "_compat", "checks"}
 #: Not even `_compat` builds on these: customops replaces them.

@@ -1535,3 +1535,16 @@ def test_parameters(product: Any) -> None:
     product(weight, X).sum().backward()
     assert weight.grad is not None
     assert torch.allclose(weight.grad, 2 * X * X)
+
+
+@pytest.mark.parametrize("gaps", [(None, "x"), ("x", None), (None, "x", None)])
+def test_lists_with_gaps_are_differentiated(registry: Registry, ns: str, gaps: tuple[Any, ...]) -> None:
+    def total(xs: List[Optional[Tensor]]) -> Tensor:
+        return sum((x * 3 for x in xs if x is not None), torch.zeros(2))
+
+    op = registry.custom_op(f"{ns}::total", total, mutates_args=())
+    op.register_autograd(lambda ctx, grad: [grad * 3 if need else None for need in ctx.needs_input_grad[0]])
+    x = torch.ones(2, requires_grad=True)
+    op([x if gap else None for gap in gaps]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3.0, 3.0]

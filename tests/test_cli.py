@@ -216,7 +216,7 @@ def test_nothing_exercised(check: Check) -> None:
     assert out.endswith(
         "1 op, 0 samples: 0 passed, 0 failed, 0 not exercised; 1 op without samples, not exercised at all"
     )
-    assert code == 0
+    assert code == 2  # nobody has checked anything
 
 
 def test_same_samples_each_time(check: Check) -> None:
@@ -453,3 +453,38 @@ def test_without_rich() -> None:
 def test_main_is_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["customops", "check", "nothing.py"])
     assert __main__.main() == 2
+
+
+def test_a_kernel_that_exits_is_a_failure(check: Check) -> None:
+    exiting = """
+@custom_op("cli::exiting", mutates_args=())
+def exiting(x: Tensor) -> Tensor:
+    raise SystemExit(0)
+
+@exiting.register_samples
+def _():
+    yield (torch.ones(2),)
+"""
+    code, out, _ = check(write("ops.py", exiting))
+    assert code == 1
+    assert "SystemExit(0)" in out
+
+
+def test_an_op_that_a_helper_defined_belongs_to_its_samples(check: Check) -> None:
+    helper = """
+def make(name):
+    return custom_op(name, lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+"""
+    user = """
+from helper_of_ops import make
+op = make("cli::helped")
+op.register_fake(torch.empty_like)
+
+@op.register_samples
+def _():
+    yield (torch.ones(2),)
+"""
+    write("helper_of_ops.py", helper)
+    code, out, _ = check(write("ops.py", user))
+    assert code == 0
+    assert "cli::helped" in out

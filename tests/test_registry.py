@@ -467,6 +467,35 @@ def test_scopes_leave_no_libraries_behind(registry: Registry, ns: str) -> None:
     assert len(op._definition._installed) == 2  # the function of the op, and autograd
 
 
+def test_a_replaced_op_comes_back_also_if_its_successor_was_unregistered(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    with registry.scope():
+        define(registry, f"{ns}::f", add_two).unregister()
+    assert list(registry) == [op]
+    assert op(torch.ones(1)).item() == 2
+
+
+def test_a_refused_registration_through_a_library_leaves_nothing(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    lib = torch.library.Library(ns, "IMPL", "CUDA")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            op.register_kernel("cpu", add_two, lib=lib)
+        with pytest.raises(RuntimeError):
+            op.register_autograd(lambda ctx, g: g, lib=lib)
+    assert op(torch.ones(1)).item() == 2
+    lib._destroy()
+
+
+def test_a_library_of_another_namespace_is_refused(registry: Registry, ns: str) -> None:
+    op = define(registry, f"{ns}::f")
+    lib = torch.library.Library(f"{ns}_other", "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    with pytest.raises(RegistrationError, match="of another namespace than the op"):
+        op.register_kernel("cpu", add_two, lib=lib)
+    lib._destroy()
+
+
 def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op = define(registry, f"{ns}::f")
 

@@ -109,9 +109,11 @@ def _trampoline(slots: Slots[None, Formula], definition: Definition) -> Callable
     is_out = torch.Tag.out in definition.tags
     returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
     list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
+    has_gaps = any(argument.type.startswith("Tensor?[") for argument in definition.schema.arguments)
+    any_requires_grad = _any_requires_grad if has_gaps else _compat.any_requires_grad
 
     def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and _compat.any_requires_grad(*args, **kwargs):
+        if torch.is_grad_enabled() and any_requires_grad(*args, **kwargs):
             if is_out:
                 raise _out_error(definition)
         elif not (_compat.forward_ad_active() and _compat.any_tangent((*args, *kwargs.values()))):
@@ -131,6 +133,12 @@ def _trampoline(slots: Slots[None, Formula], definition: Definition) -> Callable
         return outputs[0] if returns_one else outputs
 
     return _compat.outside_dynamo(autograd)
+
+
+def _any_requires_grad(*args: Any, **kwargs: Any) -> bool:
+    """torch's own function passes lists over that hold a None."""
+    flat = [item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, list) else [value])]
+    return any(isinstance(item, Tensor) and item.requires_grad for item in flat)
 
 
 def _node(definition: Definition) -> Any:
@@ -174,11 +182,13 @@ def _node(definition: Definition) -> Any:
 
 
 def _no_formula(definition: Definition) -> AutogradError:
-    return AutogradError(
-        "Trying to backward through an op, but no autograd formula was registered",
-        op=str(definition.name),
-        fix="op.register_autograd(backward, setup_context=...)",
-    )
+    if definition.schema.mutated:
+        problem = "Trying to backward through an op that writes to its argument: it can have no autograd formula"
+        fix = "call it under torch.no_grad() or on x.detach(); or make it an op that returns new tensors"
+    else:
+        problem = "Trying to backward through an op, but no autograd formula was registered"
+        fix = "op.register_autograd(backward, setup_context=...)"
+    return AutogradError(problem, op=str(definition.name), fix=fix)
 
 
 def _no_jvp(definition: Definition) -> UnsupportedError:

@@ -20,7 +20,7 @@ from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
 from customops.checks.autograd_registration import autograd_registration_check
 from customops.checks.faketensor import fake_check
 from customops.checks.schema import schema_check
-from customops.errors import OpCheckError
+from customops.errors import CheckError, OpCheckError
 
 __all__ = [
     "CHECKS",
@@ -119,6 +119,8 @@ def _run(name: str, trial: Trial) -> Outcome:
         outcome = Outcome(name, "not exercised", reason=str(nothing))
     except Exception as error:
         outcome = Outcome(name, "failed", error)
+    except SystemExit as error:  # of a kernel, say: it must not pass for the end of a successful run
+        outcome = Outcome(name, "failed", CheckError(f"the operator raised {error!r}", op=trial.name))
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 

@@ -1,0 +1,377 @@
+"""Fake impls made from recorded calls: what went in, what came out, and nothing else is known of the op.
+
+For an op without a fake impl `torch.export.draft_export` records profiles; `unsafe_generate_fake_kernels` lends the op
+a fake made of them. The text of a saved profile is JSON, so it needs no package to write or to read; other YAML (what
+torch writes) is read with PyYAML.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from customops import _compat
+from customops._op import CustomOpDef
+from customops._registry import default
+from customops._schema import Schema
+from customops.errors import CustomOpsError
+
+if TYPE_CHECKING:
+    _TorchsMissingOpProfile = RuntimeError
+else:
+    # What torch's export catches to go on with the real values it has.
+    _TorchsMissingOpProfile = _compat._fake_tensor.MissingOpProfile
+
+__all__ = [
+    "MissingOpProfile",
+    "OpProfile",
+    "ProfileError",
+    "TensorMetadata",
+    "generate_yaml_from_profiles",
+    "load_op_profiles",
+    "read_profiles_from_yaml",
+    "save_op_profiles",
+    "unsafe_generate_fake_kernels",
+]
+
+log = logging.getLogger(__name__)
+
+File = str | os.PathLike[str] | IO[bytes]
+
+
+class MissingOpProfile(CustomOpsError, _TorchsMissingOpProfile):
+    """An op was traced with inputs that no recorded profile is about, or several that contradict each other."""
+
+
+class ProfileError(CustomOpsError, RuntimeError, ValueError):
+    """Profiles cannot be used, written or read."""
+
+
+# Records --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """What a profile keeps of a tensor: not its sizes."""
+
+    rank: int
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+    @staticmethod
+    def maybe_from_tensor(value: Any) -> TensorMetadata | None:
+        """The metadata of a tensor; None for anything else."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        return TensorMetadata(value.dim(), value.dtype, value.device, value.layout)
+
+
+@dataclass(frozen=True)
+class OpProfile:
+    """One recorded call: an entry for each argument (None for what is no tensor), and one for each output."""
+
+    args_profile: tuple[TensorMetadata | None, ...]
+    out_profile: TensorMetadata | tuple[TensorMetadata | None, ...]
+
+
+#: Profiles of ops by name, ``ns.name.overload``.
+Profiles = Mapping[str, Iterable[OpProfile]]
+
+#: An argument list without the Nones at its end: a record may have been made with or without the defaults.
+_Inputs = tuple[TensorMetadata | None, ...]
+
+
+def _inputs(args: Iterable[TensorMetadata | None]) -> _Inputs:
+    kept = list(args)
+    while kept and kept[-1] is None:
+        kept.pop()
+    return tuple(kept)
+
+
+def _own(metadata: Any) -> Any:
+    """As a record of ours: torch's export makes records of torch's classes."""
+    if metadata is None or isinstance(metadata, TensorMetadata):
+        return metadata
+    if isinstance(metadata, (tuple, list)):
+        return tuple(_own(item) for item in metadata)
+    return TensorMetadata(metadata.rank, metadata.dtype, metadata.device, metadata.layout)
+
+
+# Fakes ----------------------------------------------------------------------------------------------------------
+
+
+class _ProfileFake:
+    """A fake impl that looks its inputs up among the recorded ones."""
+
+    def __init__(self, op: str, schema: Schema, profiles: Iterable[OpProfile]) -> None:
+        self.op = op
+        self.schema = schema
+        self.outputs: dict[_Inputs, set[Any]] = {}
+        for profile in profiles:
+            output = _own(profile.out_profile)
+            self._check(output)
+            self.outputs.setdefault(_inputs(_own(profile.args_profile)), set()).add(output)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = _inputs(TensorMetadata.maybe_from_tensor(value) for value in (*args, *kwargs.values()))
+        outputs = self.outputs.get(found, set())
+        if len(outputs) == 1:
+            (output,) = outputs
+            return self._make(output)
+        raise MissingOpProfile(
+            "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
+            op=self.op,
+            expected=" or ".join(map(_show, self.outputs)) or "nothing: there is no profile",
+            got=_show(found),
+            fix=f'register a fake impl: customops.register_fake("{self.op}", fn)',
+        )
+
+    def _check(self, output: Any) -> None:
+        """A fake can only make tensors; whether they are as many as the op's is checked at each call, as for any."""
+        if isinstance(output, tuple) and None in output:
+            raise ProfileError(
+                "a profile has an output that is no tensor, and its value is not recorded",
+                op=self.op,
+                got=str(self.schema),
+                fix=f'register a fake impl: customops.register_fake("{self.op}", fn)',
+            )
+
+    def _make(self, output: TensorMetadata | tuple[TensorMetadata, ...]) -> Any:
+        if isinstance(output, TensorMetadata):
+            return _make_tensor(output)
+        if not self.schema.returns:
+            return None
+        made = [_make_tensor(item) for item in output]
+        one = self.schema.returns[0].type if len(self.schema.returns) == 1 else ""
+        return made[0] if one == "Tensor" and len(made) == 1 else made if one.endswith("]") else tuple(made)
+
+
+def _make_tensor(metadata: TensorMetadata) -> torch.Tensor:
+    """A contiguous tensor of which every size is unknown."""
+    ctx = torch.library.get_ctx()
+    sizes = [ctx.new_dynamic_size() for _ in range(metadata.rank)]
+    return torch.empty(sizes, dtype=metadata.dtype, device=metadata.device, layout=metadata.layout)
+
+
+def _show(inputs: _Inputs) -> str:
+    texts = (f"{m.dtype} of rank {m.rank} on {m.device}" if m else "no tensor" for m in inputs)
+    return f"({', '.join(texts)})"
+
+
+@contextmanager
+def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat.Library]]:
+    """Give ops a fake impl made from profiles, in place of the one they have, until the context ends.
+
+    A call is looked up by the rank, dtype, device and layout of each tensor among its arguments; sizes of outputs are
+    unknown to the tracer. That is unsafe: an op whose output rank or dtype depends on other arguments, or on data, gets
+    what was recorded; outputs are taken to be contiguous.
+
+    Args:
+        op_profiles: profiles by op, named as graphs name it: ``ns.name.default``.
+
+    Raises:
+        RegistrationError: there is no such op.
+        MissingOpProfile: (inside, when an op is traced) nothing was recorded for such inputs.
+
+    Example:
+        >>> exported = torch.export.draft_export(model, inputs)
+        >>> with unsafe_generate_fake_kernels(exported._report.op_profiles):
+        ...     exported.run_decompositions()
+    """
+    with ExitStack() as stack:
+        yield [_lend_fake(stack, name, profiles) for name, profiles in op_profiles.items()]
+
+
+def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _compat.Library:
+    op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
+    fake = _ProfileFake(op._qualname, op.schema, profiles)
+    log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
+    library = _compat.Library(op._definition.name.namespace, "FRAGMENT")
+    stack.callback(_compat.destroy_library, library)
+    op.register_fake(fake, lib=library)
+    return library
+
+
+def _qualname(name: str) -> str:
+    """``ns.name.default`` -> ``ns::name``; a name with ``::`` in it stays."""
+    if "::" in name or "." not in name:
+        return name
+    namespace, local = name.split(".", 1)
+    return f"{namespace}::{local.removesuffix('.default')}"
+
+
+# Text -----------------------------------------------------------------------------------------------------------
+
+
+class _Numbers(NamedTuple):
+    """The numbers by which exported programs name dtypes or layouts; they are part of a file format, so they stay."""
+
+    what: str
+    numbers: dict[str, int]
+
+    def write(self, value: object) -> int:
+        name = str(value).removeprefix("torch.")
+        if name not in self.numbers:
+            raise ProfileError(f"a profile with this {self.what} cannot be written", got=str(value))
+        return self.numbers[name]
+
+    def read(self, number: object) -> Any:
+        name = next((name for name, known in self.numbers.items() if known == number), None)
+        if name is None:
+            raise ProfileError(f"the profiles have an unknown {self.what}", got=repr(number))
+        return getattr(torch, name)
+
+
+_DTYPES = "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16"
+_NEWER_DTYPES = "uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu uint32 uint64"
+_DTYPE_NUMBERS = _Numbers(
+    "dtype",
+    {name: number for number, name in enumerate(_DTYPES.split(), 1)}
+    | {name: number for number, name in enumerate(_NEWER_DTYPES.split(), 28)},
+)
+_LAYOUTS = "sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc _mkldnn strided"
+_LAYOUT_NUMBERS = _Numbers("layout", {name: number for number, name in enumerate(_LAYOUTS.split(), 1)})
+
+
+def get_torch_version() -> str:
+    """``major.minor`` of the torch that runs: profiles are only good for the torch that they were made with."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def _each(items: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
+    return [None if item is None else function(item) for item in items]
+
+
+def _write_tensor(metadata: TensorMetadata) -> dict[str, Any]:
+    return {
+        "rank": metadata.rank,
+        "dtype": _DTYPE_NUMBERS.write(metadata.dtype),
+        "device": str(metadata.device),
+        "layout": _LAYOUT_NUMBERS.write(metadata.layout),
+    }
+
+
+def _write_profile(profile: OpProfile) -> dict[str, Any]:
+    out = profile.out_profile
+    return {
+        "args_profile": _each(profile.args_profile, _write_tensor),
+        "out_profile": _each(out, _write_tensor) if isinstance(out, (tuple, list)) else _write_tensor(out),
+    }
+
+
+def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
+    """The profiles as text: YAML that is also JSON.
+
+    Raises:
+        ProfileError: a dtype or layout that the format has no number for.
+    """
+    operators = {
+        name: sorted((_write_profile(profile) for profile in profiles), key=json.dumps)
+        for name, profiles in op_profiles.items()
+    }
+    return json.dumps({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
+
+
+def _read_tensor(data: dict[str, Any]) -> TensorMetadata:
+    return TensorMetadata(
+        rank=data["rank"],
+        dtype=_DTYPE_NUMBERS.read(data["dtype"]),
+        device=torch.device(data["device"]),
+        layout=_LAYOUT_NUMBERS.read(data["layout"]),
+    )
+
+
+def _read_profile(data: dict[str, Any]) -> OpProfile:
+    out = data["out_profile"]
+    return OpProfile(
+        args_profile=tuple(_each(data["args_profile"], _read_tensor)),
+        out_profile=tuple(_each(out, _read_tensor)) if isinstance(out, list) else _read_tensor(out),
+    )
+
+
+def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
+    """The profiles in a text written by `generate_yaml_from_profiles`, or by torch's function of that name.
+
+    Torch's text leaves out arguments that are no tensors: where these come before a tensor, its profiles match no call.
+
+    Raises:
+        ProfileError: the text was written under another version of torch, or holds no profiles.
+        CustomOpsError: the text is not JSON, and PyYAML is not installed.
+    """
+    data = _parse(yaml_str)
+    try:
+        version, operators = str(data["torch_version"]), data["operators"]
+        if version == get_torch_version():
+            return {name: {_read_profile(item) for item in items} for name, items in operators.items()}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ProfileError("the text holds no profiles", got=f"{type(error).__name__}: {error}") from error
+    raise ProfileError(
+        "Unable to load outdated profile: it was written under another version of torch",
+        expected=get_torch_version(),
+        got=version,
+        fix="record the profiles again",
+    )
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        yaml = _pyyaml()
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ProfileError("the text is not YAML", got=str(error)) from error
+
+
+def _pyyaml() -> Any:
+    if importlib.util.find_spec("yaml") is None:
+        raise CustomOpsError("PyYAML is needed to read profiles that are not JSON", fix="pip install pyyaml")
+    return importlib.import_module("yaml")
+
+
+# Files ----------------------------------------------------------------------------------------------------------
+
+
+def save_op_profiles(op_profiles: Profiles, f: File) -> None:
+    """Write profiles to a path or a binary buffer, for `load_op_profiles`.
+
+    Raises:
+        ProfileError: `f` is neither, or see `generate_yaml_from_profiles`.
+    """
+    data = generate_yaml_from_profiles(op_profiles).encode()
+    if isinstance(f, (str, os.PathLike)):
+        with open(f, "wb") as file:
+            file.write(data)
+    elif hasattr(f, "write"):
+        f.write(data)
+    else:
+        raise _no_file(f)
+
+
+def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
+    """Read profiles from a path or a binary buffer.
+
+    Raises:
+        ProfileError: `f` is neither, or see `read_profiles_from_yaml`.
+    """
+    if isinstance(f, (str, os.PathLike)):
+        with open(f, "rb") as file:
+            return read_profiles_from_yaml(file.read().decode())
+    if hasattr(f, "read"):
+        return read_profiles_from_yaml(f.read().decode())
+    raise _no_file(f)
+
+
+def _no_file(f: object) -> ProfileError:
+    return ProfileError("there is no file", expected="a path, or a binary buffer", got=repr(f))

@@ -1,0 +1,72 @@
+"""The names of torch's older API for custom ops, each by the qualified name of an op.
+
+For code that has them; new code has more of `customops.custom_op`. The object layer is in `customops.legacy.objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.library import get_ctx as get_ctx
+
+from customops._call import Fn
+from customops.legacy import objects
+from customops.legacy._definition import name_to_define
+
+__all__ = ["custom_op", "get_ctx", "impl", "impl_abstract", "impl_backward", "impl_save_for_backward"]
+
+_TAGS = (torch.Tag.needs_fixed_stride_order,)
+
+
+def custom_op(qualname: str, func_or_schema: Fn | str | None = None) -> Any:
+    """Define an op by a function's hints, or by a schema; the function is returned, and never called.
+
+    Example:
+        >>> @custom_op("mylib::sine")
+        ... def sine(x: Tensor) -> Tensor:
+        ...     raise NotImplementedError
+    """
+    if isinstance(func_or_schema, str):
+        objects.define(qualname, None, func_or_schema, _TAGS)
+        return None
+    if func_or_schema is None:
+        name_to_define(qualname)
+        return partial(custom_op, qualname)
+    objects.define(qualname, func_or_schema, None, _TAGS)
+    return func_or_schema
+
+
+def impl(qualname: str, *, device_types: str | Iterable[str] = ("cpu", "cuda"), func: Fn | None = None) -> Any:
+    """Register the kernel for "cpu", "cuda", or both; see `customops.legacy.objects.CustomOp.impl`."""
+    return _decorator(lambda fn: _find(qualname).impl(device_types)(fn), func)
+
+
+def impl_abstract(qualname: str, *, func: Fn | None = None) -> Any:
+    """Register the fake. Another one replaces it."""
+    return _decorator(lambda fn: _find(qualname)._replace_abstract(fn), func)
+
+
+def impl_save_for_backward(qualname: str, *, func: Fn | None = None) -> Any:
+    """Register ``fn(inputs, output)``, which returns what backward needs."""
+    return _decorator(lambda fn: _find(qualname).impl_save_for_backward()(fn), func)
+
+
+def impl_backward(qualname: str, output_differentiability: list[bool] | None = None, *, func: Fn | None = None) -> Any:
+    """Register ``fn(ctx, saved, *grads)``, which returns a dict: name of an input -> its gradient."""
+    return _decorator(lambda fn: _find(qualname).impl_backward(output_differentiability)(fn), func)
+
+
+def _destroy(qualname: str) -> None:
+    """Remove an op that was defined here; its name is free again."""
+    objects.find(qualname)._destroy()
+
+
+def _find(qualname: str) -> objects.CustomOp:
+    return objects.find(qualname, also_others=True)
+
+
+def _decorator(register: Callable[[Fn], Fn], fn: Fn | None) -> Any:
+    return register if fn is None else register(fn)

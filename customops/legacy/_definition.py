@@ -1,0 +1,190 @@
+"""An op defined from a schema alone: no kernel, no fake and no gradient until they are registered."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops._call import Fn
+from customops._definition import Definition, Name, lock
+from customops._hints import schema_of
+from customops._op import CustomOpDef, Plan
+from customops._registry import Registry, default
+from customops._registry import _own_name as own_name
+from customops._rules.fake import FakeRule
+from customops._schema import Schema, parse
+from customops.errors import (
+    DefinitionError,
+    RegistrationError,
+    SchemaError,
+    UnregisteredError,
+    UnsupportedError,
+    location_of,
+    where,
+)
+from customops.legacy._autograd import GatedAutograd, Pair
+
+
+class InvalidSchemaError(SchemaError, AssertionError):
+    """Text that is no schema: an AssertionError too, as the parser of the old API raised."""
+
+
+@dataclass(frozen=True)
+class SchemaPlan(Plan):
+    """A plan without a function; `fn` raises where a kernel is missing."""
+
+    pair: Pair
+
+    def check(self) -> tuple[str | None, ...]:
+        return (None,)
+
+    def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
+        definition = Definition.define(self.name, self.schema, self.tags, self.text)
+        try:
+            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text)
+            op._rules.fake = LateFake(definition, self.name.name)
+            op._rules.autograd = GatedAutograd(definition, self.pair)
+            op._install(self.check())
+        except BaseException:
+            definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
+            raise
+        return op
+
+
+class LateFake(FakeRule):
+    """A fake that is put into the dispatcher when there is one.
+
+    Until then FakeTensorMode sees a missing kernel as it does for ops of torch, and says so in its own way.
+    """
+
+    def install(self, definition: Definition) -> None:
+        self.definition = definition
+        self._slots.reset()
+
+
+class MissingKernel:
+    """Stands where a kernel is missing. Which one, the arguments say."""
+
+    def __init__(self, name: Name) -> None:
+        self.op = str(name)
+        self.__name__ = name.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = _compat.tree_leaves((args, kwargs))
+        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        if not devices:
+            raise UnsupportedError(
+                "there were no Tensor inputs to tell which kernel to run",
+                op=self.op,
+                fix="for an op that makes tensors from nothing, register with CustomOp.impl_factory",
+            )
+        device = next((device for device in sorted(devices) if device != "cpu"), "cpu")
+        if device == "meta":
+            raise UnsupportedError(
+                "there is no fake impl or Meta kernel registered to run on meta tensors",
+                op=self.op,
+                fix=f"@impl_abstract({self.op!r})",
+            )
+        raise UnsupportedError(
+            f"there is no {device} impl registered", op=self.op, fix=f"@impl({self.op!r}, device_types={device!r})"
+        )
+
+
+def parse_name(qualname: str) -> Name:
+    """``ns::name`` of an op to be found. Overloads are refused."""
+    name = Name.parse(qualname)
+    if name.overload:
+        raise DefinitionError(
+            "the legacy API does not handle an overload in the name", got=repr(qualname), fix=repr(name.packet)
+        )
+    return name
+
+
+def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
+    """The same for an op to be defined, from a function of that name if there is one."""
+    name = parse_name(qualname)
+    own_name(qualname)
+    if fn is not None and not inspect.isfunction(fn):
+        raise DefinitionError("custom_op decorates a Python function", op=qualname, got=repr(fn))
+    if fn is not None and fn.__name__ != name.name:
+        raise DefinitionError(
+            f"the decorated function is expected to have name {name.name!r}",
+            op=qualname,
+            got=repr(fn.__name__),
+            where=where(fn),
+            fix="change the name of the function, or that of the op",
+        )
+    return name
+
+
+def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...]) -> CustomOpDef[Any, Any]:
+    """Define `name` in the default registry, from schema text or the hints of `fn`; see `SchemaPlan`."""
+    op = str(name)
+    if text is not None:
+        schema = _parse(name, text)
+    else:
+        assert fn is not None
+        schema = schema_of(fn, (), op=op)
+    _refuse(schema, op)
+    if text is not None and fn is not None:
+        check_signature(fn, schema, op)
+    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, Pair(op, schema))
+    with lock:
+        if _compat.find_overload(name.packet) is not None:
+            raise RegistrationError(
+                "an op cannot be defined multiple times",
+                op=op,
+                got=f"one defined at {_compat.defined_at(op)}",
+                where=where(fn) if fn is not None else None,
+                fix="choose another name, or remove that op first: customops.legacy._destroy",
+            )
+        return default._add(plan)
+
+
+def _parse(name: Name, text: str) -> Schema:
+    named = f"{name.name}{text}"
+    if text.lstrip().startswith("("):
+        try:
+            return parse(named)
+        except SchemaError as error:
+            reason: SchemaError | None = error
+    else:
+        reason = None
+    raise InvalidSchemaError(
+        f"Invalid function schema: {named}", op=str(name), expected='e.g. "(Tensor x) -> Tensor"'
+    ) from reason
+
+
+def _refuse(schema: Schema, op: str) -> None:
+    if not schema.is_functional:
+        raise DefinitionError(
+            "the legacy API only supports functional ops: they write to no argument, and return new tensors",
+            op=op,
+            got=str(schema),
+            fix="customops.custom_op",
+        )
+    if any(argument.name == "self" for argument in schema.arguments):
+        raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
+
+
+def check_signature(fn: Fn, schema: Schema, op: str) -> None:
+    """Raise unless the parameters of `fn` are those of a schema given by hand, without annotations or defaults."""
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())
+    fields = {"op": op, "expected": str(schema), "got": f"{signature}", "where": location_of(fn)}
+    if not {p.kind for p in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        raise DefinitionError("positional-only parameters, *args and **kwargs are not supported", **fields)
+    hints = [signature.return_annotation, *(p.annotation for p in parameters)]
+    if any(hint is not inspect.Parameter.empty for hint in hints):
+        raise DefinitionError("a function with a schema given by hand must have no annotations", **fields)
+    if any(p.default is not inspect.Parameter.empty for p in parameters) or any(
+        a.has_default for a in schema.arguments
+    ):
+        raise DefinitionError("neither the function nor the schema may have default arguments", **fields)
+    wanted = [(a.name, a.kwarg_only) for a in (*schema.positional, *schema.keyword_only)]
+    if wanted != [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]:
+        raise DefinitionError("the function is expected to have a signature to match the schema", **fields)

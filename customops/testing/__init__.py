@@ -1,0 +1,42 @@
+"""Tests for operators, made from the tests a project has: each call of an operator is checked as `opcheck` would.
+
+`generate_opcheck_tests` adds them to a test class; a `FailuresDict` says which of them are known to fail. The checks
+can also be called one by one.
+"""
+
+from __future__ import annotations
+
+from customops.checks import aot_autograd_check, autograd_registration_check, fake_check
+from customops.errors import OpCheckError
+from customops.testing.assertions import assert_raises_regex
+from customops.testing.failures import FailuresDict, FailuresDictError, validate_failures_dict_structure
+from customops.testing.generate import (
+    DEFAULT_TEST_UTILS,
+    DEPRECATED_DEFAULT_TEST_UTILS,
+    GenerationError,
+    dontGenerateOpCheckTests,
+    generate_opcheck_tests,
+)
+from customops.testing.mode import OpCheckMode, is_inside_opcheck_mode
+from customops.testing.repro import generate_repro
+from customops.testing.tracing import make_fx_check
+
+__all__ = [
+    "DEFAULT_TEST_UTILS",
+    "DEPRECATED_DEFAULT_TEST_UTILS",
+    "FailuresDict",
+    "FailuresDictError",
+    "GenerationError",
+    "OpCheckError",
+    "OpCheckMode",
+    "aot_autograd_check",
+    "assert_raises_regex",
+    "autograd_registration_check",
+    "dontGenerateOpCheckTests",
+    "fake_check",
+    "generate_opcheck_tests",
+    "generate_repro",
+    "is_inside_opcheck_mode",
+    "make_fx_check",
+    "validate_failures_dict_structure",
+]

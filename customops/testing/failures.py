@@ -1,0 +1,223 @@
+"""The failures file: which generated tests are known to fail for which operators.
+
+It is JSON, kept beside the tests and in one form, so that changes of it are easy to review::
+
+    {
+      "_description": "...",
+      "_version": 1,
+      "data": {
+        "ns::op": {
+          "TestClass.test_schema__test_name": {"comment": "why", "status": "xfail"}
+        }
+      }
+    }
+
+(with one key a line). A test that is not in it has to pass. "xfail" has to fail, "skip" is not checked.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from customops.errors import CustomOpsError
+from customops.testing import files
+from customops.testing.environment import accepts_changes
+
+#: {operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}
+FailuresDictData = dict[str, dict[str, dict[str, str]]]
+
+TEST_OPTIONS = ("xfail", "skip", "xsuccess")
+VERSION = 1
+DESCRIPTION = (
+    "Known failures of the tests that customops.testing.generate_opcheck_tests makes. "
+    "Run them with PYTORCH_OPCHECK_ACCEPT=1 to update this file."
+)
+
+
+class FailuresDictError(CustomOpsError, RuntimeError):
+    """A failures file cannot be used: it is damaged, in another form, or does not fit the tests."""
+
+
+class FailuresDict:
+    """A failures file in memory.
+
+    Any number of processes and threads may update one file: `save` writes what changed in this object since it was
+    loaded or saved, and takes over what others changed meanwhile.
+
+    Attributes:
+        path: the file.
+        data: what it says.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], data: FailuresDictData) -> None:
+        self.path = os.fspath(path)
+        self.data = data
+        self._saved: FailuresDictData = {}
+        self._lock = threading.RLock()
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, create_file: bool = False) -> FailuresDict:
+        """Read a file, and make one if there is none and `create_file`.
+
+        Raises:
+            FailuresDictError: it is no failures file, or not in the form in which `save` writes it. (With
+                PYTORCH_OPCHECK_ACCEPT=1 the latter is put right.)
+        """
+        result = FailuresDict(path, {})
+        if create_file and not os.path.exists(path):
+            result.save()
+            return result
+        text = _read(result.path)
+        document = _parse(result.path, text)
+        result.data, result._saved = document["data"], copy.deepcopy(document["data"])
+        if text != _dump(document) and text.strip():
+            if not accepts_changes():
+                raise _misformatted(result.path, text, _dump(document))
+            result.save()
+        return result
+
+    def save(self) -> None:
+        """Write to the file what changed here, and read from it what changed there."""
+        with self._lock, files.exclusive(self.path):
+            before = _read(self.path) if os.path.exists(self.path) else ""
+            document = _parse(self.path, before)
+            data = document["data"] = _merge(document["data"], self._saved, self.data)
+            text = _dump(document)
+            if text != before:
+                files.replace(self.path, text)
+            self.data, self._saved = data, copy.deepcopy(data)
+
+    def get_status(self, qualname: str, test_name: str) -> str:
+        """ "xfail", "skip", or "xsuccess" for a test that has to pass."""
+        with self._lock:
+            return self.data.get(qualname, {}).get(test_name, {}).get("status", "xsuccess")
+
+    def set_status(self, qualname: str, test_name: str, status: str, *, comment: str | None = None) -> None:
+        """Change what is expected of a test; a comment that is there stays unless another is given."""
+        if status not in TEST_OPTIONS:
+            raise _bad_status(qualname, status)
+        with self._lock:
+            tests = self.data.get(qualname, {})
+            if status == "xsuccess":
+                if tests.pop(test_name, None) and not tests:
+                    del self.data[qualname]
+                return
+            entry = self.data.setdefault(qualname, tests).setdefault(test_name, {"comment": ""})
+            entry["status"] = status
+            if comment is not None:
+                entry["comment"] = comment
+
+
+def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequence[str], testcase: type) -> None:
+    """Raise FailuresDictError if an entry cannot be one of a generated test.
+
+    Args:
+        failures: what to look through. Entries of other classes are looked at as far as their class does not matter.
+        test_utils: the names of the checks that tests are generated for.
+        testcase: the class they are generated in.
+    """
+    for qualname, tests in failures.data.items():
+        for test_name, entry in tests.items():
+            if set(entry) != {"comment", "status"}:
+                raise FailuresDictError(
+                    f"in the failures file, {test_name} has other keys than it should",
+                    op=qualname,
+                    expected="comment and status",
+                    got=", ".join(entry) or "none",
+                )
+            if entry["status"] not in TEST_OPTIONS:
+                raise _bad_status(qualname, entry["status"])
+            _validate_name(qualname, test_name, test_utils, testcase)
+
+
+def _validate_name(qualname: str, test_name: str, test_utils: Sequence[str], testcase: type) -> None:
+    test_class, _, generated = test_name.partition(".")
+    check = next((name for name in test_utils if generated.startswith(f"{name}__")), None)
+    if check is None:
+        raise FailuresDictError(
+            f"in the failures file, the name of the test {test_name!r} should begin with one of "
+            f"{', '.join(test_utils)} (after the name of its class)",
+            op=qualname,
+        )
+    original = re.sub(r"\[.*\]$", "", generated.removeprefix(f"{check}__"), flags=re.DOTALL)
+    if test_class == testcase.__name__ and not hasattr(testcase, original):
+        raise FailuresDictError(
+            f"in the failures file, {test_name!r} is {check} on {original}, which does not exist on the TestCase "
+            f"{test_class}",
+            op=qualname,
+            fix="correct the entry if the test was renamed, remove it if it is gone",
+        )
+
+
+def _bad_status(qualname: str, status: Any) -> FailuresDictError:
+    return FailuresDictError(
+        f"in the failures file, got status={status}", op=qualname, expected=", ".join(TEST_OPTIONS)
+    )
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _parse(path: str, text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {"_description": DESCRIPTION, "_version": VERSION, "data": {}}
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise FailuresDictError("the failures file is not JSON", where=path, got=str(error)) from error
+    if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
+        raise FailuresDictError('the failures file has no dict "data"', where=path)
+    if document.get("_version") != VERSION:
+        raise FailuresDictError(
+            "the failures file is of another version",
+            where=path,
+            expected=f'"_version": {VERSION}',
+            got=repr(document.get("_version")),
+        )
+    return document
+
+
+def _dump(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _misformatted(path: str, actual: str, expected: str) -> FailuresDictError:
+    difference = difflib.unified_diff(actual.splitlines(), expected.splitlines(), "is", "should be", lineterm="")
+    return FailuresDictError(
+        "the failures file is not formatted as it is written:\n" + "\n".join(list(difference)[:60]),
+        where=path,
+        fix="apply the difference, or run the tests with PYTORCH_OPCHECK_ACCEPT=1",
+    )
+
+
+_Entries = dict[tuple[str, str], dict[str, str]]
+
+
+def _entries(data: FailuresDictData) -> _Entries:
+    return {(qualname, name): entry for qualname, tests in data.items() for name, entry in tests.items()}
+
+
+def _merge(theirs: FailuresDictData, base: FailuresDictData, ours: FailuresDictData) -> FailuresDictData:
+    """`theirs`, with what `ours` changed in `base`."""
+    merged, before, now = _entries(theirs), _entries(base), _entries(ours)
+    for key in before.keys() | now.keys():
+        if now.get(key) == before.get(key):
+            continue
+        if key in now:
+            merged[key] = now[key]
+        else:
+            merged.pop(key, None)
+    # An operator without entries is kept where someone wrote it down: it makes a test of its tag.
+    result: FailuresDictData = {name: {} for name in [*theirs, *ours] if not theirs.get(name) and not base.get(name)}
+    for (qualname, test_name), entry in merged.items():
+        result.setdefault(qualname, {})[test_name] = copy.copy(entry)
+    return result

@@ -1,0 +1,187 @@
+"""Tests made from tests: each test of a class, once for each check of the operators that it calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import unittest
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from customops import _compat
+from customops.checks import CHECKS, DEFAULT_CHECKS, Trial
+from customops.errors import CheckError, CustomOpsError
+from customops.testing.environment import accepts_changes
+from customops.testing.failures import FailuresDict, validate_failures_dict_structure
+from customops.testing.mode import OpCheckMode
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_Test = Callable[..., Any]
+
+DEFAULT_TEST_UTILS = list(DEFAULT_CHECKS)
+
+#: With static shapes too, as suites of some age have it.
+DEPRECATED_DEFAULT_TEST_UTILS = [*DEFAULT_TEST_UTILS, "test_aot_dispatch_static"]
+
+_STATIC = "test_aot_dispatch_static"
+_NOT_GENERATED = "_customops_no_opcheck_tests"
+_GENERATED = "_customops_opcheck_test"
+
+
+class GenerationError(CustomOpsError, RuntimeError):
+    """Tests cannot be generated."""
+
+
+def dontGenerateOpCheckTests(reason: str) -> Callable[[_F], _F]:
+    """Decorator: make no tests from this one. The reason is for the reader."""
+    if not isinstance(reason, str):
+        raise GenerationError("a reason is missing", fix='write @dontGenerateOpCheckTests("why")')
+    return functools.partial(_mark, reason)
+
+
+def _mark(reason: str, test: _F) -> _F:
+    setattr(test, _NOT_GENERATED, reason)
+    return test
+
+
+def generate_opcheck_tests(
+    testcase: type,
+    namespaces: Sequence[str],
+    failures_dict_path: str | os.PathLike[str] | None = None,
+    additional_decorators: Mapping[str, Iterable[Callable[[Any], Any]]] | None = None,
+    test_utils: Sequence[str] = DEFAULT_TEST_UTILS,
+) -> None:
+    """Add to a test class, for each of its tests and each check, the test ``{check}__{test}``.
+
+    It runs the test, and the check on each call of an operator of `namespaces`; see `OpCheckMode`. For each operator
+    in the failures file there is also a ``test_pt2_compliant_tag_{ns_name}``: an operator tagged as compliant has no
+    known failures, those of test_aot_dispatch_static apart.
+
+    Args:
+        testcase: a `unittest.TestCase`, or a class that pytest collects.
+        namespaces: the namespaces of the operators to check.
+        failures_dict_path: the failures file, by default failures_dict.json beside the file of the caller (and no
+            failures are known if it is not there).
+        additional_decorators: decorators for generated tests, by the name of the test.
+        test_utils: names of checks, keys of `customops.checks.CHECKS`.
+    """
+    caller = sys._getframe(1).f_code.co_filename
+    failures = _load(failures_dict_path, caller)
+    checks = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
+    unknown = [name for name in checks if name not in CHECKS]
+    if unknown:
+        raise GenerationError("there are no such checks", expected=", ".join(CHECKS), got=", ".join(unknown))
+    validate_failures_dict_structure(failures, checks, testcase)
+    tests = {
+        f"{check}__{name}": _checked_test(testcase, name, check, namespaces, failures)
+        for name in _tests_of(testcase)
+        for check in checks
+    }
+    for name, test in [*tests.items(), *_tag_tests(failures).items()]:
+        _add(testcase, name, test, (additional_decorators or {}).get(name, ()))
+
+
+def _load(path: str | os.PathLike[str] | None, caller: str) -> FailuresDict:
+    if path is not None:
+        return FailuresDict.load(path, create_file=accepts_changes())
+    default = os.path.join(os.path.dirname(os.path.abspath(caller)), "failures_dict.json")
+    return FailuresDict.load(default) if os.path.exists(default) else FailuresDict(default, {})
+
+
+def _tests_of(testcase: type) -> list[str]:
+    names = [name for name in dir(testcase) if name.startswith("test_") and callable(getattr(testcase, name))]
+    marks = (_NOT_GENERATED, _GENERATED)
+    return [name for name in names if not any(hasattr(getattr(testcase, name), mark) for mark in marks)]
+
+
+def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[Any], Any]]) -> None:
+    inherited = getattr(testcase, name, None)
+    if inherited is not None and (name in vars(testcase) or not hasattr(inherited, _GENERATED)):
+        raise GenerationError(
+            f"the class {testcase.__name__} already has a {name}",
+            fix="generate tests once for a class, after the class; rename a test of this name",
+        )
+    test.__name__ = name
+    test.__qualname__ = f"{testcase.__qualname__}.{name}"
+    for decorator in decorators:
+        test = decorator(test)
+    setattr(test, _GENERATED, True)
+    setattr(testcase, name, test)
+
+
+# Checked tests --------------------------------------------------------------------------------------------------
+
+
+def _run_check(check: str, op: _compat.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    CHECKS[check](Trial(op, args, kwargs))
+
+
+def _checked_test(testcase: type, name: str, check: str, namespaces: Sequence[str], failures: FailuresDict) -> _Test:
+    test_name = f"{testcase.__name__}.{check}__{name}"
+    util = functools.partial(_run_check, check)
+    mode = functools.partial(OpCheckMode, namespaces, check, util, failures, test_name, failures.path)
+    test = _inside(mode, getattr(testcase, name))
+    marks = getattr(test, "pytestmark", ())
+    if any(mark.name == "opcheck_only_one" for mark in marks):
+        test.pytestmark = [_first_case(mark) for mark in marks]  # type: ignore[attr-defined]
+    return test
+
+
+def _inside(mode: Callable[[], OpCheckMode], test: _Test) -> _Test:
+    @functools.wraps(test)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return test(*args, **kwargs)
+
+    @functools.wraps(test)
+    async def checked_async(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return await test(*args, **kwargs)
+
+    return checked_async if inspect.iscoroutinefunction(test) else checked
+
+
+def _first_case(mark: Any) -> Any:
+    """For a test marked opcheck_only_one: a parametrization (other than of devices) reduced to its first case."""
+    if mark.name != "parametrize" or mark.args[0] == "device":
+        return mark
+    names, values = mark.args
+    options = {key: value[:1] if key == "ids" and not callable(value) else value for key, value in mark.kwargs.items()}
+    pytest: Any = sys.modules["pytest"]  # whose marks these are
+    return pytest.mark.parametrize(names, list(values)[:1], **options)
+
+
+# Tests of tags --------------------------------------------------------------------------------------------------
+
+
+def _tag_tests(failures: FailuresDict) -> dict[str, _Test]:
+    tests: dict[str, _Test] = {}
+    for qualname, entries in failures.data.items():
+        name = "test_pt2_compliant_tag_" + qualname.replace("::", "_").replace(".", "_")
+        if name in tests:
+            raise GenerationError(f"two operators of the failures file would have a test {name}", op=qualname)
+        known = [test for test, entry in entries.items() if entry["status"] == "xfail"]
+        tests[name] = _tag_test(qualname, [test for test in known if not test.partition(".")[2].startswith(_STATIC)])
+    return tests
+
+
+def _tag_test(qualname: str, failing: list[str]) -> _Test:
+    def compliant(_self: Any) -> None:
+        name, _, overload = qualname.partition(".")
+        known = "::" in name
+        op = _compat.find_overload(name, "" if overload == "default" else overload) if known else None
+        if op is None:
+            raise unittest.SkipTest(f"Can't import operator {qualname}")
+        if failing and torch.Tag.pt2_compliant_tag in op.tags:
+            raise CheckError(
+                "the operator is tagged as pt2_compliant_tag, and is known to fail generated tests",
+                op=qualname,
+                got=", ".join(failing),
+                fix="correct the operator, or leave out the tag",
+            )
+
+    return compliant
