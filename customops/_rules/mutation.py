@@ -43,6 +43,15 @@ def _trampoline(definition: Definition) -> Callable[..., Any]:
     overload, after = definition.overload, _compat.after_adinplaceorview
     positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
     names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]
+    if [argument.type for argument in definition.schema.mutated] == ["Tensor"] and positions:
+        (only,) = positions
+
+        def bump_one(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if args[only] is not None:  # torch takes None for a Tensor; what to make of it is the kernel's business
+                increment_version(args[only])
+            return overload.redispatch(keyset & after, *args, **kwargs)
+
+        return _compat.outside_dynamo(bump_one)
 
     def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         written = [args[i] for i in positions if i < len(args)]
