@@ -146,10 +146,14 @@ class Definition:
         what is added later (`apart`) has a library of its own, unless the caller named the one that counts.
         """
         library, undo = self._library(apart)
+        try:
+            _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
+        except BaseException:
+            undo()
+            raise
         kernel = fn, with_keyset
         self._kernels.setdefault(key, []).append(kernel)
         self._installed.append((key, kernel))
-        _compat.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         _compat.forget_dispatch(self.overload)
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
@@ -205,14 +209,10 @@ class Definition:
         if kernel not in kernels:
             return
         kernels.remove(kernel)
-        # Without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
-        if kernels or self.removed is not None or self._reaches_kernel(key):
+        # On a living op without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
+        gone = _compat.find_overload(self.name.packet, self.name.overload) is None
+        if kernels or gone or _compat.has_kernel(str(self.name), key):
             _compat.remember_kernel(self.name.namespace, self.name.local, key, kernels[-1] if kernels else None)
-
-    def _reaches_kernel(self, key: str) -> bool:
-        """Has the op, if it is still there, a kernel at the key?"""
-        exists = _compat.find_overload(self.name.packet, self.name.overload) is not None
-        return exists and _compat.has_kernel(str(self.name), key)
 
     def end_loan(self) -> None:
         """The library that `lender` stood for is gone, and all that went through it."""

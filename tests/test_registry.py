@@ -483,6 +483,8 @@ def test_a_refused_registration_through_a_library_leaves_nothing(registry: Regis
             op.register_kernel("cpu", add_two, lib=lib)
         with pytest.raises(RuntimeError):
             op.register_autograd(lambda ctx, g: g, lib=lib)
+    op.register_kernel("cuda", add_two, lib=lib)
+    op.register_kernel("cuda", add_one, lib=lib)
     assert op(torch.ones(1)).item() == 2
     lib._destroy()
 

@@ -128,11 +128,12 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, apart: bool) -> Undo:
         definition = self.definition
-        cell = self._cells[device_type] = Cell(self._active(device_type))
+        cell = Cell(self._active(device_type))
         fill = filler(definition.schema)
         check = kernel_check(definition.schema, definition.tags, str(definition.name))
         key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
         undo = definition.impl(_trampoline(cell, fill, check), key, apart=apart)
+        self._cells[device_type] = cell
         if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
             select = _selector(self, definition)
             self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
