@@ -148,25 +148,33 @@ def schema_of(
     return schema
 
 
+def written_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
+    """`mutates_args`, checked, as "unknown" or as a tuple: it may be an iterator that can be read once.
+
+    Raises:
+        SchemaError: it is neither the word nor names.
+    """
+    if isinstance(mutates_args, str) and mutates_args == "unknown":
+        return mutates_args
+    problem = "mutates_args must be an iterable of names or the string 'unknown'"
+    if isinstance(mutates_args, str):
+        fix = f"mutates_args=({mutates_args!r},)"
+        raise SchemaError(f"{problem}, not {mutates_args!r}", op=op, where=place, fix=fix)
+    names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
+    if not all(isinstance(name, str) for name in names):
+        fix = "mutates_args=() for a function that writes to none of its arguments"
+        raise SchemaError(problem, op=op, got=_brief(mutates_args), where=place, fix=fix)
+    return names
+
+
 def _mutated_names(
     mutates_args: str | Iterable[str], parameters: Iterable[str], reader: _Reader
 ) -> frozenset[str] | None:
     """The names in `mutates_args`; None stands for "unknown"."""
-    if isinstance(mutates_args, str):
-        if mutates_args != "unknown":
-            reader.fail(
-                f"mutates_args must be an iterable of names or the string 'unknown', not {mutates_args!r}",
-                fix=f"mutates_args=({mutates_args!r},)",
-            )
+    written = written_names(mutates_args, reader.op, where(reader.fn))
+    if written == "unknown":
         return None
-    try:
-        names = frozenset(mutates_args)
-    except TypeError:
-        reader.fail(
-            "mutates_args must be an iterable of names or the string 'unknown'",
-            got=_brief(mutates_args),
-            fix="mutates_args=() for a function that writes to none of its arguments",
-        )
+    names = frozenset(written)
     if missing := names - frozenset(parameters):
         listed = ", ".join(sorted(map(repr, missing)))
         reader.fail(

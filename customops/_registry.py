@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 from customops import _compat, _op
 from customops._compat import Library, OpOverload, OpOverloadPacket
 from customops._definition import RESERVED_NAMESPACES, Definition, Name, Undo, lock
-from customops._hints import schema_of
+from customops._hints import schema_of, written_names
 from customops._op import CustomOpDef
 from customops._rules.kernel import DeviceTypes
 from customops._schema import Schema, Tags, check_tags, normalize_tags, parse
@@ -122,7 +122,7 @@ class Registry:
         request = functools.partial(
             self._define,
             _own_name(name),
-            mutates_args=_names(mutates_args, name),
+            mutates_args=written_names(mutates_args, name),
             device_types=device_types,
             schema=schema,
             tags=tags,
@@ -331,27 +331,6 @@ def _own_name(text: str) -> Name:
             fix=f'use one of your own, e.g. "mylib::{name.name}"',
         )
     return name
-
-
-def _names(mutates_args: str | Iterable[str], op: str) -> str | tuple[str, ...]:
-    """`mutates_args` as a tuple: it may be an iterator that can be read once."""
-    if mutates_args == "unknown":
-        return mutates_args
-    if isinstance(mutates_args, str):
-        raise DefinitionError(
-            f"mutates_args must be an iterable of names or the string 'unknown', not {mutates_args!r}",
-            op=op,
-            fix=f"mutates_args=({mutates_args!r},)",
-        )
-    names = tuple(mutates_args) if isinstance(mutates_args, Iterable) else (mutates_args,)
-    if not all(isinstance(name, str) for name in names):
-        raise DefinitionError(
-            "mutates_args must be an iterable of names, or the string 'unknown'",
-            op=op,
-            got=repr(mutates_args),
-            fix="mutates_args=() for an op that writes to none of its arguments",
-        )
-    return names
 
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
