@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,11 +69,15 @@ def test_a_rule_runs_instead_of_the_mode(op: Any, form: str) -> None:
     assert op(torch.ones(1)).item() == 2
 
 
-def test_the_mode_itself_is_passed(op: Any) -> None:
-    @op.register_torch_dispatch(Recorder)
+@pytest.mark.parametrize("by_method", [True, False])
+def test_the_mode_itself_is_passed(op: Any, by_method: bool) -> None:
+    register = op.register_torch_dispatch if by_method else functools.partial(customops.register_torch_dispatch, op)
+
+    @register(Recorder)
     def rule(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Tensor:
         assert isinstance(mode, Recorder)
         assert func is op._opoverload
+        assert (len(types), len(args), kwargs or {}) == (0, 1, {})  # no argument is of a subclass
         return args[0] * 10
 
     with Recorder():
@@ -91,6 +97,7 @@ def test_a_subclass_is_passed_as_class(op: Any) -> None:
     @op.register_torch_dispatch(Wrapped)
     def rule(cls: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         classes.append(cls)
+        assert list(types) == [Wrapped]
         return Wrapped(func(args[0].elem) * 2)
 
     result = op(Wrapped(torch.ones(1)))
@@ -107,6 +114,42 @@ def test_an_op_without_kernels_needs_none(registry: Registry, ns: str) -> None:
     with Recorder():
         assert getattr(torch.ops, ns).f(torch.ones(1)).item() == 0
     lib._destroy()
+
+
+@pytest.fixture
+def rules(ns: str) -> Iterator[torch.library.Library]:
+    with torch.library._scoped_library(ns, "FRAGMENT") as lib:
+        yield lib
+
+
+# item 62
+def test_torch_library_has_a_rule_for_a_mode(
+    registry: Registry, ns: str, op: Any, rules: torch.library.Library
+) -> None:
+    other = registry.custom_op(f"{ns}::g", lambda x: x + 5, mutates_args=(), schema="(Tensor x) -> Tensor")
+    rules._register_torch_dispatch_rule("f", Recorder, minus)
+    with Recorder() as mode:
+        assert op(torch.ones(1)).item() == 0
+        assert other(torch.ones(1)).item() == 6
+    assert str(op._opoverload) not in mode.seen
+    assert str(other._opoverload) in mode.seen
+
+
+# item 62
+def test_torch_library_has_a_rule_for_a_subclass(
+    registry: Registry, ns: str, op: Any, rules: torch.library.Library
+) -> None:
+    other = registry.custom_op(f"{ns}::g", lambda x: x + 5, mutates_args=(), schema="(Tensor x) -> Tensor")
+    classes = []
+
+    def rule(cls: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        classes.append(cls)
+        return Wrapped(func(args[0].elem) * 2)
+
+    rules._register_torch_dispatch_rule("f", Wrapped, rule)
+    assert op(Wrapped(torch.ones(1))).elem.item() == 4
+    assert other(Wrapped(torch.ones(1))).item() == 6
+    assert classes == [Wrapped]
 
 
 def test_torch_finds_the_method_by_name(op: Any) -> None:

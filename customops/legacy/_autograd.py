@@ -52,7 +52,7 @@ class Pair:
             )
         if differentiated:
             raise AutogradError(
-                "Autograd has not been implemented for this op, and an input requires grad",
+                f"Autograd has not been implemented for operator {self.op}, and an input requires grad",
                 op=self.op,
                 fix=f"impl_save_for_backward({self.op!r}) and impl_backward({self.op!r}), or call it under no_grad",
             )
