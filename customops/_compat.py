@@ -145,6 +145,10 @@ def device_key(device_type: str) -> str:
     return cast(str, _C._dispatch_key_for_device(device_type))
 
 
+def is_dispatch_key(text: str) -> bool:
+    return bool(_C._parse_dispatch_key(text))
+
+
 def has_kernel(qualname: str, key: str) -> bool:
     """Is a kernel registered at exactly this dispatch key?"""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))

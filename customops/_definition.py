@@ -106,27 +106,26 @@ class Definition:
     _installed: list[tuple[str, Kernel]] = field(default_factory=list)
 
     @classmethod
-    def define(cls, name: Name, schema: Schema, tags: tuple[torch.Tag, ...], text: str | None = None) -> Definition:
-        """Define an op (its schema as `text` says where given). Nothing is left behind if torch refuses.
+    def define(
+        cls, name: Name, schema: Schema | None, tags: tuple[torch.Tag, ...], text: str | None = None
+    ) -> Definition:
+        """Define an op by its schema, or by `text`, which then is what the dispatcher gets.
 
         Raises:
-            DefinitionError: torch refuses the schema or the tags.
+            DefinitionError: torch refuses the schema or the tags. Nothing is left behind.
         """
         known = _compat.namespace_exists(name.namespace)
         library = Library(name.namespace, "FRAGMENT")
         try:
-            library.define(name.local + (text or str(schema)), tags=_with_pt2_compliant(tags))
+            library.define(name.local + (text or str(schema)), tags=tags)
             overload = _compat.find_overload(name.packet, name.overload)
             assert overload is not None
         except Exception as error:
             _compat.destroy_library(library)
             if not known:
                 _compat.forget_namespace(name.namespace)
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise DefinitionError(
-                f"torch refuses the definition: {reason}", op=str(name), got=text or str(schema)
-            ) from error
-        return cls(name, schema, tags, overload, library)
+            raise refused(error, name, text or str(schema)) from error
+        return cls(name, schema or from_dispatcher(overload._schema), tags, overload, library)
 
     @classmethod
     def attach(cls, overload: OpOverload) -> Definition:
@@ -239,6 +238,13 @@ def nothing() -> None:
     """Takes nothing back."""
 
 
-def _with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
+def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
+    """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
     return (compliant, *(tag for tag in tags if tag is not compliant))
+
+
+def refused(error: Exception, name: Name, text: str) -> DefinitionError:
+    """torch's reason, in one line, for not defining an op."""
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text)

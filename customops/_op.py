@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
@@ -168,6 +168,14 @@ class CustomOpDef(Generic[P, R]):
         The switch holds for all threads. What it was before is restored on exit.
         """
         return self._rules.kernel.enabled(device_type, enabled)
+
+    def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
+        """Put `fn` at dispatch keys as it is: at all of them, or at none."""
+        definition = self._at(lib).definition
+        with ExitStack() as undos:
+            for key in keys:
+                undos.callback(definition.impl(fn, key, apart=True))
+            self._record(undos.pop_all().close)
 
     # Fake impl --------------------------------------------------------------------------------------------------
 

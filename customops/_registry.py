@@ -9,11 +9,20 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from customops import _compat, _op
+from customops._call import Fn
 from customops._compat import Library, OpOverload, OpOverloadPacket
-from customops._definition import RESERVED_NAMESPACES, Definition, Name, Undo, lock
+from customops._definition import (
+    RESERVED_NAMESPACES,
+    Definition,
+    Name,
+    Undo,
+    lock,
+    refused,
+    with_pt2_compliant,
+)
 from customops._hints import schema_of, written_names
 from customops._op import CustomOpDef
-from customops._rules.kernel import DeviceTypes
+from customops._rules.kernel import DeviceTypes, dispatch_keys
 from customops._schema import Schema, Tags, check_tags, normalize_tags, parse
 from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
 
@@ -41,6 +50,7 @@ class Registry:
     def __init__(self) -> None:
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
+        self._libraries: list[Library] = []  # of kernels that came before their op
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
         """The ops defined here, oldest first."""
@@ -151,7 +161,7 @@ class Registry:
                 expected='"replace", "error" or "reuse"',
                 got=repr(on_conflict),
             )
-        all_tags = normalize_tags(tags)
+        all_tags = with_pt2_compliant(normalize_tags(tags))
         if schema is None:
             wanted = schema_of(fn, mutates_args, all_tags, op=str(name))
         else:
@@ -181,9 +191,7 @@ class Registry:
         if not isinstance(old, CustomOpDef):
             library = _compat.torch_library_of(qualname)
             if library is None:
-                raise _conflict(
-                    plan, "it was not defined by customops, so it cannot be replaced", "choose another name"
-                )
+                raise _conflict(plan, "it was not made by custom_op, so it cannot be replaced", "choose another name")
             plan.check()
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
             overload = _compat.find_overload(plan.name.packet, plan.name.overload)
@@ -206,7 +214,7 @@ class Registry:
         """The existing op, if it is the same one."""
         old = _compat.torch_op_of(str(plan.name))
         if not isinstance(old, CustomOpDef):
-            raise _conflict(plan, "it was not defined by customops, so it cannot be reused", "choose another name")
+            raise _conflict(plan, "it was not made by custom_op, so it cannot be reused", "choose another name")
         if old.schema != plan.schema or set(old._definition.tags) != set(plan.tags):
             raise _conflict(
                 plan,
@@ -216,6 +224,69 @@ class Registry:
                 got=f"{plan.schema} {sorted(map(str, plan.tags)) or ''}",
             )
         return old
+
+    def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
+        """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
+
+        Args:
+            qualname: ``namespace::name``, or ``namespace::name.overload``.
+            schema: without the name, e.g. ``"(Tensor x) -> Tensor"``.
+            lib: the op lives as long as this library, whose namespace counts. Else it lives as long as the registry.
+            tags: the op has these, and no other.
+
+        Raises:
+            DefinitionError: the name, or torch refuses the schema, the tags or a second op of the name.
+            SchemaError: `schema` starts with a name.
+
+        Example:
+            >>> define("mylib::double", "(Tensor x) -> Tensor")
+            >>> impl("mylib::double", "default", lambda x: x * 2)
+        """
+        given = qualname
+        if lib is not None and "::" in qualname:
+            given = f"{lib.ns}::{qualname.partition('::')[2]}"
+        name, all_tags = Name.parse(given), normalize_tags(tags)
+        _check_nameless(schema, str(name))
+        if lib is not None:
+            try:
+                lib.define(name.local + schema, tags=all_tags)
+            except Exception as error:
+                raise refused(error, name, schema) from error
+            return
+        with lock:
+            op: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.define(name, None, all_tags, schema), None)
+            self._ops[op._qualname] = op
+            self._record(functools.partial(self._drop, op))
+
+    def impl(
+        self, qualname: str, types: str | Iterable[str], func: Fn | None = None, *, lib: Library | None = None
+    ) -> Any:
+        """Put a kernel at dispatch keys as it is: no defaults filled in, nothing checked. See `register_kernel`.
+
+        Args:
+            qualname: the op; where it is not defined yet, the kernel waits for it.
+            types: a dispatch key ("CPU", "AutogradCUDA"), a device type ("cpu"), "default" (every device), or several.
+            func: the kernel, or ``torch.library.fallthrough_kernel``. Without it, a decorator is returned.
+            lib: the kernel lives as long as this library. Else it lives as long as the op, or the registry.
+
+        Raises:
+            RegistrationError: torch knows no such dispatch key or device type.
+        """
+        keys = dispatch_keys(types, qualname)
+        if func is None:
+            return functools.partial(self.impl, qualname, types, lib=lib)
+        name = Name.parse(qualname)
+        with lock:
+            if _compat.find_overload(name.packet, name.overload) is not None:
+                self.adopt(qualname)._impl(keys, func, lib)
+                return func
+            library = lib or Library(name.namespace, "FRAGMENT")
+            if lib is None:
+                self._libraries.append(library)
+                self._record(functools.partial(_compat.destroy_library, library))
+            for key in keys:
+                library.impl(name.local, func, key)
+        return func
 
     # Adopting ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +304,7 @@ class Registry:
         found = _find(op)
         qualname = _compat.name_of_overload(found)
         with lock:
-            for known in (_compat.torch_op_of(qualname), self._adopted.get(qualname)):
+            for known in (_compat.torch_op_of(qualname), self._ops.get(qualname), self._adopted.get(qualname)):
                 if isinstance(known, CustomOpDef) and known._opoverload is found:
                     return known
             adopted: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.attach(found), None)
@@ -263,6 +334,8 @@ class Registry:
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self._drop(op)
+            while self._libraries:
+                _compat.destroy_library(self._libraries.pop())
 
     def _reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
@@ -335,8 +408,7 @@ def _own_name(text: str) -> Name:
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
     """Parse ``schema=``, which must agree with `mutates_args`."""
-    if not text.lstrip().startswith("("):
-        raise SchemaError("schema= starts with the arguments; the name is given already", op=str(name), got=repr(text))
+    _check_nameless(text, str(name))
     schema = parse(text)
     written = {argument.name for argument in schema.mutated}
     if mutates_args != "unknown" and written != set(mutates_args):
@@ -348,6 +420,13 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, f
             where=where(fn),
         )
     return schema
+
+
+def _check_nameless(text: str, op: str) -> None:
+    if not isinstance(text, str) or not text.lstrip().startswith("("):
+        raise SchemaError(
+            'expected schema to look like "(Tensor x) -> Tensor": the name is given already', op=op, got=repr(text)
+        )
 
 
 _AGAIN = "define it again, or use the new object"

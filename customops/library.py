@@ -1,23 +1,70 @@
-"""The function forms: each resolves its op with `adopt` and calls the method of the same name."""
+"""The function forms: each resolves its op with `adopt` and calls the method of the same name.
+
+`define` and `impl` also have the forms with a Library in front, where the library does the work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.library import Library as Library
+from torch.library import fallthrough_kernel as fallthrough_kernel
+from torch.library import get_kernel as get_kernel
 
 from customops import _compat
 from customops._op import CustomOpDef
 from customops._registry import default
 from customops._rules.kernel import DeviceTypes
+from customops._schema import Tags
 from customops.errors import RegistrationError
 
 Op = CustomOpDef[Any, Any] | _compat.OpOverload | str
+F = TypeVar("F", bound=Callable[..., Any])
 
 custom_op = default.custom_op
 adopt = default.adopt
+
+
+@overload
+def define(qualname: str, /, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None: ...
+@overload
+def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
+def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
+    """`Registry.define`; or, in torch's older form, a decorator that defines an op in a Library with its kernel."""
+    form: Callable[..., Any] = _define_in if isinstance(first, Library) else default.define
+    return form(first, *args, **kwargs)
+
+
+@overload
+def impl(
+    qualname: str, /, types: str | Iterable[str], func: None = None, *, lib: Library | None = None
+) -> Callable[[F], F]: ...
+@overload
+def impl(qualname: str, /, types: str | Iterable[str], func: F, *, lib: Library | None = None) -> F: ...
+@overload
+def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
+def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
+    """`Registry.impl`; or, in torch's older form, a decorator that registers a kernel through a Library."""
+    form: Callable[..., Any] = _impl_in if isinstance(first, Library) else default.impl
+    return form(first, *args, **kwargs)
+
+
+def _define_in(lib: Library, schema: str, alias_analysis: str = "") -> Callable[[F], F]:
+    def define_and_impl(fn: F) -> F:
+        lib.impl(lib.define(schema, alias_analysis), fn)
+        return fn
+
+    return define_and_impl
+
+
+def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F]:
+    def register(fn: F) -> F:
+        lib.impl(name, fn, dispatch_key)
+        return fn
+
+    return register
 
 
 def register_kernel(

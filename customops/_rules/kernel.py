@@ -193,8 +193,25 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
     return devices
 
 
-def _check_device(device_type: Any, op: str) -> None:
-    fields: dict[str, str] = {"op": op, "argument": "device_types", "got": repr(device_type)}
+def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
+    """The dispatch keys that are meant by keys, device types or "default"."""
+    types = (types,) if isinstance(types, str) else tuple(types)
+    if not types:
+        raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')
+    return tuple(dict.fromkeys(_dispatch_key(each, op) for each in types))
+
+
+def _dispatch_key(type_: Any, op: str) -> str:
+    if type_ == "default":
+        return _ANY_DEVICE
+    if isinstance(type_, str) and _compat.is_dispatch_key(type_):
+        return type_
+    _check_device(type_, op, "types")
+    return _compat.device_key(type_)
+
+
+def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
+    fields: dict[str, str] = {"op": op, "argument": argument, "got": repr(device_type)}
     if not isinstance(device_type, str):
         raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', **fields)
     try:

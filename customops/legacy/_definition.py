@@ -10,7 +10,7 @@ import torch
 
 from customops import _compat
 from customops._call import Fn
-from customops._definition import Definition, Name, lock
+from customops._definition import Definition, Name, lock, with_pt2_compliant
 from customops._hints import schema_of
 from customops._op import CustomOpDef, Plan
 from customops._registry import Registry, default
@@ -132,7 +132,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
-    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, Pair(op, schema))
+    plan = SchemaPlan(name, MissingKernel(name), schema, with_pt2_compliant(tags), None, text, Pair(op, schema))
     with lock:
         if _compat.find_overload(name.packet) is not None:
             raise RegistrationError(

@@ -74,3 +74,7 @@ assert_type(customops.infer_schema(split, mutates_args=()), str)
 registry = customops.Registry()
 decorator: Callable[[Callable[[Tensor], Tensor]], CustomOpDef[[Tensor], Tensor]]
 decorator = registry.custom_op("typing::g", mutates_args=())
+
+customops.define("typing::h", "(Tensor x) -> Tensor", tags=torch.Tag.pointwise)
+assert_type(customops.impl("typing::h", ["cpu", "cuda"], split)(torch.ones(2), 1), tuple[Tensor, Tensor])
+customops.impl("typing::h", 3, split)  # type: ignore[call-overload]
