@@ -37,11 +37,11 @@ class _Row(NamedTuple):
     schema: str
     list_of: bool = False  # T[]
     list_of_optional: bool = False  # T?[]
-    optional_list: bool = False  # T[]?
+    optional_list: bool = False  # T[]?, and T?[]? where there is T?[]
 
 
 def _rows() -> Iterable[_Row]:
-    yield _Row(Tensor, "Tensor", list_of=True, list_of_optional=True)
+    yield _Row(Tensor, "Tensor", list_of=True, list_of_optional=True, optional_list=True)
     yield _Row(int, "SymInt", list_of=True, optional_list=True)
     yield _Row(float, "float", list_of=True, optional_list=True)
     yield _Row(bool, "bool", list_of=True, optional_list=True)
@@ -62,12 +62,10 @@ def _param_types() -> dict[Any, str]:
     for row in _rows():
         table[row.python] = row.schema
         table[Optional[row.python]] = f"{row.schema}?"
-        if row.list_of:
-            table |= {seq: f"{row.schema}[]" for seq in _lists_of(row.python)}
-        if row.list_of_optional:
-            table |= {seq: f"{row.schema}?[]" for seq in _lists_of(Optional[row.python])}
-        if row.optional_list:
-            table |= {Optional[seq]: f"{row.schema}[]?" for seq in _lists_of(row.python)}
+        lists = {seq: f"{row.schema}[]" for seq in _lists_of(row.python) if row.list_of}
+        lists |= {seq: f"{row.schema}?[]" for seq in _lists_of(Optional[row.python]) if row.list_of_optional}
+        table |= lists
+        table |= {Optional[seq]: f"{text}?" for seq, text in lists.items() if row.optional_list}
     return table
 
 

@@ -669,6 +669,39 @@ def test_empty_lists_and_lists_with_none(optional_sum: Any, lists: Callable[...,
         assert torch.allclose(a, b)
 
 
+@pytest.mark.parametrize("hint", [Optional[List[Tensor]], Optional[List[Optional[Tensor]]]])
+@pytest.mark.parametrize("ys", [lambda a, b: None, lambda a, b: [], lambda a, b: [a, b], lambda a, b: (b,)])
+def test_optional_lists(registry: Registry, ns: str, hint: Any, ys: Callable[..., Any]) -> None:
+    def total(x: Tensor, ys: Any = None) -> Tensor:
+        return x * (1 if ys is None else 2) + sum(ys or ())
+
+    total.__annotations__["ys"] = hint
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * (1 if ctx.n is None else 2), None if ctx.n is None else [grad] * ctx.n
+
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.n = None if inputs[1] is None else len(inputs[1])
+
+    op = registry.custom_op(f"{ns}::total", total, mutates_args=())
+    op.register_fake(lambda x, ys: torch.empty_like(x))
+    op.register_autograd(backward, setup_context=setup_context)
+    inputs = torch.rand(2), torch.rand(2), torch.rand(2)
+
+    def reference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return total(x, ys(a, b)) + 0 * (a + b)
+
+    def ours(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return op(x, ys(a, b)) + 0 * (a + b)
+
+    assert_same_gradients(ours, reference, *inputs)
+    assert_same_gradients(torch.compile(ours, fullgraph=True), reference, *inputs)
+    assert set(customops.opcheck(op, (leaf(1.0, 2.0), ys(leaf(1.0, 3.0), torch.rand(2)))).values()) == {"SUCCESS"}
+    op.register_autocast("cpu", torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert op(inputs[0], ys(*inputs[1:])).dtype == torch.bfloat16
+
+
 def split_fn(x: Tensor, n: int = 2) -> List[Tensor]:
     return [x[i] * (i + 1) for i in range(n)]
 

@@ -67,6 +67,22 @@ def test_versions_in_lists(registry: Registry, ns: str, hint: Any) -> None:
 
 
 # item 20
+@pytest.mark.parametrize("hint", [Optional[list[Tensor]], Optional[Sequence[Optional[Tensor]]]])
+def test_versions_in_optional_lists(registry: Registry, ns: str, hint: Any) -> None:
+    def f(x: Tensor, ys: Any = None) -> None:
+        write(*(y for y in ys or () if y is not None))
+
+    f.__annotations__ |= {"ys": hint}
+    op = registry.custom_op(f"{ns}::f", f, mutates_args=("ys",))
+    x, a, b = (torch.zeros(2) for _ in range(3))
+    assert bumps(lambda: op(x), x) == [0]
+    assert bumps(lambda: op(x, None), x) == [0]
+    assert bumps(lambda: op(x, []), x) == [0]
+    assert bumps(lambda: op(x, ys=(a, b)), x, a, b) == [0, 1, 1]
+    assert_close([x, a, b], [torch.zeros(2), *[torch.full((2,), 7.0)] * 2])
+
+
+# item 20
 def test_an_optional_argument_is_counted_when_it_is_there(registry: Registry, ns: str) -> None:
     def f(x: Tensor, y: Optional[Tensor] = None, z: Optional[Tensor] = None) -> None:
         write(*(tensor for tensor in (y, z) if tensor is not None))
