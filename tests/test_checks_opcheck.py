@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+import customops
+from customops import Registry, legacy
 from customops.checks import CHECKS, DEFAULT_CHECKS, Outcome, _memory, opcheck, run_check
 from customops.checks._inputs import tensors_in
 from customops.errors import CheckError, OpCheckError
@@ -89,6 +91,87 @@ def test_failures_are_stored(bad: Any, x: torch.Tensor) -> None:
     results = opcheck(bad, (x,), raise_exception=False)
     assert isinstance(results.pop("test_schema"), RuntimeError)
     assert results == {name: "SUCCESS" for name in DEFAULT_CHECKS if name != "test_schema"}
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0] * 2
+
+
+def permuted(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+# item 80: what is wrong, the kernels that make it so, and the phrase that names it
+FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "write": (
+        "Tensor x",
+        {"CompositeExplicitAutograd": lambda x: x.add_(1).clone()},
+        "Argument x is not defined as mutable but was mutated",
+    ),
+    "alias": (
+        "Tensor x",
+        {"CompositeExplicitAutograd": lambda x: x[:]},
+        "Argument x is not defined to alias output but was aliasing",
+    ),
+    "shape": ("Tensor x", {"CPU": torch.clone, "Meta": lambda x: x.new_empty(7)}, "Shapes .* are not equal"),
+    "stride": ("Tensor x", {"CPU": permuted, "Meta": lambda x: x.new_empty(x.shape)}, "Stride mismatch"),
+    "no fake": ("Tensor x", {"CPU": torch.clone}, r"NS\.f\.default"),
+    "alias annotation": (
+        "Tensor(a) x",
+        {"CPU": lambda x: x.view_as(x), "Meta": lambda x: x.view_as(x)},
+        "We only support functionalizing operators whose outputs do not have alias annotations",
+    ),
+    "formula below autograd": (
+        "Tensor x",
+        {"CPU": Double.apply, "Meta": torch.empty_like},
+        "does not have an autograd kernel",
+    ),
+    "formula below autograd, by device": (
+        "Tensor x",
+        {"CPU": Double.apply, "CUDA": Double.apply, "Meta": torch.empty_like},
+        "does not have an autograd kernel",
+    ),
+}
+
+
+@pytest.mark.parametrize(("argument", "kernels", "phrase"), FAULTS.values(), ids=FAULTS)
+def test_faults_are_found(define: Ops, argument: str, kernels: dict[str, Any], phrase: str) -> None:
+    returns = "Tensor(a)" if "(a)" in argument else "Tensor"
+    op = define(f"f({argument}) -> {returns}", **kernels)
+    with pytest.raises(OpCheckError, match=phrase.replace("NS", define.ns)):
+        opcheck(op, (torch.rand(3, 2, requires_grad="autograd" in phrase),))
+
+
+# item 80
+def test_an_op_of_the_older_api_without_a_formula_is_found(ns: str) -> None:
+    legacy.custom_op(f"{ns}::f", "(Tensor x) -> Tensor")
+    legacy.impl(f"{ns}::f", func=torch.clone)
+    legacy.impl_abstract(f"{ns}::f", func=torch.empty_like)
+    op = getattr(torch.ops, ns).f.default
+    with pytest.raises(OpCheckError, match="Autograd has not been implemented for operator"):
+        opcheck(op, (torch.ones(2, requires_grad=True),))
+    assert opcheck(op, (torch.ones(2),)) == SUCCESS
+    legacy._destroy(f"{ns}::f")
+
+
+# item 78
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_every_handle_to_an_op_of_ours(registry: Registry, ns: str, requires_grad: bool) -> None:
+    op = registry.custom_op(f"{ns}::f", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    op.register_autograd(
+        lambda ctx, grad: grad * torch.cos(*ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    for handle in (op, op._opoverload, getattr(torch.ops, ns).f):
+        assert customops.opcheck(handle, (torch.rand(3, requires_grad=requires_grad),)) == SUCCESS
+        assert customops.opcheck(handle, (), {"x": torch.rand(3)}) == SUCCESS
 
 
 def test_the_comparison_stays_reachable(define: Ops) -> None:

@@ -9,9 +9,14 @@ raised. An error of ours may be a subclass of torch's, so that code that catches
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -1010,3 +1015,57 @@ def test_opcheck(build: Build, ns: str) -> None:  # ours alone: torch 2.15's war
         program = build(customops, ns)
         results = customops.opcheck(overload(program.op), *called_with(program), raise_exception=False)
         assert program.compiles == all(result == "SUCCESS" for result in results.values())
+
+
+# -- torch's own collection of custom ops, by an import -----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def custom_op_db() -> Iterator[list[tuple[Any, Any]]]:
+    """Each entry of it with the same entry made by our `custom_op`, from the same text."""
+    theirs = importlib.import_module("torch.testing._internal.custom_op_db")
+    text, _, _ = inspect.getsource(theirs).partition("lib = torch.library.Library(")
+    text = text.replace("torch.library.custom_op(", "customops.custom_op(").replace("_torch_testing", "drop_in_db")
+    module = ModuleType("custom_op_db_of_ours")
+    vars(module)["customops"] = customops
+    sys.modules[module.__name__] = module  # where the hints of its functions are looked up
+    with customops.default_registry.scope():
+        exec(text, vars(module))
+        yield list(zip(theirs.custom_op_db, module.custom_op_db, strict=True))
+    del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize("index", range(11))
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated:FutureWarning")  # in the text
+def test_custom_op_db(custom_op_db: list[tuple[Any, Any]], index: int, requires_grad: bool) -> None:  # item 82
+    assert len(custom_op_db) == 11
+    theirs, ours = custom_op_db[index]
+    assert theirs.name == ours.name
+    samples = list(ours.sample_inputs("cpu", torch.float32, requires_grad=requires_grad))
+    assert samples
+    for sample in samples:
+        args = (sample.input, *sample.args)
+        assert same(
+            lambda a=args, k=sample.kwargs: theirs.op(*a, **k), lambda a=args, k=sample.kwargs: ours.op(*a, **k)
+        )
+        results = customops.opcheck(ours.op, args, sample.kwargs)
+        assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("index", range(11))
+def test_custom_op_db_batched(custom_op_db: list[tuple[Any, Any]], index: int) -> None:  # item 82
+    # Which vmap rules raise is torch's matter, too: those of sizes that depend on data do, and that of cat is broken.
+    theirs, ours = custom_op_db[index]
+    sample = next(iter(ours.sample_inputs("cpu", torch.float32)))
+    args = tree_map(lambda x: torch.stack([x, x.flip(0)]) if torch.is_tensor(x) else x, (sample.input, *sample.args))
+    dims = tree_map(lambda x: 0 if torch.is_tensor(x) else None, args)
+
+    def batched(op: Any) -> Any:
+        def tensors(*args: Any) -> Any:
+            return [x for x in tree_flatten(op(*args, **sample.kwargs))[0] if torch.is_tensor(x)]
+
+        return torch.vmap(tensors, in_dims=dims)(*args)
+
+    worked = same(lambda: batched(theirs.op), lambda: batched(ours.op))
+    assert worked == (not re.search("Nonzero|NMS|Cat", ours.name))
