@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -418,9 +419,9 @@ def test_old_handles_to_an_op_of_torch_raise() -> None:
 # Tools ----------------------------------------------------------------------------------------------------------------
 
 
-def test_an_exported_program_is_loaded_in_a_fresh_process(
-    tmp_path: Path, ns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def op_library(tmp_path: Path, ns: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module with an op and a model that calls it, as a user would import it; the op is gone afterwards."""
     (tmp_path / f"oplib_{ns}.py").write_text(
         textwrap.dedent(f"""
             import torch
@@ -439,24 +440,44 @@ def test_an_exported_program_is_loaded_in_a_fresh_process(
     )
     monkeypatch.syspath_prepend(tmp_path)
     library = importlib.import_module(f"oplib_{ns}")
-    try:
-        program = torch.export.export(
-            library.Model(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("n")},)
-        )
-        targets = [n.target for n in program.graph.nodes if n.op == "call_function"]
-        assert targets[:2] == [library.op._opoverload] * 2
-        torch.export.save(program, tmp_path / "model.pt2")
-    finally:
-        library.op.unregister()
-    loaded = run(
+    yield library
+    library.op.unregister()
+
+
+def exported(library: Any) -> torch.export.ExportedProgram:
+    rows = {0: torch.export.Dim("n")}
+    program = torch.export.export(library.Model(), (torch.ones(4, 2),), dynamic_shapes=(rows,))
+    targets = [n.target for n in program.graph.nodes if n.op == "call_function"]
+    assert targets[:2] == [library.op._opoverload] * 2
+    return program
+
+
+def run_loaded(load: str, library: Any, path: Path) -> str:
+    """What a model prints that is loaded in a fresh process, which has imported the op's module."""
+    return run(
         f"""
-        import torch, oplib_{ns}
-        program = torch.export.load({str(tmp_path / "model.pt2")!r}).module()
+        import torch, {library.__name__}
+        program = {load}
         print(program(torch.ones(3, 2)).tolist())
         """,
-        tmp_path,
-    )
-    assert loaded.strip() == str([[5.0, 5.0]] * 3)
+        path,
+    ).strip()
+
+
+def test_an_exported_program_is_loaded_in_a_fresh_process(op_library: Any, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    torch.export.save(exported(op_library), file)
+    loaded = run_loaded(f"torch.export.load({str(file)!r}).module()", op_library, tmp_path)
+    assert loaded == str([[5.0, 5.0]] * 3)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++, and there is no g++")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own
+def test_a_package_of_aotinductor_is_loaded_in_a_fresh_process(op_library: Any, tmp_path: Path) -> None:
+    file = str(tmp_path / "model.pt2")
+    torch._inductor.aoti_compile_and_package(exported(op_library), package_path=file)
+    loaded = run_loaded(f"torch._inductor.aoti_load_package({file!r})", op_library, tmp_path)
+    assert loaded.splitlines()[-1] == str([[5.0, 5.0]] * 3)
 
 
 def test_counting_flops(product: Any, ns: str) -> None:
