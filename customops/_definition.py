@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -88,8 +87,7 @@ class Name(NamedTuple):
 class Definition:
     """Where rules are installed: an overload, and the libraries that their kernels go through.
 
-    A definition with a `library` made the op and removes it again. The others attach to an op that exists; with
-    `lender` given, what they attach goes when that library goes (it is not kept alive from here).
+    A definition with a `library` made the op and removes it again. The others attach to an op that exists.
     """
 
     name: Name
@@ -97,13 +95,11 @@ class Definition:
     tags: tuple[torch.Tag, ...]
     overload: OpOverload
     library: Library | None = None
-    lender: weakref.ref[Library] | None = None
     #: What to raise for an op that is gone.
     removed: Exception | None = None
     _added: list[Library] = field(default_factory=list)
-    #: The Python kernels at each key, newest last; shared by all definitions of the op.
+    #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
-    _installed: list[tuple[str, Kernel]] = field(default_factory=list)
 
     @classmethod
     def define(
@@ -133,16 +129,11 @@ class Definition:
         name = _compat.name_of_overload(overload)
         return cls(Name.parse(name), from_dispatcher(overload._schema), tuple(overload.tags), overload)
 
-    def on(self, library: Library) -> Definition:
-        """The same op, reached through another library."""
-        lender = weakref.ref(library)
-        return Definition(self.name, self.schema, self.tags, self.overload, lender=lender, _kernels=self._kernels)
-
     def impl(self, fn: Callable[..., Any], key: str, *, with_keyset: bool = False, apart: bool = False) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
 
         The dispatcher takes kernels back only with their library. What comes with the op goes through the op's own;
-        what is added later (`apart`) has a library of its own, unless the caller named the one that counts.
+        what is added later (`apart`) has a library of its own.
         """
         library, undo = self._library(apart)
         try:
@@ -152,7 +143,6 @@ class Definition:
             raise
         kernel = fn, with_keyset
         self._kernels.setdefault(key, []).append(kernel)
-        self._installed.append((key, kernel))
         _compat.forget_dispatch(self.overload)
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
@@ -180,10 +170,6 @@ class Definition:
         _compat.install_view_fallback(library, self.name.local)
 
     def _library(self, apart: bool) -> tuple[Library, Undo]:
-        if self.lender is not None:
-            lent = self.lender()
-            assert lent is not None, "the rules of a library go when it goes"
-            return lent, nothing
         if self.library is not None and not apart:
             return self.library, nothing
         library = Library(self.name.namespace, "FRAGMENT")
@@ -197,8 +183,6 @@ class Definition:
 
     def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
         undo()
-        if (key, kernel) in self._installed:
-            self._installed.remove((key, kernel))
         self._forget(key, kernel)
         _compat.forget_dispatch(self.overload)
 
@@ -213,12 +197,6 @@ class Definition:
         if kernels or gone or _compat.has_kernel(str(self.name), key):
             _compat.remember_kernel(self.name.namespace, self.name.local, key, kernels[-1] if kernels else None)
 
-    def end_loan(self) -> None:
-        """The library that `lender` stood for is gone, and all that went through it."""
-        for key, kernel in self._installed:
-            self._forget(key, kernel)
-        _compat.forget_dispatch(self.overload)
-
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
         self.removed = error
@@ -229,7 +207,10 @@ class Definition:
             _compat.destroy_library(self.library)  # also where somebody else has destroyed it: see there
             _compat.forget_signature(self.name.packet, self.name.overload)
             _compat.retire_overload(self.overload, error)
-        self.end_loan()
+        for key, kernels in self._kernels.items():
+            for kernel in list(kernels):
+                self._forget(key, kernel)
+        _compat.forget_dispatch(self.overload)
         if self.library is not None:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 

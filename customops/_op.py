@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class _Rules:
-    """The rules of an op that live as long as one definition."""
+    """The rules of an op."""
 
     def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
         self.definition = definition
@@ -90,7 +90,6 @@ class CustomOpDef(Generic[P, R]):
         self._samples: Fn | None = None
         self._source = user_source()
         self._rules = _Rules(definition, fn, name_of(fn) if fn is not None else definition.name.name)
-        self._scoped: dict[int, _Rules] = {}  # by id of the library
         self.__name__ = definition.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
@@ -158,8 +157,7 @@ class CustomOpDef(Generic[P, R]):
         device_list(device_types, self._qualname)  # a decorator without device types fails at its own line
         if fn is None:
             return functools.partial(self.register_kernel, device_types, lib=lib)
-        with lock:
-            self._record(self._at(lib).kernel.register(device_types, fn))
+        self._register(lib, self._rules.kernel.register, device_types, fn)
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
@@ -170,12 +168,14 @@ class CustomOpDef(Generic[P, R]):
         return self._rules.kernel.enabled(device_type, enabled)
 
     def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
-        """Put `fn` at dispatch keys as it is: at all of them, or at none."""
-        definition = self._at(lib).definition
-        with ExitStack() as undos:
+        """Put `fn` at dispatch keys as it is."""
+        self._register(lib, self._impl_at_all, keys, fn)
+
+    def _impl_at_all(self, keys: tuple[str, ...], fn: Fn) -> Undo:
+        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
             for key in keys:
-                undos.callback(definition.impl(fn, key, apart=True))
-            self._record(undos.pop_all().close)
+                undos.callback(self._definition.impl(fn, key, apart=True))
+            return undos.pop_all().close
 
     # Fake impl --------------------------------------------------------------------------------------------------
 
@@ -205,15 +205,13 @@ class CustomOpDef(Generic[P, R]):
         """
         if fn is None:
             return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
-        with lock:
-            self._record(self._at(lib).fake.register(fn, allow_override=allow_override))
+        self._register(lib, self._rules.fake.register, fn, allow_override)
         return fn
 
     @property
     def _abstract_fn(self) -> Fn | None:
         """What torch asks its own ops for to know whether they have a fake."""
-        scoped = [rules.fake.fn for rules in list(self._scoped.values()) if rules.fake.fn is not None]
-        return scoped[-1] if scoped else self._rules.fake.fn
+        return self._rules.fake.fn
 
     # Autograd ---------------------------------------------------------------------------------------------------
 
@@ -237,8 +235,7 @@ class CustomOpDef(Generic[P, R]):
         Example:
             >>> double.register_autograd(lambda ctx, grad: grad * 2)
         """
-        with lock:
-            self._record(self._at(lib).autograd.register(backward, setup_context))
+        self._register(lib, self._rules.autograd.register, backward, setup_context)
 
     # Autocast ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +245,7 @@ class CustomOpDef(Generic[P, R]):
         Raises:
             DefinitionError: the device type has no autocast, or `cast_inputs` is no dtype.
         """
-        with lock:
-            self._record(self._at(lib).autocast.register(device_type, cast_inputs))
+        self._register(lib, self._rules.autocast.register, device_type, cast_inputs)
 
     # vmap, modes and subclasses ---------------------------------------------------------------------------------
 
@@ -278,8 +274,7 @@ class CustomOpDef(Generic[P, R]):
             return functools.partial(self.register_vmap, lib=lib)
         if self.schema.keyword_only_tensors:
             raise keyword_only_tensors_error("register_vmap", self._qualname, self.schema.keyword_only_tensors)
-        with lock:
-            self._record(self._at(lib).vmap.register(func))
+        self._register(lib, self._rules.vmap.register, func)
         return func
 
     @overload
@@ -297,14 +292,12 @@ class CustomOpDef(Generic[P, R]):
         """
         if fn is None:
             return functools.partial(self.register_torch_dispatch, torch_dispatch_class, lib=lib)
-        with lock:
-            self._record(self._at(lib).torch_dispatch.register(torch_dispatch_class, fn))
+        self._register(lib, self._rules.torch_dispatch.register, torch_dispatch_class, fn)
         return fn
 
     def register_effect(self, effect: Any) -> None:
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or (None) as having none."""
-        with lock:
-            self._record(self._definition.impl_effect(effect))
+        self._register(None, self._definition.impl_effect, effect)
 
     # Samples ----------------------------------------------------------------------------------------------------
 
@@ -380,41 +373,42 @@ class CustomOpDef(Generic[P, R]):
         definition = self._definition
         if definition.library is not None:
             _compat.disclaim(self._qualname, definition.library)
-        self._scoped.clear()
         definition.remove(error)
 
-    def _at(self, library: Library | None) -> _Rules:
-        """The rules that live as long as `library`, or those that live as long as the op."""
-        if self._definition.removed is not None:
-            raise self._definition.removed
-        if library is None or library is self._definition.library:
-            return self._rules
-        if not _compat.library_alive(library):
+    def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
+        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
+        with lock:
+            if self._definition.removed is not None:
+                raise self._definition.removed
+            if lib is None or lib is self._definition.library:
+                self._record(register(*args))
+                return
+            self._check_library(lib)
+            undo = register(*args)
+            self._record(undo)
+            _compat.on_library_destroyed(lib, functools.partial(_end, undo, weakref.ref(lib)))
+
+    def _check_library(self, lib: Library) -> None:
+        if not _compat.library_alive(lib):
             raise RegistrationError("the library given as lib= has been destroyed", op=self._qualname)
-        if library.ns != self._definition.name.namespace:
+        if lib.ns != self._definition.name.namespace:
             raise RegistrationError(
                 "the library given as lib= is of another namespace than the op",
                 op=self._qualname,
-                got=f"a Library of namespace {library.ns!r}",
+                got=f"a Library of namespace {lib.ns!r}",
                 fix=f'Library("{self._definition.name.namespace}", "FRAGMENT")',
             )
-        rules = self._scoped.get(id(library))
-        if rules is None:
-            rules = self._scoped[id(library)] = _Rules(self._definition.on(library), self._init_fn, self.__name__)
-            _compat.on_library_destroyed(
-                library, functools.partial(self._end_scoped, weakref.ref(library), id(library))
-            )
-        return rules
-
-    def _end_scoped(self, library: weakref.ref[Library], key: int) -> None:
-        lent = library()
-        if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
-            rules = self._scoped.pop(key, None)  # gone already if the op is
-            if rules is not None:
-                rules.definition.end_loan()
 
     def _record(self, undo: Undo) -> None:
         self._registry._record(undo)
+
+
+def _end(undo: Undo, library: weakref.ref[Library]) -> None:
+    """A library was destroyed, and with it ends what was registered with ``lib=``."""
+    lent = library()
+    if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
+        with lock:
+            undo()
 
 
 @dataclass(frozen=True)

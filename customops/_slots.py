@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from customops._definition import Undo, nothing
 
@@ -12,11 +13,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+class _Entry(Generic[V]):
+    """One registration. `undo` leads to what takes it back, for as long as somebody holds that."""
+
+    def __init__(self, value: V) -> None:
+        self.value = value
+        self.undo: Callable[[], Any] = nothing
+
+
 class Slots(Generic[K, V]):
-    """key -> what the user registered for it.
+    """key -> what the user registered for it: the newest registration that was not taken back.
 
     A key's trampoline goes in once, with the first registration, and reads `values` when it is called: registering
-    again is an assignment. Registrations can be taken back in any order; what was registered since stays.
+    again is an assignment. Registrations can be taken back in any order.
 
     Args:
         install: ``install(key, apart)`` puts the trampoline of a key in, and returns how to take it out.
@@ -27,7 +36,13 @@ class Slots(Generic[K, V]):
         self.values: dict[K, V] = {}
         self._install = install
         self._changed = changed
+        self._entries: dict[K, list[_Entry[V]]] = {}  # newest last
         self._uninstall: dict[K, Undo] = {}
+
+    def preset(self, key: K, value: V) -> None:
+        """Enter a value that comes with the op."""
+        self._entries[key] = [_Entry(value)]
+        self.values[key] = value
 
     def reset(self, with_op: Iterable[K] = ()) -> None:
         """Fill a fresh definition. The trampolines of `with_op` are part of the op, and stay as long as it does."""
@@ -41,30 +56,38 @@ class Slots(Generic[K, V]):
 
     def set(self, key: K, value: V) -> Undo:
         """Register a value for a key; calling what is returned takes it back."""
-        before = self.values.get(key)
+        entry = _Entry(value)
+        self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
+        undo = functools.partial(self._unset, key, entry)
         try:
             self._ensure(key)
         except BaseException:
-            self._put_back(key, before)
+            undo()
             raise
+        entry.undo = weakref.ref(undo, functools.partial(self._forget_unreachable, key))
         self._changed()
-        return functools.partial(self._unset, key, value, before)
+        return undo
 
     def _ensure(self, key: K) -> None:
         if key not in self._uninstall:
             self._uninstall[key] = self._install(key, True)
 
-    def _unset(self, key: K, value: V, before: V | None) -> None:
-        if self.values.get(key) is not value:
-            return  # somebody, perhaps in another thread, has registered the key since
-        self._put_back(key, before)
-        if before is None and self._uninstall[key] is not nothing:
-            self._uninstall.pop(key)()
-        self._changed()
+    def _forget_unreachable(self, key: K, _: object) -> None:
+        """Nobody can take a registration back any more, so what lies below it will not be seen again."""
+        entries = self._entries[key]
+        lasting = [i for i, entry in enumerate(entries) if entry.undo() is None]
+        del entries[: max(lasting, default=0)]
 
-    def _put_back(self, key: K, before: V | None) -> None:
-        if before is None:
-            del self.values[key]
+    def _unset(self, key: K, entry: _Entry[V]) -> None:
+        entries = self._entries[key]
+        if entry not in entries:
+            return
+        entries.remove(entry)
+        if entries:
+            self.values[key] = entries[-1].value
         else:
-            self.values[key] = before
+            del self.values[key]
+            if self._uninstall.get(key, nothing) is not nothing:
+                self._uninstall.pop(key)()
+        self._changed()

@@ -139,7 +139,6 @@ def test_a_rule_ends_with_its_library_also_under_a_mode(sin: Any, ns: str) -> No
         assert cast_to(sin) is BF16
 
 
-@pytest.mark.xfail(reason="a registration without lib= stays below an earlier one with lib=", strict=True)
 def test_the_newest_rule_wins_over_a_scoped_one(sin: Any, ns: str) -> None:
     rules = Library(ns, "FRAGMENT")
     sin.register_autocast("cpu", BF16)

@@ -185,7 +185,6 @@ def test_a_library_may_outlive_the_op(double: Any, ns: str, end: str) -> None:
     gc.collect()  # an exception in here is a failure of the test
 
 
-@pytest.mark.xfail(reason="a registration without lib= stays below an earlier one with lib=", strict=True)
 def test_the_newest_formula_wins_over_a_scoped_one(double: Any, ns: str) -> None:
     rules = Library(ns, "FRAGMENT")
     double.register_autograd(times(3), lib=rules)

@@ -465,7 +465,6 @@ def test_a_scoped_fake_is_replaced_in_its_own_library(foreign: Any, ns: str) -> 
     assert fake_shape(foreign, torch.ones(2)) == [3]
 
 
-@pytest.mark.xfail(reason="a registration without lib= stays below an earlier one with lib=", strict=True)
 def test_the_newest_fake_wins_over_a_scoped_one(double: Any, foreign: Any, ns: str) -> None:
     for op in double, foreign:
         rules = Library(ns, "FRAGMENT")

@@ -70,7 +70,7 @@ def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[...,
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = rule.dtypes.get(device_type)
         with _compat.exclude_keys(own_key):
-            if dtype is None:  # taken back, but still in a library that somebody lent us
+            if dtype is None:  # taken back while this call was on its way
                 return overload(*args, **kwargs)
             return overload(
                 *(x if stay else _cast(x, device_type, dtype) for x, stay in zip(args, stays, strict=False)),

@@ -40,7 +40,7 @@ class FakeRule:
         self.definition = definition
         self._slots.reset(with_op=[None])  # without a fake it says how to register one
 
-    def register(self, fn: Fn, *, allow_override: bool = True) -> Undo:
+    def register(self, fn: Fn, allow_override: bool = True) -> Undo:
         op = str(self.definition.name)
         bind_kernel(fn, self.definition.schema, op, "fake impl")
         self._refuse(op, allow_override)

@@ -67,7 +67,7 @@ class KernelRule:
         self.definition, self._cells, self._unselect = definition, {}, None
         self._with_op = self._with_op or devices
         for device_type in devices:
-            self.kernels[device_type] = self.default
+            self._slots.preset(device_type, self.default)
         self._slots.reset(self._with_op)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
@@ -140,10 +140,8 @@ class KernelRule:
         return functools.partial(self._uninstall, device_type, undo)
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
-        cell = self._cells.pop(device_type)
+        del self._cells[device_type]
         undo()
-        # In a library that somebody lent us it stays for as long as the library does.
-        cell.fn = self.kernels.get(None) or self._no_default(device_type)
         if self._unselect is not None and not any(self._cells):
             self._unselect()
             self._unselect = None

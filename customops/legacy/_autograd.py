@@ -12,7 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn
-from customops._definition import Definition
+from customops._definition import Definition, Undo
 from customops._rules.autograd import AutogradRule
 from customops._schema import Schema
 from customops.errors import AutogradError, RegistrationError, where
@@ -148,9 +148,9 @@ class GatedAutograd(AutogradRule):
         self._slots.reset()
 
 
-def install_gate(definition: Definition, pair: Pair) -> None:
+def install_gate(definition: Definition, pair: Pair) -> Undo:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
-    definition.impl(_gate(definition, pair), "Autograd", with_keyset=True)
+    return definition.impl(_gate(definition, pair), "Autograd", with_keyset=True, apart=True)
 
 
 def _gate(definition: Definition, pair: Pair) -> Callable[..., Any]:

@@ -102,7 +102,7 @@ class CustomOp:
 
     def _refuse_kernel(self, device: str) -> None:
         """Raise if the op has a kernel for the device."""
-        known = self._op._at(self._library).kernel.kernels.get(device)
+        known = self._op._rules.kernel.kernels.get(device)
         if known is not None:
             raise RegistrationError(
                 f"the op already has a {device} impl registered from Python", op=self._qualname, where=where(known)
@@ -174,7 +174,7 @@ class CustomOp:
             if pair.is_whole:
                 self._op.register_autograd(pair.run_backward, setup_context=pair.setup_context, lib=self._library)
             elif not self._is_gated:
-                _autograd.install_gate(self._op._at(self._library).definition, pair)
+                self._op._register(self._library, _autograd.install_gate, self._op._definition, pair)
                 self._is_gated = True
         except BaseException:
             setattr(pair, half, None)
@@ -186,15 +186,10 @@ class CustomOp:
         with lock:
             if global_registry.get(self._qualname) is self:
                 del global_registry[self._qualname]
-            is_there = self._op._definition.removed is None
-            if self._library is None:
-                if is_there:
-                    self._op.unregister()
-            elif _compat.library_alive(self._library):
-                if is_there and not self._is_current:  # the op went first: its kernels are nobody's any more
-                    gone = UnregisteredError("the op was removed by the library that defined it", op=self._qualname)
-                    self._op._at(self._library).definition.remove(gone)
+            if self._library is not None:
                 _compat.destroy_library(self._library)
+            elif self._op._definition.removed is None:
+                self._op.unregister()
 
 
 def custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Fn], CustomOp]:
