@@ -694,7 +694,7 @@ def test_manual_schema_that_is_none(registry: customops.Registry, ns: str, schem
 
 
 def test_manual_schema_has_no_name(registry: customops.Registry, ns: str) -> None:  # 16
-    with pytest.raises(ValueError, match="expected schema to look like .* the name is given already"):
+    with pytest.raises(ValueError, match=r"expected schema to look like .* the name is given already"):
         registry.custom_op(f"{ns}::op", lambda x: x, mutates_args=(), schema="op(Tensor x) -> Tensor")
 
 
