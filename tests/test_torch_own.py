@@ -10,6 +10,7 @@ import inspect
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from torchgen.model import FunctionSchema as TorchgenSchema
 
 import customops
 from customops import Registry
+
+ROOT = Path(__file__).resolve().parents[1]
 
 aten, Tag = torch.ops.aten, torch.Tag
 
@@ -314,3 +317,148 @@ def test_an_autograd_function_in_cpp(tmp_path: Path, registry: Registry, ns: str
     assert z.dtype is torch.bfloat16
     assert torch.autograd.grad(z, x)[0].item() == 12
     customops.adopt(f"{ns}::cube").unregister()
+
+
+# A backend in Python (items 99 and 100) -------------------------------------------------------------------------------
+
+#: Tensors of the private-use device whose data is a CPU tensor, with just the kernels that the scripts need, and an op
+#: of ours. It runs after a script that set the device up, and left its name in DEVICE.
+BACKEND = """
+import torch, customops
+from torch import Tensor
+
+class OnDevice(Tensor):
+    @staticmethod
+    def __new__(cls, data):
+        made = torch._C._acc.create_empty_tensor(data.shape, data.dtype)
+        made.__class__ = cls
+        return made
+
+    def __init__(self, data):
+        self.on_cpu = data
+
+def kernel(name):
+    return torch.library.impl(f"aten::{name}", "privateuseone")
+
+kernel("empty_strided")(lambda size, stride, *, dtype, **_: OnDevice(torch.empty_strided(size, stride, dtype=dtype)))
+kernel("add.Tensor")(lambda x, y, alpha=1: OnDevice(x.on_cpu + y.on_cpu))
+kernel("sum")(lambda x: OnDevice(x.on_cpu.sum()))
+kernel("ones_like")(lambda x, **_: OnDevice(torch.ones_like(x.on_cpu)))
+kernel("expand")(lambda x, size: OnDevice(x.on_cpu.expand(size)))
+kernel("detach")(lambda x: OnDevice(x.on_cpu))
+
+@kernel("_copy_from")
+def _(source, target, non_blocking=False):
+    getattr(target, "on_cpu", target).copy_(getattr(source, "on_cpu", source))
+    return target
+
+@customops.custom_op("beside::scale", mutates_args=())
+def scale(x: Tensor, by: float = 3.0) -> Tensor:
+    return x * by
+
+ran = []
+
+@scale.register_kernel(DEVICE)
+def _(x, by):
+    ran.append(x.device.type)
+    return OnDevice(x.on_cpu * by)
+
+def setup_context(ctx, inputs, output):
+    ctx.by = inputs[1]
+
+scale.register_autograd(lambda ctx, grad: (scale(grad, ctx.by), None), setup_context=setup_context)
+
+def value_and_gradients(x, y):
+    result = (scale(x) + y).sum()
+    result.backward()
+    return [getattr(each, "on_cpu", each).tolist() for each in (result, x.grad, y.grad)]
+
+def leaves(device):
+    values = [1.0, 2.0], [0.5, 0.25]
+    return [torch.tensor(each).to(device).requires_grad_() for each in values]
+"""
+
+
+def run(*scripts: str) -> None:
+    """Run scripts in a fresh interpreter: a process has one private-use backend, for good."""
+    script = "\n".join(map(textwrap.dedent, scripts))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_backend_in_python() -> None:
+    set_up = """
+        import customops
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+        DEVICE = "npy"
+        _setup_privateuseone_for_python_backend(DEVICE)
+    """
+    script = """
+        assert not torch.ones(1).is_pinned()
+        there = leaves("privateuseone")
+        assert [(type(x), x.device) for x in there] == [(OnDevice, torch.device("npy", 0))] * 2
+
+        (there[0] + there[1]).sum().backward()  # without an op of ours
+        for x in there:
+            assert type(x.grad) is OnDevice
+            assert x.grad.on_cpu.tolist() == [1.0, 1.0]
+            x.grad = None
+
+        found = value_and_gradients(*there)
+        assert ran == ["npy", "npy"]  # forward and backward
+        assert found == value_and_gradients(*leaves("cpu")) == [9.75, [3.0, 3.0], [1.0, 1.0]]
+        assert type(there[0].grad) is OnDevice
+        assert ran == ["npy", "npy"]  # not on the CPU
+    """
+    run(set_up, BACKEND, script)
+
+
+def test_a_renamed_backend_and_its_module() -> None:
+    rename = """
+        import customops, torch
+        from torch.utils import backend_registration as backend
+
+        def message(error, call, *args):
+            try:
+                call(*args)
+            except error as caught:
+                return str(caught)
+            raise AssertionError(f"no {error}")
+
+        DEVICE = "maia"
+        torch.utils.rename_privateuse1_backend("maia")
+        torch.utils.rename_privateuse1_backend("maia")
+        assert "has already been set" in message(RuntimeError, torch.utils.rename_privateuse1_backend, "other")
+        assert torch._C._get_privateuse1_backend_name() == "maia"
+
+        message(AttributeError, getattr, torch, "maia")
+        assert "Tried to use AMP with the" in message(AssertionError, torch.autocast, "maia")
+
+        class Module(backend._DummyBackendModule):
+            def get_amp_supported_dtype(self):
+                return [torch.float64]
+
+        torch._register_device_module("maia", Module())
+        assert type(torch.maia) is Module
+        assert torch._utils._get_device_index("maia:1") == 1
+
+        # What tensors of the device need besides.
+        torch._C._acc.register_python_privateuseone_hook(backend._DummyPrivateUse1Hook())
+        torch._C._acc.register_python_privateuseone_device_guard(backend._DummyDeviceGuard())
+    """
+    script = """
+        there = leaves("maia")
+        assert value_and_gradients(*there) == value_and_gradients(*leaves("cpu")) == [9.75, [3.0, 3.0], [1.0, 1.0]]
+        assert ran == ["maia", "maia"]
+
+        kernel("_to_copy")(lambda x, *, dtype, **_: OnDevice(x.on_cpu.to(dtype)))
+        others = torch.library.Library("_", "IMPL")
+        others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        scale.register_autocast("maia", torch.float64)
+        with torch.autocast("maia", dtype=torch.float64):
+            assert scale(there[0].detach()).on_cpu.dtype is torch.float64
+        assert scale(there[0].detach()).on_cpu.dtype is torch.float32
+    """
+    run(rename, BACKEND, script)
