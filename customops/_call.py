@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ Fn = Callable[..., Any]
 #: Puts defaults in: ``(args, kwargs) -> (args, kwargs)``.
 Fill = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
-#: Checks a kernel's result: ``(result, kernel, args, kwargs) -> result``.
-Check = Callable[[Any, Fn, tuple[Any, ...], dict[str, Any]], Any]
+#: Checks the result of a callback: ``(result, callback) -> result``.
+Check = Callable[[Any, Fn], Any]
 
 
 # Binding --------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def filler(schema: Schema) -> Fill | None:
         return None
     defaults = tuple(argument.default for argument in schema.positional)
     keyword_only = schema.keyword_only
-    altered = [(i, a) for i, a in enumerate(schema.positional) if _is_altered(a)]
+    altered = [(i, a) for i, a in enumerate(schema.positional) if is_altered(a)]
     has_lists = any(isinstance(default, tuple) for default in defaults)
     if not (keyword_only or altered or has_lists):
         return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
@@ -73,25 +73,23 @@ def filler(schema: Schema) -> Fill | None:
     def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         filled = [*args, *map(_fresh, defaults[len(args) :])]
         for i, argument in altered:
-            filled[i] = _as_written(argument, filled[i])
-        named = {
-            a.name: _as_written(a, kwargs[a.name]) if a.name in kwargs else _fresh(a.default) for a in keyword_only
-        }
+            filled[i] = as_written(argument, filled[i])
+        named = {a.name: as_written(a, kwargs[a.name]) if a.name in kwargs else _fresh(a.default) for a in keyword_only}
         return tuple(filled), named
 
     return fill
 
 
-def _is_altered(argument: Argument) -> bool:
+def is_altered(argument: Argument) -> bool:
     """Does the dispatcher hold the default in another form than the op's author wrote it?"""
     return argument.default_is_none_in_text or (
         argument.type.startswith("Device") and isinstance(argument.default, (str, torch.device))
     )
 
 
-def _as_written(argument: Argument, value: Any) -> Any:
+def as_written(argument: Argument, value: Any) -> Any:
     """`value` as the dispatcher handed it over; the default, if it stands for that, as its author wrote it."""
-    if not _is_altered(argument):
+    if not is_altered(argument):
         return value
     if argument.default_is_none_in_text:
         return _fresh(argument.default) if value is None else value
@@ -106,54 +104,11 @@ def _fresh(default: Any) -> Any:
 # Checks of results ----------------------------------------------------------------------------------------------
 
 
-def kernel_check(schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> Check:
-    """The check of what a kernel of this op returns."""
-    if torch.Tag.inplace in tags:
-        return _inplace_check(schema, op)
-    if torch.Tag.out in tags:
-        return _out_check(schema, op)
-    fits = structure_check(schema, op, "kernel")
-    if schema.is_view or not any(_has_tensors(ret) for ret in schema.returns):
-        return fits
-    if [ret.type for ret in schema.returns] == ["Tensor"]:
-        return _lone_tensor_check(schema, op)
-
-    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = fits(result, fn, args, kwargs)
-        if _compat.any_alias(args, kwargs, result if isinstance(result, tuple) else (result,)):
-            raise alias_error(schema, op, result, fn, args, kwargs)
-        return result
-
-    return check
-
-
-def _lone_tensor_check(schema: Schema, op: str) -> Check:
-    """The most frequent case, in one frame instead of two."""
-    any_alias, returns = _compat.any_alias, schema.returns
-
-    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(result, Tensor):
-            raise misfit(op, "kernel", fn, returns, result)
-        if any_alias(args, kwargs, (result,)):
-            raise alias_error(schema, op, result, fn, args, kwargs)
-        return result
-
-    return check
-
-
 def structure_check(schema: Schema, op: str, role: str) -> Check:
     """Does a result have the number and types of returns that the schema says? (`role`: "kernel" or "fake impl")"""
     returns = schema.returns
-    if [ret.type for ret in returns] == ["Tensor"]:
 
-        def one_tensor(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if isinstance(result, Tensor):
-                return result
-            raise misfit(op, role, fn, returns, result)
-
-        return one_tensor
-
-    def structure(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def structure(result: Any, fn: Fn) -> Any:
         if len(returns) > 1 and type(result) is list:
             result = tuple(result)
         if not _fits(result, returns):
@@ -232,46 +187,31 @@ def _describe(value: Any) -> str:
     return name if module in ("builtins", "torch") else f"{module}.{name}"
 
 
-def _has_tensors(ret: Return) -> bool:
-    return ret.holds_tensors or "Tensor" in ret.type
-
-
-def _inplace_check(schema: Schema, op: str) -> Check:
+def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
+    """The error for a kernel that returned something else than what it was to write to."""
     first = schema.positional[0].name
-
-    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if result is args[0]:
-            return result
-        raise KernelError(
-            "a kernel of an op with torch.Tag.inplace must return its first argument",
-            op=op,
-            argument=first,
-            expected=f"{first} itself",
-            got=_describe(result),
-            where=where(fn),
-            fix=f"write into {first} and end with `return {first}`",
-        )
-
-    return check
+    return KernelError(
+        "a kernel of an op with torch.Tag.inplace must return its first argument",
+        op=op,
+        argument=first,
+        expected=f"{first} itself",
+        got=_describe(result),
+        where=where(fn),
+        fix=f"write into {first} and end with `return {first}`",
+    )
 
 
-def _out_check(schema: Schema, op: str) -> Check:
-    names = [argument.name for argument in schema.mutated]
-
-    def check(result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        results = result if len(names) > 1 and isinstance(result, (tuple, list)) else (result,)
-        if len(results) == len(names) and all(r is kwargs[n] for r, n in zip(results, names, strict=True)):
-            return result
-        raise KernelError(
-            "a kernel of an op with torch.Tag.out must return its mutable keyword-only arguments",
-            op=op,
-            expected=", ".join(names),
-            got=_describe(result),
-            where=where(fn),
-            fix=f"write into {', '.join(names)} and end with `return {', '.join(names)}`",
-        )
-
-    return check
+def out_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
+    """The same for out arguments."""
+    names = ", ".join(argument.name for argument in schema.mutated)
+    return KernelError(
+        "a kernel of an op with torch.Tag.out must return its mutable keyword-only arguments",
+        op=op,
+        expected=names,
+        got=_describe(result),
+        where=where(fn),
+        fix=f"write into {names} and end with `return {names}`",
+    )
 
 
 def alias_error(
@@ -315,3 +255,9 @@ def _labelled(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield label, value
     elif isinstance(value, (list, tuple)):
         yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among `values`, and those in lists among them."""
+    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    return [item for item in flat if isinstance(item, Tensor)]

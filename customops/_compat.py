@@ -6,9 +6,11 @@ the package calls a function that does the right thing on each.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch._functorch.autograd_function as _functorch_function
 import torch._functorch.pyfunctorch as _functorch
-import torch.autograd.forward_ad as _forward_ad
+import torch.autograd.forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._library import custom_ops as _torch_custom_ops
 from torch._library import opaque_object as _opaque
@@ -31,6 +33,7 @@ from torch.library import Library as Library
 _C: Any = torch._C
 DispatchKey: Any = _C.DispatchKey
 DispatchKeySet: Any = _C.DispatchKeySet
+forward_ad: Any = torch.autograd.forward_ad
 
 #: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
 after_autograd: Any = _C._after_autograd_keyset
@@ -38,6 +41,9 @@ after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
 
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
+
+#: ``increment_version(tensors)``: autograd then knows that they were written.
+increment_version: Callable[[Iterable[torch.Tensor]], None] = _C._increment_version
 
 #: ``any_requires_grad(*args, **kwargs)``: looks into lists one level deep.
 any_requires_grad: Callable[..., bool] = _C._any_requires_grad
@@ -105,6 +111,11 @@ def name_of_overload(overload: OpOverload) -> str:
     return overload._name
 
 
+def entry_of(overload: OpOverload) -> Callable[..., Any]:
+    """The C++ function behind an OpOverload."""
+    return overload._op
+
+
 def defined_at(qualname: str) -> str:
     """``file:line`` of the registration that defined an op, as the dispatcher remembers it."""
     for line in _C._dispatch_dump(qualname).splitlines():
@@ -154,6 +165,54 @@ def has_kernel(qualname: str, key: str) -> bool:
     return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
 
 
+def plain_backend(keyset: Any, *, writes: bool) -> str | None:
+    """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
+
+    Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
+    """
+    top = keyset.highestPriorityTypeId().name
+    backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
+    if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):
+        return None
+    plain = key_set(top) | key_set(backend.name)
+    return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
+
+
+def count_kernels(qualname: str) -> collections.Counter[str]:
+    """How many kernels are registered at each dispatch key, those included that others override."""
+    lines = _C._dispatch_dump(qualname).splitlines()
+    return collections.Counter(re.split(r"[\[ :]", line)[0] for line in lines if ": registered at " in line)
+
+
+def watch_registrations(changed: Callable[[str | None], object]) -> None:
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library, and ``changed(None)`` when
+    a shared library was loaded, whatever it may have registered.
+
+    torch has no hook for it, so two methods are wrapped. What C++ code registers when Python imports it as a module
+    goes unseen.
+    """
+    Library.impl = _followed(  # type: ignore[method-assign]
+        Library.impl, lambda library, op, *_, **__: changed(_full_name(library, op))
+    )
+    ops: Any = type(torch.ops)
+    ops.load_library = _followed(ops.load_library, lambda *_, **__: changed(None))
+
+
+def _followed(method: Any, then: Callable[..., object]) -> Any:
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        then(*args, **kwargs)
+        return result
+
+    return wrapper
+
+
+def _full_name(library: Library, op: str | OpOverload) -> str:
+    name = (op if isinstance(op, str) else op._name).removesuffix(".default")
+    return name if "::" in name else f"{library.ns}::{name}"
+
+
 def key_set(key: str) -> Any:
     return DispatchKeySet(getattr(DispatchKey, key))
 
@@ -163,7 +222,7 @@ exclude_keys: Any = _C._ExcludeDispatchKeyGuard
 
 
 def forward_ad_active() -> bool:  # ``forward_ad.dual_level`` or ``torch.func.jvp``
-    return _forward_ad._current_level >= 0
+    return bool(forward_ad._current_level >= 0)
 
 
 def apply_function(function: Any, *args: Any) -> Any:
@@ -185,7 +244,7 @@ def any_tangent(values: tuple[Any, ...]) -> bool:
     for value in values:
         items = value if isinstance(value, (list, tuple)) else (value,)
         for item in items:
-            if isinstance(item, torch.Tensor) and _forward_ad.unpack_dual(item).tangent is not None:
+            if isinstance(item, torch.Tensor) and forward_ad.unpack_dual(item).tangent is not None:
                 return True
     return False
 

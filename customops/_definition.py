@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,8 +23,15 @@ lock = threading.RLock()
 #: Takes a registration back.
 Undo = Callable[[], object]
 
-#: A function at a dispatch key, and whether it is given the key set.
-Kernel = tuple[Callable[..., Any], bool]
+
+class Kernel(NamedTuple):
+    """A function at a dispatch key."""
+
+    fn: Callable[..., Any]
+    with_keyset: bool  # is it given the key set?
+    #: What a trampoline above may call in its place, if the keys between have nothing to do.
+    direct: Callable[..., Any] | None
+
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -101,6 +109,11 @@ class Definition:
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.direct = _direct.setdefault(str(self.name), DirectKernels())
+        #: What calling the overload comes to, a frame later.
+        self.entry = _compat.entry_of(self.overload)
+
     @classmethod
     def define(
         cls, name: Name, schema: Schema | None, tags: tuple[torch.Tag, ...], text: str | None = None
@@ -129,7 +142,15 @@ class Definition:
         name = _compat.name_of_overload(overload)
         return cls(Name.parse(name), from_dispatcher(overload._schema), tuple(overload.tags), overload)
 
-    def impl(self, fn: Callable[..., Any], key: str, *, with_keyset: bool = False, apart: bool = False) -> Undo:
+    def impl(
+        self,
+        fn: Callable[..., Any],
+        key: str,
+        *,
+        with_keyset: bool = False,
+        apart: bool = False,
+        direct: Callable[..., Any] | None = None,
+    ) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
 
         The dispatcher takes kernels back only with their library. What comes with the op goes through the op's own;
@@ -141,9 +162,9 @@ class Definition:
         except BaseException:
             undo()
             raise
-        kernel = fn, with_keyset
+        kernel = Kernel(fn, with_keyset, direct)
         self._kernels.setdefault(key, []).append(kernel)
-        _compat.forget_dispatch(self.overload)
+        self._forget_dispatch()
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
     def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
@@ -184,7 +205,7 @@ class Definition:
     def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
         undo()
         self._forget(key, kernel)
-        _compat.forget_dispatch(self.overload)
+        self._forget_dispatch()
 
     def _forget(self, key: str, kernel: Kernel) -> None:
         """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
@@ -195,7 +216,46 @@ class Definition:
         # On a living op without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
         gone = _compat.find_overload(self.name.packet, self.name.overload) is None
         if kernels or gone or _compat.has_kernel(str(self.name), key):
-            _compat.remember_kernel(self.name.namespace, self.name.local, key, kernels[-1] if kernels else None)
+            newest = kernels[-1][:2] if kernels else None
+            _compat.remember_kernel(self.name.namespace, self.name.local, key, newest)
+
+    def _forget_dispatch(self) -> None:
+        """Kernels came or went: where a key leads has to be found out anew."""
+        self.direct.clear()
+        _compat.forget_dispatch(self.overload)
+
+    def find_direct(self, keyset: Any) -> Callable[..., Any] | None:
+        """The kernel that may be called directly for a key set, and None where the dispatcher is needed.
+
+        That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
+        dispatcher could come to are ours: it does not tell which of several it would choose.
+        """
+        with lock:
+            self.direct[keyset.raw_repr()] = found = self._find_direct(keyset)
+        return found
+
+    def _find_direct(self, keyset: Any) -> Callable[..., Any] | None:
+        backend = _compat.plain_backend(keyset, writes=bool(self.schema.mutated))
+        if backend is None or self.removed is not None:
+            return None
+        counts = _compat.count_kernels(str(self.name))
+        found = None
+        for key in ("ADInplaceOrView", *_BELOW_A_DEVICE, backend):
+            ours = self._kernels.get(key, [])
+            if len(ours) != counts[key]:
+                return None
+            found = ours[-1].direct if ours and key != "ADInplaceOrView" else found
+        return found
+
+    def sources(self) -> str:
+        """The text of the kernels that were written for this op, by dispatch key, the one above first."""
+        texts: dict[str, str] = {}
+        for key in sorted(self._kernels, key=lambda key: key != "Autograd"):
+            for kernel in self._kernels[key][-1:]:
+                texts[key] = getattr(kernel.fn, "source", "")
+                direct = getattr(kernel.direct, "source", "")
+                texts[f"{key}, called directly"] = "" if direct == texts[key] else direct
+        return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
@@ -207,12 +267,36 @@ class Definition:
             _compat.destroy_library(self.library)  # also where somebody else has destroyed it: see there
             _compat.forget_signature(self.name.packet, self.name.overload)
             _compat.retire_overload(self.overload, error)
+            self.entry = _compat.entry_of(self.overload)
         for key, kernels in self._kernels.items():
             for kernel in list(kernels):
                 self._forget(key, kernel)
-        _compat.forget_dispatch(self.overload)
+        self._forget_dispatch()
         if self.library is not None:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
+
+
+#: Where the dispatcher looks for a kernel that a device has not: the last one first.
+_BELOW_A_DEVICE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+class DirectKernels(dict[int, "Callable[..., Any] | None"]):
+    """Key set, as a number -> what `Definition.find_direct` found; the key sets that were not seen yet are missing."""
+
+
+#: By the name of the op: objects of several registries may stand for one op.
+_direct: weakref.WeakValueDictionary[str, DirectKernels] = weakref.WeakValueDictionary()
+
+
+def _forget_direct(qualname: str | None) -> None:
+    """Somebody registered a kernel past us, for an op or (None) for we do not know which."""
+    with lock:
+        for table in [_direct.get(qualname)] if qualname is not None else list(_direct.values()):
+            if table is not None:
+                table.clear()
+
+
+_compat.watch_registrations(_forget_direct)
 
 
 def nothing() -> None:

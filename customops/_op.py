@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._call import Fn, bind
@@ -95,7 +96,9 @@ class CustomOpDef(Generic[P, R]):
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
+        if is_dynamo_compiling():
+            return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
+        return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
@@ -298,6 +301,16 @@ class CustomOpDef(Generic[P, R]):
     def register_effect(self, effect: Any) -> None:
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or (None) as having none."""
         self._register(None, self._definition.impl_effect, effect)
+
+    def explain_call(self) -> str:
+        """The Python code between the dispatcher and the kernels, as it runs in each call.
+
+        Example:
+            >>> print(double.explain_call())
+            # Autograd
+            def autograd(_keyset, /, x): ...
+        """
+        return self._definition.sources()
 
     # Samples ----------------------------------------------------------------------------------------------------
 

@@ -6,14 +6,13 @@ That kernel builds the graph node with the class functorch itself uses for one l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _compat, _trampoline
 from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo
 from customops._schema import Argument, Schema
@@ -73,8 +72,9 @@ class AutogradRule:
             raise keyword_only_tensors_error("register_autograd", op, schema.keyword_only_tensors)
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        trampoline = _trampoline(self._slots, self.definition)
-        return self.definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
+        definition = self.definition
+        trampoline = _trampoline.autograd(definition.schema, definition.direct, _general(self._slots, definition))
+        return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
 
 def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ...]) -> UnsupportedError:
@@ -89,30 +89,38 @@ def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ..
 class _Call:
     """One differentiated call: how to reach the op, and how flat values map to the user's arguments."""
 
-    __slots__ = ("formula", "input_lengths", "keyset", "kwargs", "output_lengths", "passed")
+    __slots__ = ("formula", "input_lengths", "kernel", "keyset", "kwargs", "output_lengths", "passed")
 
     def __init__(
-        self, formula: Formula | None, keyset: Any, kwargs: dict[str, Any], passed: int, input_lengths: Lengths
+        self,
+        formula: Formula | None,
+        keyset: Any,
+        kernel: Fn | None,
+        kwargs: dict[str, Any],
+        passed: int,
+        input_lengths: Lengths,
     ) -> None:
         self.formula = formula
         self.keyset = keyset
+        self.kernel = kernel  # what to call for a plain key set; else the op is redispatched
         self.kwargs = kwargs
         self.passed = passed  # how many positional arguments were
         self.input_lengths = input_lengths
         self.output_lengths: Lengths = None
 
 
-def _trampoline(slots: Slots[None, Formula], definition: Definition) -> Callable[..., Any]:
-    """The function at the Autograd key."""
+def _general(slots: Slots[None, Formula], definition: Definition) -> Fn:
+    """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
-    node = _node(definition)
+    node, direct = _node(definition), definition.direct
     is_out = torch.Tag.out in definition.tags
     returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
     list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
-    has_gaps = any(argument.type.startswith("Tensor?[") for argument in definition.schema.arguments)
-    any_requires_grad = _any_requires_grad if has_gaps else _compat.any_requires_grad
+    any_requires_grad = _trampoline.any_requires_grad(definition.schema)
 
-    def autograd(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def general(keyset: Any, kernel: Fn | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kernel is None and keyset.raw_repr() not in direct:
+            kernel = definition.find_direct(keyset)
         if torch.is_grad_enabled() and any_requires_grad(*args, **kwargs):
             if is_out:
                 raise _out_error(definition)
@@ -125,33 +133,35 @@ def _trampoline(slots: Slots[None, Formula], definition: Definition) -> Callable
         flat, lengths = _flatten(args, list_inputs)
         # The formula is read when the op is called, so that registering again is an assignment. A graph keeps the one
         # it was made with: another backward need not fit what this setup_context saves.
-        call = _Call(slots.values.get(None), keyset, kwargs, len(args), lengths)
-        result = _compat.apply_function(node, call, *flat)
+        call = _Call(slots.values.get(None), keyset, kernel, kwargs, len(args), lengths)
+        result = node.apply(call, *flat) if kernel is not None else _compat.apply_function(node, call, *flat)
         if not definition.schema.returns:
             return None
         outputs = _regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
         return outputs[0] if returns_one else outputs
 
-    return _compat.outside_dynamo(autograd)
-
-
-def _any_requires_grad(*args: Any, **kwargs: Any) -> bool:
-    """torch's own function passes lists over that hold a None."""
-    flat = [item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, list) else [value])]
-    return any(isinstance(item, Tensor) and item.requires_grad for item in flat)
+    return _compat.outside_dynamo(general)
 
 
 def _node(definition: Definition) -> Any:
     """The autograd.Function of an op."""
-    overload, after, fill = definition.overload, _compat.after_autograd, filler(definition.schema)
+    overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
+    fill = filler(definition.schema)
     list_outputs = _list_outputs(definition.schema)
     in_place = torch.Tag.inplace in definition.tags
     written = tuple(argument.is_written for argument in definition.schema.positional if definition.schema.mutated)
 
     def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
         args = _regroup(flat, call.input_lengths)
-        with _modes_of_lower_levels(call.keyset), _compat.below_autograd():
-            result = overload.redispatch(call.keyset & after, *args, **call.kwargs)
+        if call.kernel is not None:
+            guard = below_autograd()
+            try:
+                result = call.kernel(*args, **call.kwargs)
+            finally:
+                del guard
+        else:
+            with _modes_of_lower_levels(call.keyset), below_autograd():
+                result = overload.redispatch(call.keyset & after, *args, **call.kwargs)
         ctx.needs_input_grad = _regroup(ctx.needs_input_grad[1:], call.input_lengths)
         ctx._customops_call = call
         if call.formula is not None and call.formula.setup_context is not None:

@@ -112,7 +112,7 @@ def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if fn is not None:
-            return check(fn(*args, **kwargs), fn, args, kwargs)
+            return check(fn(*args, **kwargs), fn)
         if not rule.trivial():
             raise rule.missing()
         if torch.Tag.inplace in definition.tags:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops._call import Check, Fill, Fn, bind_kernel, filler, kernel_check
+from customops import _compat, _trampoline
+from customops._call import Fn, bind_kernel, filler
 from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
 from customops._slots import Slots
+from customops._trampoline import Cell, When
 from customops.errors import DefinitionError, RegistrationError
 
 log = logging.getLogger("customops")
@@ -23,15 +24,6 @@ DeviceTypes = str | Sequence[str] | None
 
 #: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
 _ANY_DEVICE = "CompositeExplicitAutograd"
-
-
-class Cell:
-    """What a trampoline calls. Registering again, or switching off, changes `fn`; the trampoline stays."""
-
-    __slots__ = ("fn",)
-
-    def __init__(self, fn: Fn) -> None:
-        self.fn = fn
 
 
 class Switch:
@@ -47,9 +39,10 @@ class Switch:
 class KernelRule:
     """The kernels of one op. `default` is the function it was defined from, if it is ours."""
 
-    def __init__(self, definition: Definition, default: Fn | None) -> None:
+    def __init__(self, definition: Definition, default: Fn | None, when: When = "always") -> None:
         self.definition = definition
         self.default = default
+        self.when = when
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
@@ -95,7 +88,7 @@ class KernelRule:
     def _sync(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
         for device_type, cell in self._cells.items():
-            cell.fn = self._active(device_type)
+            cell.set(self._active(device_type))
 
     def _disabled(self, device_type: str | None) -> bool:
         """The newest switch counts. Contexts of several threads may end in any order."""
@@ -129,15 +122,25 @@ class KernelRule:
     def _install_at(self, device_type: str | None, apart: bool) -> Undo:
         definition = self.definition
         cell = Cell(self._active(device_type))
-        fill = filler(definition.schema)
-        check = kernel_check(definition.schema, definition.tags, str(definition.name))
         key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
-        undo = definition.impl(_trampoline(cell, fill, check), key, apart=apart)
+        kernel, direct = self._trampolines(cell)
+        undo = definition.impl(kernel, key, apart=apart, direct=direct)
         self._cells[device_type] = cell
         if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
             select = _selector(self, definition)
             self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
         return functools.partial(self._uninstall, device_type, undo)
+
+    def _trampolines(self, cell: Cell) -> tuple[Fn, Fn | None]:
+        """The function at a device's key, and what does the same for a call that skips the keys above."""
+        definition = self.definition
+        write = functools.partial(
+            _trampoline.kernel, definition.schema, definition.tags, str(definition.name), cell, self.when
+        )
+        kernel = write()
+        if definition.schema.is_view or (definition.schema.mutated and definition.library is None):
+            return kernel, None  # keys above have more to do, or somebody else sees to them
+        return kernel, write(bump=True) if definition.schema.mutated else kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
         del self._cells[device_type]
@@ -217,24 +220,6 @@ def _check_device(device_type: Any, op: str, argument: str = "device_types") -> 
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RegistrationError(f"unknown device type: {reason}", **fields) from error
-
-
-def _trampoline(cell: Cell, fill: Fill | None, check: Check) -> Callable[..., Any]:
-    """The function at a device's dispatch key."""
-    if fill is None:
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            fn = cell.fn
-            return check(fn(*args, **kwargs), fn, args, kwargs)
-
-        return _compat.outside_dynamo(kernel)
-
-    def kernel_with_defaults(*args: Any, **kwargs: Any) -> Any:
-        fn = cell.fn
-        args, kwargs = fill(args, kwargs)
-        return check(fn(*args, **kwargs), fn, args, kwargs)
-
-    return _compat.outside_dynamo(kernel_with_defaults)
 
 
 def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:

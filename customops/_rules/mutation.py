@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from customops import _compat
+from customops._call import tensors_in
 from customops._definition import Definition
 from customops.errors import UnsupportedError
 
@@ -56,15 +56,7 @@ def _trampoline(definition: Definition) -> Callable[..., Any]:
     def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         written = [args[i] for i in positions if i < len(args)]
         written += [kwargs[name] for name in names if name in kwargs]
-        increment_version(list(_tensors(written)))
+        increment_version(tensors_in(written))
         return overload.redispatch(keyset & after, *args, **kwargs)
 
     return _compat.outside_dynamo(bump)
-
-
-def _tensors(values: list[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, Tensor))

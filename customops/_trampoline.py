@@ -1,0 +1,300 @@
+"""Writes the functions that the dispatcher calls for an op: Python source, made from its schema when it is defined.
+
+A call is to pay for no loop over the arguments, no tuple packed and unpacked, no default that was not left out. So what
+would be a closure over ``*args`` is written out for the op at hand, and compiled. `CustomOpDef.explain_call` prints it.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._call import (
+    Fn,
+    alias_error,
+    as_written,
+    inplace_error,
+    is_altered,
+    out_error,
+    structure_check,
+    tensors_in,
+)
+from customops._schema import Argument, Return, Schema
+from customops.errors import UnsupportedError
+
+#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
+When = Literal["always", "first", "never"]
+
+
+class Cell:
+    """What a kernel's trampoline calls. Registering again, or switching off, changes `fn`; the trampoline stays."""
+
+    __slots__ = ("fn", "unchecked")
+
+    def __init__(self, fn: Fn) -> None:
+        self.set(fn)
+
+    def set(self, fn: Fn) -> None:
+        self.fn = fn
+        self.unchecked = True
+
+
+class Source:
+    """A function in the making: its parameters, its lines, and the objects that they refer to.
+
+    ``$name`` is a name of ours, spelled so that no argument of the op has it. Arguments go by their own names.
+    """
+
+    def __init__(self, name: str, schema: Schema) -> None:
+        self.name = name
+        self.parameters: list[str] = []
+        self.lines: list[str] = []
+        self.objects: dict[str, Any] = {}
+        self._prefix = "_"
+        while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
+            self._prefix += "_"
+
+    def line(self, text: str, **objects: Any) -> None:
+        """Add a line. `objects` are what its ``$names`` stand for, where these are not variables of the function."""
+        self.lines.append(text)
+        self.objects |= objects
+
+    def text(self) -> str:
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return re.sub(r"\$(\w)", rf"{self._prefix}\1", f"def {self.name}({', '.join(self.parameters)}):\n{body}")
+
+    def build(self) -> Callable[..., Any]:
+        """The function, outside of what Dynamo traces; its text is kept with it."""
+        namespace = {self._prefix + name: value for name, value in self.objects.items()}
+        text = self.text()
+        exec(_compiled(text, self.name), namespace)
+        fn = namespace[self.name]
+        fn.source = text
+        return _compat.outside_dynamo(fn)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=512)  # ops of one shape share the code
+def _compiled(text: str, name: str) -> Any:
+    return compile(text, f"<customops {name}>", "exec")
+
+
+# Arguments ------------------------------------------------------------------------------------------------------
+
+
+def _always_passed(schema: Schema) -> int:
+    """How many positional arguments a call always has: trailing ones that equal their default are not passed."""
+    return max((i + 1 for i, argument in enumerate(schema.positional) if not argument.has_default), default=0)
+
+
+def _local(argument: Argument) -> str:
+    """The variable that holds an argument. Positional ones may be called anything; keyword-only ones are parameters."""
+    if not keyword.iskeyword(argument.name):
+        return argument.name
+    if argument.kwarg_only:
+        raise UnsupportedError(
+            f"a keyword-only argument cannot be called {argument.name!r}: that is a keyword of Python",
+            argument=argument.name,
+            fix="rename it, or make it positional",
+        )
+    return f"${argument.name}"
+
+
+def _may_be_none(argument: Argument, schema: Schema) -> bool:
+    """Torch takes None for a Tensor, too; but a call with no tensor at all does not get to a kernel of a device."""
+    return argument.type != "Tensor" or sum(a.holds_tensors for a in schema.arguments) > 1
+
+
+# Kernels --------------------------------------------------------------------------------------------------------
+
+
+def kernel(
+    schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, when: When, *, bump: bool = False
+) -> Callable[..., Any]:
+    """The function at a device's dispatch key: put defaults in, call what the cell holds, check what it returns.
+
+    With `bump` it also counts the versions of what the op writes, which is else done at a key above.
+    """
+    source = Source("kernel", schema)
+    _take_all(source, schema)
+    if bump:
+        _bump_versions(source, schema)
+    source.line("$fn = $cell.fn", cell=cell)
+    source.line(f"$result = $fn({_all_arguments(schema)})")
+    checks = Source("checks", schema)
+    if when != "never":
+        _check(checks, schema, tags, op)
+    if checks.lines and when == "first":
+        source.line("if $cell.unchecked:")
+        checks.lines = [f"    {line}" for line in [*checks.lines, "$cell.unchecked = False"]]
+    source.lines += checks.lines
+    source.objects |= checks.objects
+    source.line("return $result")
+    return source.build()
+
+
+def _take_all(source: Source, schema: Schema) -> None:
+    """Parameters for all arguments, with the defaults that callbacks are to see."""
+    required = _always_passed(schema)
+    for i, argument in enumerate((*schema.positional, *schema.keyword_only)):
+        name = _local(argument)
+        if argument.kwarg_only and i == len(schema.positional):
+            source.parameters.append("*")
+        if not argument.has_default:
+            source.parameters.append(name)
+            continue
+        default = None if argument.default_is_none_in_text else argument.default
+        source.objects[f"default_{i}"] = default
+        is_optional = argument.kwarg_only or i >= required
+        source.parameters.append(f"{name}=$default_{i}" if is_optional else name)
+        if is_altered(argument):
+            source.line(f"{name} = $written_{i}({name})", **{f"written_{i}": functools.partial(as_written, argument)})
+        elif isinstance(default, tuple):
+            source.line(f"if {name} is $default_{i}:")
+            source.line(f"    {name} = $list({name})", list=list)  # a new one in each call
+
+
+def _all_arguments(schema: Schema) -> str:
+    """How the arguments are given to a kernel."""
+    named = (f"{_local(argument)}={_local(argument)}" for argument in schema.keyword_only)
+    return ", ".join([*map(_local, schema.positional), *named])
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return "(" + "".join(f"{item}, " for item in items).rstrip() + ")"
+
+
+def _bump_versions(source: Source, schema: Schema) -> None:
+    written = [_local(argument) for argument in schema.mutated]
+    if [argument.type for argument in schema.mutated] == ["Tensor"]:
+        if _may_be_none(schema.mutated[0], schema):
+            source.line(f"if {written[0]} is not None:")
+            source.line(f"    $increment_version({_tuple(written)})", increment_version=_compat.increment_version)
+        else:
+            source.line(f"$increment_version({_tuple(written)})", increment_version=_compat.increment_version)
+        return
+    source.line(
+        f"$increment_version($tensors_in({_tuple(written)}))",
+        increment_version=_compat.increment_version,
+        tensors_in=tensors_in,
+    )
+
+
+def _check(source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> None:
+    """Raise unless the result has the schema's types, and aliases nothing but what it says."""
+    if torch.Tag.inplace in tags:
+        source.line(f"if $result is not {_local(schema.positional[0])}:")
+        source.line("    raise $wrong($result, $fn)", wrong=functools.partial(inplace_error, schema, op))
+        return
+    if torch.Tag.out in tags:
+        outs = [_local(argument) for argument in schema.mutated]
+        results = ["$result"] if len(outs) == 1 else [f"$result[{i}]" for i in range(len(outs))]
+        wrong = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
+        if len(outs) > 1:
+            wrong.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
+        source.line(f"if {' or '.join(wrong)}:", isinstance=isinstance, sequences=(tuple, list), len=len)
+        source.line("    raise $wrong($result, $fn)", wrong=functools.partial(out_error, schema, op))
+        return
+    fits = _fits(schema.returns)
+    if fits is not None:
+        source.line(f"if not ({fits}):", Tensor=Tensor, isinstance=isinstance, type=type, tuple=tuple, len=len)
+    indent = "" if fits is None else "    "
+    source.line(f"{indent}$result = $structure($result, $fn)", structure=structure_check(schema, op, "kernel"))
+    if not schema.is_view and any("Tensor" in ret.type for ret in schema.returns):
+        _check_aliases(source, schema, op)
+
+
+def _fits(returns: tuple[Return, ...]) -> str | None:
+    """An expression for the usual case of a result that fits; what it does not hold for is looked at more closely."""
+    if not returns:
+        return "$result is None"
+    if any(ret.type != "Tensor" for ret in returns):
+        return None
+    if len(returns) == 1:
+        return "$isinstance($result, $Tensor)"
+    items = " and ".join(f"$isinstance($result[{i}], $Tensor)" for i in range(len(returns)))
+    return f"$type($result) is $tuple and $len($result) == {len(returns)} and {items}"
+
+
+def _check_aliases(source: Source, schema: Schema, op: str) -> None:
+    tensors = [_local(argument) for argument in schema.arguments if argument.holds_tensors]
+    results = "($result,)" if len(schema.returns) == 1 else "$result"
+    if not tensors and [ret.type for ret in schema.returns] == ["Tensor"]:
+        return
+    source.line(f"if $any_alias({_tuple(tensors)}, {{}}, {results}):", any_alias=_compat.any_alias)
+    positional = _tuple(map(_local, schema.positional))
+    named = ", ".join(f"{argument.name!r}: {_local(argument)}" for argument in schema.keyword_only)
+    source.line(
+        f"    raise $alias_error($result, $fn, {positional}, {{{named}}})",
+        alias_error=functools.partial(alias_error, schema, op),
+    )
+
+
+# Autograd -------------------------------------------------------------------------------------------------------
+
+
+def autograd(schema: Schema, direct: dict[int, Fn | None], general: Fn) -> Callable[..., Any]:
+    """The function at the Autograd key: call the device's kernel directly where that is all there is to do.
+
+    The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
+    that are conjugate, ... `direct` has the kernel for the key sets that hold nothing but a device, so where it has
+    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. All else is done by
+    ``general(keyset, kernel, args, kwargs)``.
+    """
+    source = Source("autograd", schema)
+    always = [_local(argument) for argument in schema.positional[: _always_passed(schema)]]
+    rest = ["*$rest"] if len(always) < len(schema.positional) else []
+    named = ["**$named"] if schema.keyword_only else []
+    source.parameters = ["$keyset", "/", *always, *rest, *named]
+    source.line("$kernel = $direct.get($keyset.raw_repr())", direct=direct)
+    source.line(
+        f"if $kernel is not None and $forward_ad._current_level < 0 and not ({_requires_grad(source, schema)}):",
+        forward_ad=_compat.forward_ad,
+        is_grad_enabled=torch.is_grad_enabled,
+    )
+    source.line("    $guard = $below_autograd()", below_autograd=_compat.below_autograd)
+    source.line("    try:")
+    source.line(f"        return $kernel({', '.join([*always, *rest, *named])})")
+    source.line("    finally:")
+    source.line("        del $guard")
+    source.line(
+        f"return $general($keyset, $kernel, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
+    )
+    return source.build()
+
+
+def _requires_grad(source: Source, schema: Schema) -> str:
+    """An expression for: is anything to be differentiated?"""
+    always = schema.positional[: _always_passed(schema)]
+    tensors = [argument for argument in always if argument.holds_tensors]
+    others = [argument for argument in schema.arguments if argument.holds_tensors and argument not in tensors]
+    if not others and len(tensors) <= 3 and all(argument.is_tensor for argument in tensors):
+        each = [
+            f"({_local(a)} is not None and {_local(a)}.requires_grad)"
+            if _may_be_none(a, schema)
+            else f"{_local(a)}.requires_grad"
+            for a in tensors
+        ]
+        return f"({' or '.join(each)}) and $is_grad_enabled()" if each else "False"
+    items = [_local(a) for a in tensors]
+    items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
+    items += ["**$named"] if any(a.kwarg_only for a in others) else []
+    source.objects["any_requires_grad"] = any_requires_grad(schema)
+    return f"$any_requires_grad({', '.join(items)}) and $is_grad_enabled()"
+
+
+def any_requires_grad(schema: Schema) -> Callable[..., bool]:
+    """``f(*args, **kwargs)``: does a tensor, or one in a list, require grad?"""
+    has_gaps = any(argument.type.startswith("Tensor?[") for argument in schema.arguments)
+    return _any_requires_grad if has_gaps else _compat.any_requires_grad
+
+
+def _any_requires_grad(*args: Any, **kwargs: Any) -> bool:
+    """torch's own function passes lists over that hold a None."""
+    return any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))
