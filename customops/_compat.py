@@ -225,12 +225,12 @@ def forward_ad_active() -> bool:  # ``forward_ad.dual_level`` or ``torch.func.jv
     return bool(forward_ad._current_level >= 0)
 
 
-def apply_function(function: Any, *args: Any) -> Any:
-    """``function.apply(*args)`` for a subclass of `SingleLevelFunction`, also inside functorch transforms."""
+def apply_function(apply: Any, *args: Any) -> Any:
+    """Call the ``apply`` of a subclass of `SingleLevelFunction`, also inside functorch transforms."""
     if not _C._are_functorch_transforms_active():
-        return function.apply(*args)
+        return apply(*args)
     with enable_single_level_autograd_function():
-        return function.apply(*args)
+        return apply(*args)
 
 
 def call_vmap_rule(rule: Any, overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -239,30 +239,32 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
-def autograd(schema: Schema, direct: dict[int, Fn | None], general: Fn) -> Callable[..., Any]:
+def autograd(schema: Schema, direct: dict[int, Fn | None], general: Fn, node: Any = None) -> Callable[..., Any]:
     """The function at the Autograd key: call the device's kernel directly where that is all there is to do.
 
     The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
     that are conjugate, ... `direct` has the kernel for the key sets that hold nothing but a device, so where it has
-    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. All else is done by
+    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where something is,
+    ``node.apply(kernel, *args)`` does it, if there is a `node`. All else is done by
     ``general(keyset, kernel, args, kwargs)``.
     """
     source = Source("autograd", schema)
     always = [_local(argument) for argument in schema.positional[: _always_passed(schema)]]
     rest = ["*$rest"] if len(always) < len(schema.positional) else []
     named = ["**$named"] if schema.keyword_only else []
+    passed = ", ".join([*always, *rest, *named])
     source.parameters = ["$keyset", "/", *always, *rest, *named]
     source.line("$kernel = $direct.get($keyset.raw_repr())", direct=direct)
-    source.line(
-        f"if $kernel is not None and $forward_ad._current_level < 0 and not ({_requires_grad(source, schema)}):",
-        forward_ad=_compat.forward_ad,
-        is_grad_enabled=torch.is_grad_enabled,
-    )
-    source.line("    $guard = $below_autograd()", below_autograd=_compat.below_autograd)
-    source.line("    try:")
-    source.line(f"        return $kernel({', '.join([*always, *rest, *named])})")
-    source.line("    finally:")
-    source.line("        del $guard")
+    source.line("if $kernel is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
+    source.line(f"    if not ({_requires_grad(source, schema)}):", is_grad_enabled=torch.is_grad_enabled)
+    source.line("        $guard = $below_autograd()", below_autograd=_compat.below_autograd)
+    source.line("        try:")
+    source.line(f"            return $kernel({passed})")
+    source.line("        finally:")
+    source.line("            del $guard")
+    if node is not None:
+        source.line("    if $node.apply is not None:", node=node)
+        source.line(f"        return $node.apply($kernel, {passed})")
     source.line(
         f"return $general($keyset, $kernel, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )

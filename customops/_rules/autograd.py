@@ -6,6 +6,7 @@ That kernel builds the graph node with the class functorch itself uses for one l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from customops import _compat, _trampoline
 from customops._call import Fn, bind, filler
-from customops._definition import Definition, Undo
+from customops._definition import Definition, Undo, lock
 from customops._schema import Argument, Schema
 from customops._slots import Slots
 from customops.errors import AutogradError, RegistrationError, UnsupportedError, where
@@ -27,12 +28,22 @@ class Formula(NamedTuple):
     setup_context: Fn | None
 
 
+class Node:
+    """Holds the ``apply`` of the node for the current formula, once it was needed."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self) -> None:
+        self.apply: Fn | None = None
+
+
 class AutogradRule:
     """The formula of one op; without one, backward raises."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self._slots: Slots[None, Formula] = Slots(self._install_trampoline)
+        self._slots: Slots[None, Formula] = Slots(self._install_trampoline, self._forget_node)
+        self._node = Node()
 
     @property
     def formula(self) -> Formula | None:
@@ -73,8 +84,24 @@ class AutogradRule:
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
         definition = self.definition
-        trampoline = _trampoline.autograd(definition.schema, definition.direct, _general(self._slots, definition))
+        trampoline = _trampoline.autograd(
+            definition.schema,
+            definition.direct,
+            _general(self, definition),
+            self._node if _is_flat(definition) else None,
+        )
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
+
+    def _forget_node(self) -> None:
+        self._node.apply = None
+
+    def apply(self) -> Fn:
+        """The ``apply`` of the node for the formula that is registered now."""
+        # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
+        with lock:
+            if self._node.apply is None:
+                self._node.apply = _node(self.definition, self.formula).apply
+            return self._node.apply
 
 
 def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ...]) -> UnsupportedError:
@@ -87,36 +114,43 @@ def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ..
 
 
 class _Call:
-    """One differentiated call: how to reach the op, and how flat values map to the user's arguments."""
+    """How one differentiated call reaches the op, and how flat values map to the user's arguments."""
 
-    __slots__ = ("formula", "input_lengths", "kernel", "keyset", "kwargs", "output_lengths", "passed")
+    __slots__ = ("definition", "input_lengths", "kernel", "keyset", "keywords", "output_lengths")
 
     def __init__(
-        self,
-        formula: Formula | None,
-        keyset: Any,
-        kernel: Fn | None,
-        kwargs: dict[str, Any],
-        passed: int,
-        input_lengths: Lengths,
+        self, definition: Definition, keyset: Any, kernel: Fn | None, keywords: dict[str, Any], input_lengths: Lengths
     ) -> None:
-        self.formula = formula
+        self.definition = definition
         self.keyset = keyset
         self.kernel = kernel  # what to call for a plain key set; else the op is redispatched
-        self.kwargs = kwargs
-        self.passed = passed  # how many positional arguments were
+        self.keywords = keywords
         self.input_lengths = input_lengths
         self.output_lengths: Lengths = None
 
+    def __call__(self, *args: Any) -> Any:
+        if self.kernel is not None:
+            return self.kernel(*args, **self.keywords)
+        with _modes_of_lower_levels(self.keyset), _compat.below_autograd():
+            keyset = self.keyset & _compat.after_autograd
+            return self.definition.overload.redispatch(keyset, *args, **self.keywords)
 
-def _general(slots: Slots[None, Formula], definition: Definition) -> Fn:
+
+def _is_flat(definition: Definition) -> bool:
+    """Does a node for the op take and return what the op does? Then it needs no `_Call` around the kernel."""
+    schema = definition.schema
+    is_regular = not any(argument.is_tensor_list or argument.kwarg_only for argument in schema.arguments)
+    return is_regular and bool(schema.returns) and not schema.mutated and True not in _list_outputs(schema)
+
+
+def _general(rule: AutogradRule, definition: Definition) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
-    node, direct = _node(definition), definition.direct
+    schema, direct = definition.schema, definition.direct
     is_out = torch.Tag.out in definition.tags
-    returns_one = len(definition.schema.returns) == 1 and not definition.schema.returns[0].type.startswith("(")
-    list_inputs = tuple(argument.is_tensor_list for argument in definition.schema.positional)
-    any_requires_grad = _trampoline.any_requires_grad(definition.schema)
+    returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
+    list_inputs = tuple(argument.is_tensor_list for argument in schema.positional)
+    any_requires_grad = _trampoline.any_requires_grad(schema)
 
     def general(keyset: Any, kernel: Fn | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kernel is None and keyset.raw_repr() not in direct:
@@ -131,11 +165,9 @@ def _general(slots: Slots[None, Formula], definition: Definition) -> Fn:
             finally:
                 del guard
         flat, lengths = _flatten(args, list_inputs)
-        # The formula is read when the op is called, so that registering again is an assignment. A graph keeps the one
-        # it was made with: another backward need not fit what this setup_context saves.
-        call = _Call(slots.values.get(None), keyset, kernel, kwargs, len(args), lengths)
-        result = node.apply(call, *flat) if kernel is not None else _compat.apply_function(node, call, *flat)
-        if not definition.schema.returns:
+        call = _Call(definition, keyset, kernel, kwargs, lengths)
+        result = _compat.apply_function(rule.apply(), call, *flat)
+        if not schema.returns:
             return None
         outputs = _regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
         return outputs[0] if returns_one else outputs
@@ -143,44 +175,43 @@ def _general(slots: Slots[None, Formula], definition: Definition) -> Fn:
     return _compat.outside_dynamo(general)
 
 
-def _node(definition: Definition) -> Any:
-    """The autograd.Function of an op."""
-    overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
-    fill = filler(definition.schema)
-    list_outputs = _list_outputs(definition.schema)
-    in_place = torch.Tag.inplace in definition.tags
+def _node(definition: Definition, formula: Formula | None) -> Any:
+    """The autograd.Function of an op and a formula. Its first argument is called to reach the op."""
+    below_autograd, fill = _compat.below_autograd, filler(definition.schema)
+    is_flat, list_outputs = _is_flat(definition), _list_outputs(definition.schema)
+    in_place, has_keywords = torch.Tag.inplace in definition.tags, bool(definition.schema.keyword_only)
     written = tuple(argument.is_written for argument in definition.schema.positional if definition.schema.mutated)
+    backward_fn, setup_context = formula or (None, None)
 
-    def forward(ctx: Any, call: _Call, *flat: Any) -> Any:
-        args = _regroup(flat, call.input_lengths)
-        if call.kernel is not None:
-            guard = below_autograd()
-            try:
-                result = call.kernel(*args, **call.kwargs)
-            finally:
-                del guard
-        else:
-            with _modes_of_lower_levels(call.keyset), below_autograd():
-                result = overload.redispatch(call.keyset & after, *args, **call.kwargs)
-        ctx.needs_input_grad = _regroup(ctx.needs_input_grad[1:], call.input_lengths)
-        ctx._customops_call = call
-        if call.formula is not None and call.formula.setup_context is not None:
-            inputs, keywords = fill(args, call.kwargs) if fill else (args, call.kwargs)
-            extra = {"keyword_only_inputs": keywords} if definition.schema.keyword_only else {}
-            call.formula.setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
-        outputs, call.output_lengths = _flatten(result if isinstance(result, tuple) else (result,), list_outputs)
+    def forward(ctx: Any, call: Any, *flat: Any) -> Any:
+        args = flat if is_flat else _regroup(flat, call.input_lengths)
+        guard = below_autograd()
+        try:
+            result = call(*args)
+        finally:
+            del guard
+        needed = ctx.needs_input_grad[1:]
+        ctx.needs_input_grad = needed if is_flat else _regroup(needed, call.input_lengths)
+        if setup_context is not None:
+            inputs, keywords = fill(args, call.keywords if has_keywords else {}) if fill else (args, {})
+            if has_keywords:
+                setup_context(ctx=ctx, inputs=inputs, keyword_only_inputs=keywords or call.keywords, output=result)
+            else:
+                setup_context(ctx=ctx, inputs=inputs, output=result)
+        if is_flat:
+            return result
+        outputs, lengths = _flatten(result if isinstance(result, tuple) else (result,), list_outputs)
         if written:
-            call.output_lengths = call.output_lengths or [None] * len(outputs)
+            lengths = lengths or [None] * len(outputs)
             outputs = _with_history(ctx, outputs, args, written, in_place)
+        ctx._customops_outputs = call.output_lengths = lengths
         return outputs[0] if len(outputs) == 1 else outputs
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        call: _Call = ctx._customops_call
-        if call.formula is None:
+        if backward_fn is None:
             raise _no_formula(definition)
-        user_backward = call.formula.backward
-        result = user_backward(ctx, *_regroup(grads, call.output_lengths))
-        return (None, *_input_gradients(result, user_backward, definition, call))
+        result = backward_fn(ctx, *(grads if is_flat else _regroup(grads, ctx._customops_outputs)))
+        return (None, *_input_gradients(result, backward_fn, definition, ctx.needs_input_grad))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise _no_jvp(definition)
@@ -298,28 +329,39 @@ def _list_outputs(schema: Schema) -> tuple[bool, ...]:
     return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
 
 
-def _input_gradients(result: Any, backward: Fn, definition: Definition, call: _Call) -> list[Any]:
-    """The flat gradients for the inputs that were passed, from what the user's backward returned."""
+def _input_gradients(result: Any, backward: Fn, definition: Definition, needed: tuple[Any, ...]) -> Sequence[Any]:
+    """The flat gradients for the inputs that were passed, from what the user's backward returned.
+
+    `needed` is what ``ctx.needs_input_grad`` was: one entry for each input that was passed, a list for a list.
+    """
     gradients = result if isinstance(result, tuple) else (result,)
-    arguments, passed = definition.schema.positional, call.passed
+    arguments, passed = definition.schema.positional, len(needed)
     if len(gradients) != passed and len(gradients) != len(arguments):
         raise _wrong_count(len(gradients), passed, definition, backward)
     flat: list[Any] = []
-    lengths = call.input_lengths or [None] * passed
-    for argument, gradient, length in zip(arguments, gradients, lengths, strict=False):
-        if length is None:
-            flat.append(_checked(gradient, argument.name, definition, backward))
-            continue
-        if gradient is None:
-            gradient = [None] * length
-        if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
-            raise _bad_gradient(gradient, argument.name, definition, backward, f"a list of {length} gradients")
-        flat += [_checked(item, f"{argument.name}[{i}]", definition, backward) for i, item in enumerate(gradient)]
+    for argument, gradient, needs in zip(arguments, gradients, needed, strict=False):
+        if not isinstance(needs, list):
+            if gradient is not None and not isinstance(gradient, Tensor):
+                raise _bad_gradient(gradient, argument.name, definition, backward, "a Tensor or None")
+            flat.append(gradient)
+        else:
+            flat += _list_gradients(gradient, backward, definition, argument.name, len(needs))
     for argument, gradient in zip(arguments[passed:], gradients[passed:], strict=False):
         if gradient is not None:
             expected = "None: the argument was left at its default"
             raise _bad_gradient(gradient, argument.name, definition, backward, expected)
     return flat
+
+
+def _list_gradients(gradient: Any, backward: Fn, definition: Definition, name: str, length: int) -> Sequence[Any]:
+    if gradient is None:
+        return [None] * length
+    if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
+        raise _bad_gradient(gradient, name, definition, backward, f"a list of {length} gradients")
+    for i, item in enumerate(gradient):
+        if item is not None and not isinstance(item, Tensor):
+            raise _bad_gradient(item, f"{name}[{i}]", definition, backward, "a Tensor or None")
+    return gradient
 
 
 def _wrong_count(got: int, passed: int, definition: Definition, backward: Fn) -> AutogradError:
@@ -332,12 +374,6 @@ def _wrong_count(got: int, passed: int, definition: Definition, backward: Fn) ->
         where=where(backward),
         fix="return None for an input that has no gradient",
     )
-
-
-def _checked(gradient: Any, argument: str, definition: Definition, backward: Fn) -> Any:
-    if gradient is None or isinstance(gradient, Tensor):
-        return gradient
-    raise _bad_gradient(gradient, argument, definition, backward, "a Tensor or None")
 
 
 def _bad_gradient(gradient: Any, argument: str, definition: Definition, backward: Fn, expected: str) -> AutogradError:
