@@ -24,6 +24,7 @@ from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel, devic
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
+from customops._trampoline import When, when_to_check
 from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ class Sample(NamedTuple):
 class _Rules:
     """The rules of an op."""
 
-    def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
-        self.definition = definition
-        self.kernel = KernelRule(definition, default)
+    def __init__(self, definition: Definition, default: Fn | None, name: str, when: When) -> None:
+        self.kernel = KernelRule(definition, default, when)
         self.fake = FakeRule(definition, name)
         self.autograd = AutogradRule(definition)
         self.autocast = AutocastRule(definition)
@@ -81,7 +81,12 @@ class CustomOpDef(Generic[P, R]):
     _opoverload: OpOverload
 
     def __init__(
-        self, registry: Registry, definition: Definition, fn: Callable[P, R] | None, text: str | None = None
+        self,
+        registry: Registry,
+        definition: Definition,
+        fn: Callable[P, R] | None,
+        text: str | None = None,
+        when: When | None = None,
     ) -> None:
         self._registry = registry
         self._text = text  # the schema as the user wrote it
@@ -90,7 +95,8 @@ class CustomOpDef(Generic[P, R]):
         self._init_fn = fn
         self._samples: Fn | None = None
         self._source = user_source()
-        self._rules = _Rules(definition, fn, name_of(fn) if fn is not None else definition.name.name)
+        name = name_of(fn) if fn is not None else definition.name.name
+        self._rules = _Rules(definition, fn, name, when or when_to_check(None, self._qualname))
         self.__name__ = definition.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
@@ -434,6 +440,7 @@ class Plan:
     tags: tuple[torch.Tag, ...]
     device_types: DeviceTypes
     text: str | None
+    when: When
 
     def check(self) -> tuple[str | None, ...]:
         """Raise what can be found wrong without changing anything; returns the device types."""
@@ -447,7 +454,7 @@ class Plan:
         devices = self.check()
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
-            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text)
+            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text, self.when)
             op._install(devices)
         except BaseException:
             definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))

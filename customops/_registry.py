@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, overload
+
+from typing_extensions import Required, Unpack
 
 from customops import _compat, _op
 from customops._call import Fn
@@ -24,6 +26,7 @@ from customops._hints import schema_of, written_names
 from customops._op import CustomOpDef
 from customops._rules.kernel import DeviceTypes, dispatch_keys
 from customops._schema import Schema, Tags, check_tags, normalize_tags, parse
+from customops._trampoline import When, when_to_check
 from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
 
 P = ParamSpec("P")
@@ -31,6 +34,17 @@ R = TypeVar("R")
 
 #: What `custom_op` does where an op of the name exists.
 OnConflict = Literal["replace", "error", "reuse"]
+
+
+class Options(TypedDict, total=False):
+    """What `Registry.custom_op` takes by keyword."""
+
+    mutates_args: Required[str | Iterable[str]]
+    device_types: DeviceTypes
+    schema: str | None
+    tags: Tags
+    on_conflict: OnConflict
+    check: When | None
 
 
 class Registry:
@@ -70,30 +84,10 @@ class Registry:
 
     @overload
     def custom_op(
-        self,
-        name: str,
-        fn: None = None,
-        /,
-        *,
-        mutates_args: str | Iterable[str],
-        device_types: DeviceTypes = None,
-        schema: str | None = None,
-        tags: Tags = None,
-        on_conflict: OnConflict = "replace",
+        self, name: str, fn: None = None, /, **options: Unpack[Options]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
-    def custom_op(
-        self,
-        name: str,
-        fn: Callable[P, R],
-        /,
-        *,
-        mutates_args: str | Iterable[str],
-        device_types: DeviceTypes = None,
-        schema: str | None = None,
-        tags: Tags = None,
-        on_conflict: OnConflict = "replace",
-    ) -> CustomOpDef[P, R]: ...
+    def custom_op(self, name: str, fn: Callable[P, R], /, **options: Unpack[Options]) -> CustomOpDef[P, R]: ...
     def custom_op(
         self,
         name: str,
@@ -105,6 +99,7 @@ class Registry:
         schema: str | None = None,
         tags: Tags = None,
         on_conflict: OnConflict = "replace",
+        check: When | None = None,
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -118,6 +113,9 @@ class Registry:
                 write to.
             on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
                 schema and tags (and raise if it has not).
+            check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
+                for the "first" call of each kernel, or "never". The default, None, is "always". The environment
+                variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
@@ -137,6 +135,7 @@ class Registry:
             schema=schema,
             tags=tags,
             on_conflict=on_conflict,
+            check=check,
         )
         return request if fn is None else request(fn)
 
@@ -151,6 +150,7 @@ class Registry:
         schema: str | None,
         tags: Tags,
         on_conflict: OnConflict,
+        check: When | None,
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
@@ -167,7 +167,7 @@ class Registry:
         else:
             wanted = _manual_schema(schema, mutates_args, name, fn)
             check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
-        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema)
+        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema, when_to_check(check, str(name)))
         with lock:
             existing = _compat.find_overload(name.packet, name.overload)
             if existing is None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import keyword
+import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -27,10 +28,21 @@ from customops._call import (
     tensors_in,
 )
 from customops._schema import Argument, Return, Schema
-from customops.errors import UnsupportedError
+from customops.errors import DefinitionError, UnsupportedError
 
 #: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
 When = Literal["always", "first", "never"]
+
+
+def when_to_check(given: Any, op: str) -> When:
+    """What ``check=`` and the environment say together. The environment is for who runs a program, so it decides."""
+    value = os.environ.get("CUSTOMOPS_CHECK") or given or "always"
+    if value not in get_args(When):
+        source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
+        raise DefinitionError(
+            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=repr(value)
+        )
+    return cast(When, value)
 
 
 class Cell:

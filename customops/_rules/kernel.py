@@ -39,7 +39,7 @@ class Switch:
 class KernelRule:
     """The kernels of one op. `default` is the function it was defined from, if it is ours."""
 
-    def __init__(self, definition: Definition, default: Fn | None, when: When = "always") -> None:
+    def __init__(self, definition: Definition, default: Fn | None, when: When) -> None:
         self.definition = definition
         self.default = default
         self.when = when

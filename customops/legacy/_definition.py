@@ -17,6 +17,7 @@ from customops._registry import Registry, default
 from customops._registry import _own_name as own_name
 from customops._rules.fake import FakeRule
 from customops._schema import Schema, parse
+from customops._trampoline import when_to_check
 from customops.errors import (
     DefinitionError,
     RegistrationError,
@@ -45,7 +46,7 @@ class SchemaPlan(Plan):
     def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
-            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text)
+            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text, self.when)
             op._rules.fake = LateFake(definition, self.name.name)
             op._rules.autograd = GatedAutograd(definition, self.pair)
             op._install(self.check())
@@ -132,7 +133,8 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
-    plan = SchemaPlan(name, MissingKernel(name), schema, with_pt2_compliant(tags), None, text, Pair(op, schema))
+    when, tags = when_to_check(None, op), with_pt2_compliant(tags)
+    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, Pair(op, schema))
     with lock:
         if _compat.find_overload(name.packet) is not None:
             raise RegistrationError(

@@ -1,0 +1,421 @@
+"""The functions that are written for an op, and the direct call of a kernel."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import Library
+
+import customops
+from customops import Registry
+from customops._definition import _direct
+from customops.errors import AliasError, DefinitionError, KernelError, UnsupportedError
+
+ROOT = Path(__file__).parents[1]
+
+
+def plus(n: float) -> Callable[[Tensor], Tensor]:
+    """A kernel; each call makes another function."""
+    return lambda x: x + n
+
+
+def entered(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
+    """The written functions that a call enters."""
+    names = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith("<customops"):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        f(*args, **kwargs)
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.fixture
+def op(registry: Registry, ns: str) -> Any:
+    made = registry.custom_op(f"{ns}::f", plus(1), mutates_args=(), schema="(Tensor x) -> Tensor")
+    assert made(torch.zeros(1)).item() == 1  # the direct kernel is known from here on
+    return made
+
+
+def value(op: Any) -> float:
+    """What the op makes of 0, called each way."""
+    results = {op(torch.zeros(1)).item() for _ in range(2)} | {op._opoverload(torch.zeros(1)).item()}
+    with torch.inference_mode():
+        results.add(op(torch.zeros(1)).item())
+    (result,) = results
+    return float(result)
+
+
+# Whose kernel is called -----------------------------------------------------------------------------------------
+
+
+def test_what_is_registered_later_counts_at_once(op: Any) -> None:
+    op.register_kernel("cpu", plus(2))
+    assert value(op) == 2
+    op.register_kernel("cpu", plus(3))
+    assert value(op) == 3
+    torch.library.register_kernel(op._qualname, "cpu", plus(4))
+    assert value(op) == 4
+    with op.set_kernel_enabled("cpu", False):
+        assert value(op) == 1
+    assert value(op) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
+@pytest.mark.parametrize("how", ["library", "function", "qualified"])
+def test_a_kernel_of_somebody_else_counts_at_once(op: Any, ns: str, key: str, how: str) -> None:
+    other = Library(ns, "FRAGMENT")
+    if how == "library":
+        other.impl("f", plus(2), key)
+    elif how == "qualified":
+        other.impl(f"{ns}::f", plus(2), key)
+    else:
+        torch.library.impl(op._qualname, key, plus(2), lib=other)
+    assert value(op) == 2
+    other._destroy()
+    assert value(op) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_kernel_of_somebody_else_by_its_overload(op: Any, ns: str) -> None:
+    other = Library(ns, "FRAGMENT")
+    other.impl(op._opoverload, plus(2), "CPU")
+    assert value(op) == 2
+    other._destroy()
+
+
+def test_a_kernel_between_counts(op: Any, ns: str) -> None:
+    """Somebody watches the op from a key that it has nothing at itself."""
+    seen = []
+
+    def watch(keyset: Any, x: Tensor) -> Any:
+        seen.append(x)
+        return op._opoverload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, x)
+
+    other = Library(ns, "FRAGMENT")
+    other.impl("f", watch, "ADInplaceOrView", with_keyset=True)
+    x = torch.zeros(1)
+    assert op(x).item() == 1
+    assert seen == [x]
+    other._destroy()
+    assert op(x).item() == 1
+    assert len(seen) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_watch_over_writes_counts(registry: Registry, ns: str) -> None:
+    def write(x: Tensor) -> None:
+        x.add_(1)
+
+    write_op = registry.custom_op(f"{ns}::write", write, mutates_args={"x"})
+    x = torch.zeros(1)
+    write_op(x)
+    seen = []
+    other = Library(ns, "FRAGMENT")
+    other.impl("write", seen.append, "ADInplaceOrView")
+    write_op(x)
+    assert len(seen) == 1
+    other._destroy()
+    write_op(x)
+    assert x.item() == 2
+
+
+def test_it_is_called_directly(op: Any) -> None:
+    assert entered(op, torch.zeros(1)) == ["autograd", "kernel"]
+
+
+def test_registering_while_others_call(op: Any) -> None:
+    """Each call sees one kernel or the other; and once a registration is done, the new one."""
+    stop, failures = threading.Event(), []
+
+    def call() -> None:
+        x = torch.zeros(1)
+        while not stop.is_set():
+            result = op(x).item()
+            if result not in (1, 2, 3):
+                failures.append(result)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(300):
+            op.register_kernel("cpu", plus(2 + i % 2))
+            assert op(torch.zeros(1)).item() == 2 + i % 2
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+# What the kernel sees -------------------------------------------------------------------------------------------
+
+
+def test_no_graph_is_recorded_inside(registry: Registry, ns: str) -> None:
+    """A kernel may use a parameter of its own; the op has no gradient for that."""
+    weight = torch.ones(1, requires_grad=True)
+    seen = []
+
+    def scale(x: Tensor) -> Tensor:
+        seen.append((torch.is_grad_enabled(), (x * weight).requires_grad))
+        return x * weight
+
+    op = registry.custom_op(f"{ns}::scale", scale, mutates_args=())
+    assert not op(torch.ones(1)).requires_grad
+    assert not op(torch.ones(1)).requires_grad
+    assert seen == [(True, False)] * 2
+
+
+def test_a_kernel_that_raises_leaves_autograd_on(registry: Registry, ns: str) -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise KeyError("kernel")
+
+    op = registry.custom_op(f"{ns}::fail", fail, mutates_args=())
+    kept = []
+    for _ in range(2):
+        with pytest.raises(KeyError) as caught:
+            op(torch.ones(1))
+        kept.append(caught)
+    assert (torch.ones(1, requires_grad=True) * 2).requires_grad
+
+
+def test_forward_mode_raises_also_directly(op: Any) -> None:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+        with pytest.raises(UnsupportedError, match="forward-mode"):
+            op(dual)
+
+
+def test_recursion(registry: Registry, ns: str) -> None:
+    def factorial(x: Tensor, n: int) -> Tensor:
+        return x * 1 if n == 0 else n * op(x, n - 1)
+
+    op = registry.custom_op(f"{ns}::factorial", factorial, mutates_args=())
+    assert op(torch.ones(1), 5).item() == 120
+    x = torch.ones(1, requires_grad=True)
+    op.register_autograd(lambda ctx, grad: (grad * 120, None))
+    assert torch.autograd.grad(op(x, 5), x)[0].item() == 120
+
+
+def test_none_for_a_tensor(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f", lambda x, y: x + 1 if y is None else x + y, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
+    )
+    for _ in range(2):
+        assert op(torch.zeros(1), None).item() == 1
+        assert op(torch.zeros(1), torch.full((1,), 3.0)).item() == 3
+
+
+# Names and defaults ---------------------------------------------------------------------------------------------
+
+NAMES = "_fn, _result, __x, fn, cell, list, type, isinstance, len, tuple, keyset, _keyset, None_, source, customops"
+
+
+@pytest.mark.parametrize("star", ["", "*, "])
+def test_arguments_of_any_name(registry: Registry, ns: str, star: str) -> None:
+    names = NAMES.split(", ")
+    schema = f"(Tensor self_, {star}{', '.join(f'int {name}={i}' for i, name in enumerate(names))}) -> Tensor"
+    got: list[Any] = []
+
+    def fn(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        got.append([*args, *kwargs.values()])
+        return x.clone()
+
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=(), schema=schema)
+    for x in (torch.ones(1), torch.ones(1, requires_grad=True)):
+        op(x)
+        op(x, **{names[0]: 10, names[-1]: 11})
+    assert got == [list(range(len(names))), [10, *range(1, len(names) - 1), 11]] * 2
+
+
+def test_keywords_of_python_as_names(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f",
+        lambda a, b, c: a * b + c,
+        mutates_args=(),
+        schema="(Tensor from, float async, float await=1) -> Tensor",
+    )
+    assert op(torch.ones(1), 2.0).item() == 3
+    assert op(torch.ones(1), 2.0, 5.0).item() == 7
+    with pytest.raises(UnsupportedError, match="cannot be called 'from'"):
+        registry.custom_op(
+            f"{ns}::g", lambda x, **kw: x.clone(), mutates_args=(), schema="(Tensor x, *, int from) -> Tensor"
+        )
+    assert not hasattr(getattr(torch.ops, ns), "g")
+
+
+def test_a_default_before_an_argument_without(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f",
+        lambda a, b, x: x * a + b,
+        mutates_args=(),
+        schema="(float a=2, float b=3, Tensor? x=None) -> Tensor",
+    )
+    assert op(4.0, 5.0, torch.ones(1)).item() == 9
+    assert op(x=torch.ones(1)).item() == 5
+
+
+def test_lists_that_are_defaults_are_new_each_time(registry: Registry, ns: str) -> None:
+    def f(x: Tensor, sizes: list[int] = [1, 2], *, more: list[int] = [3]) -> Tensor:  # noqa: B006
+        sizes.append(4)
+        more.append(5)
+        return x + len(sizes) + len(more)
+
+    op = registry.custom_op(f"{ns}::f", f, mutates_args=())
+    assert [op(torch.zeros(1)).item() for _ in range(3)] == [5, 5, 5]
+
+
+# Checks ---------------------------------------------------------------------------------------------------------
+
+
+def returns(result: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    return lambda x: result(x)
+
+
+def checked(registry: Registry, ns: str, check: Any, fn: Any, schema: str = "(Tensor x) -> Tensor") -> Any:
+    return registry.custom_op(f"{ns}::f", fn, mutates_args=(), schema=schema, check=check)
+
+
+def test_always_is_the_default(registry: Registry, ns: str) -> None:
+    fresh = [True]
+    for check in (None, "always"):
+        op = checked(registry, ns, check, lambda x: x.clone() if fresh else x)
+        op(torch.ones(1))
+        fresh.clear()
+        with pytest.raises(AliasError):
+            op(torch.ones(1))
+        fresh.append(True)
+
+
+def test_first(registry: Registry, ns: str) -> None:
+    """The first call of each kernel is checked, until it passes."""
+    results: list[Any] = []
+    op = checked(registry, ns, "first", lambda x: results.pop() if results else x)
+    x = torch.ones(1)
+    for _ in range(2):
+        with pytest.raises(AliasError):
+            op(x)
+    results.append(torch.ones(1))
+    op(x)
+    assert op(x) is x
+    op.register_kernel("cpu", lambda x: None)
+    with pytest.raises(KernelError, match="does not fit the schema"):
+        op(x)
+
+
+def test_never(registry: Registry, ns: str) -> None:
+    op = checked(registry, ns, "never", lambda x: x)
+    x = torch.ones(1)
+    assert op(x) is x
+    op.register_kernel("cpu", lambda x: 3)
+    with pytest.raises(RuntimeError):  # torch's own, when it converts the result
+        op(x)
+    pair = checked(registry, ns, "never", lambda x: (x + 1, x + 2), "(Tensor x) -> (Tensor, Tensor)")
+    assert [y.item() for y in pair(x)] == [2, 3]
+
+
+def test_a_value_there_is_not(registry: Registry, ns: str) -> None:
+    with pytest.raises(DefinitionError, match="check= has no such value"):
+        checked(registry, ns, "sometimes", plus(1))
+    assert not hasattr(getattr(torch.ops, ns), "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "check", "printed"),
+    [
+        ("never", "always", "returned"),
+        ("always", "never", "AliasError"),
+        ("first", None, "AliasError"),
+        ("", None, "AliasError"),
+        ("", "never", "returned"),
+        ("yes", None, "DefinitionError the environment variable CUSTOMOPS_CHECK has no such value"),
+    ],
+)
+def test_the_environment_decides(value: str, check: Optional[str], printed: str) -> None:
+    script = f"""
+import torch, customops
+try:
+    op = customops.custom_op("ns::f", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor", check={check!r})
+    op(torch.ones(1))
+    print("returned")
+except customops.CustomOpsError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={"CUSTOMOPS_CHECK": value, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed in done.stdout.replace("ns::f: ", "")
+
+
+# Reading it -----------------------------------------------------------------------------------------------------
+
+
+def test_the_code_can_be_printed(registry: Registry, ns: str) -> None:
+    def add_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
+        return x.add_(y, alpha=alpha)
+
+    op = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=torch.Tag.inplace)
+    text = op.explain_call()
+    sections = [line for line in text.splitlines() if line.startswith("#")]
+    assert sections == [
+        "# Autograd",
+        "# CompositeExplicitAutograd",
+        "# CompositeExplicitAutograd, called directly",
+    ]
+    for line in (
+        "def autograd(_keyset, /, x, y, *_rest):",
+        "def kernel(x, y, alpha=_default_2):",
+        "if _result is not x:",
+        "_increment_version((x,))",
+    ):
+        assert line in text
+    compile(text, "text", "exec")
+
+
+def test_one_shape_is_compiled_once(registry: Registry, ns: str) -> None:
+    ops = [registry.custom_op(f"{ns}::f{i}", plus(i), mutates_args=(), schema="(Tensor x) -> Tensor") for i in range(2)]
+    first, second = (op._definition._kernels["Autograd"][0].fn for op in ops)
+    assert first.__code__ is second.__code__
+    assert first is not second
+
+
+def test_nothing_of_an_op_is_kept(registry: Registry, ns: str) -> None:
+
+    gc.collect()
+    before = len(_direct)
+    for i in range(20):
+        op = registry.custom_op(f"{ns}::f{i}", plus(i), mutates_args=(), schema="(Tensor x) -> Tensor")
+        op(torch.ones(1))
+        op.unregister()
+    del op
+    gc.collect()
+    assert len(_direct) <= before
+
+
+def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f", functools.partial(torch.add, alpha=2), mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor"
+    )
+    assert op(torch.ones(1), torch.ones(1)).item() == 3
+    assert customops.adopt(f"{ns}::f") is op
