@@ -176,7 +176,7 @@ class Registry:
                 return self._replace(plan)
             if on_conflict == "reuse":
                 return self._reuse(plan)
-            raise _conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
+            raise self._conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
     def _add(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
         op = plan.define(self)
@@ -191,7 +191,9 @@ class Registry:
         if not isinstance(old, CustomOpDef):
             library = _compat.torch_library_of(qualname)
             if library is None:
-                raise _conflict(plan, "it was not made by custom_op, so it cannot be replaced", "choose another name")
+                raise self._conflict(
+                    plan, "it was not made by custom_op, so it cannot be replaced", "choose another name"
+                )
             plan.check()
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
             overload = _compat.find_overload(plan.name.packet, plan.name.overload)
@@ -214,9 +216,9 @@ class Registry:
         """The existing op, if it is the same one."""
         old = _compat.torch_op_of(str(plan.name))
         if not isinstance(old, CustomOpDef):
-            raise _conflict(plan, "it was not made by custom_op, so it cannot be reused", "choose another name")
+            raise self._conflict(plan, "it was not made by custom_op, so it cannot be reused", "choose another name")
         if old.schema != plan.schema or set(old._definition.tags) != set(plan.tags):
-            raise _conflict(
+            raise self._conflict(
                 plan,
                 "on_conflict='reuse' needs the same schema and tags",
                 'on_conflict="replace", or another name',
@@ -224,6 +226,15 @@ class Registry:
                 got=f"{plan.schema} {sorted(map(str, plan.tags)) or ''}",
             )
         return old
+
+    def _conflict(self, plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
+        return DefinitionError(
+            f"an op of this name exists, defined at {self._place(str(plan.name))}: {reason}",
+            op=str(plan.name),
+            where=where(plan.fn),
+            fix=fix,
+            **fields,
+        )
 
     def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
         """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
@@ -247,16 +258,24 @@ class Registry:
             given = f"{lib.ns}::{qualname.partition('::')[2]}"
         name, all_tags = Name.parse(given), normalize_tags(tags)
         _check_nameless(schema, str(name))
-        if lib is not None:
-            try:
-                lib.define(name.local + schema, tags=all_tags)
-            except Exception as error:
-                raise refused(error, name, schema) from error
-            return
         with lock:
+            if _compat.find_overload(name.packet, name.overload) is not None:
+                problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
+                raise DefinitionError(problem, op=str(name), got=schema, fix="use another name, or impl for kernels")
+            if lib is not None:
+                try:
+                    lib.define(name.local + schema, tags=all_tags)
+                except Exception as error:
+                    raise refused(error, name, schema) from error
+                return
             op: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.define(name, None, all_tags, schema), None)
             self._ops[op._qualname] = op
             self._record(functools.partial(self._drop, op))
+
+    def _place(self, qualname: str) -> str:
+        """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `define`."""
+        known = _compat.torch_op_of(qualname) or self._ops.get(qualname) or default._ops.get(qualname)
+        return known.source if isinstance(known, CustomOpDef) else _compat.defined_at(qualname)
 
     def impl(
         self, qualname: str, types: str | Iterable[str], func: Fn | None = None, *, lib: Library | None = None
@@ -435,18 +454,6 @@ _AGAIN = "define it again, or use the new object"
 def _replaced(plan: _op.Plan) -> UnregisteredError:
     place = location_of(plan.fn)
     return UnregisteredError(f"the op was replaced by the definition at {place}", op=str(plan.name), fix=_AGAIN)
-
-
-def _conflict(plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
-    existing = _compat.torch_op_of(str(plan.name))
-    place = existing.source if isinstance(existing, CustomOpDef) else _compat.defined_at(str(plan.name))
-    return DefinitionError(
-        f"an op of this name exists, defined at {place}: {reason}",
-        op=str(plan.name),
-        where=where(plan.fn),
-        fix=fix,
-        **fields,
-    )
 
 
 def _find(op: Any) -> OpOverload:

@@ -9,7 +9,8 @@ The data is kept as fields; the message is built from them in one place, so that
       at:       my_kernel (ops.py:12)
       fix:      return torch.from_numpy(...)
 
-Each class also derives from the built-in exception that code written for ``torch.library`` catches.
+Each class also derives from the built-in exception that code written for ``torch.library`` catches. For definitions
+torch has two: its Python raises ValueError, its dispatcher RuntimeError.
 """
 
 from __future__ import annotations
@@ -97,11 +98,11 @@ def _rebuild(cls: type[CustomOpsError], fields: dict[str, Any], args: tuple[Any,
     return error
 
 
-class SchemaError(CustomOpsError, ValueError):
+class SchemaError(CustomOpsError, ValueError, RuntimeError):
     """A schema cannot be inferred from a function, or a schema string is wrong."""
 
 
-class DefinitionError(CustomOpsError, ValueError):
+class DefinitionError(CustomOpsError, ValueError, RuntimeError):
     """An operator cannot be defined: a bad name, a bad option, a conflict with an existing op."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from typing import Any
@@ -75,7 +76,7 @@ def test_wrong_names_and_schemas(registry: Registry, ns: str, with_lib: bool) ->
         registry.define("f", "(Tensor x) -> Tensor", lib=lib)
     with assert_raises_regex(SchemaError, "expected schema to look like"):
         registry.define(f"{ns}::f", "f(Tensor x) -> Tensor", lib=lib)
-    with assert_raises_regex(DefinitionError, f"{ns}::f: torch refuses the definition"):
+    with assert_raises_regex(RuntimeError, f"{ns}::f: torch refuses the definition"):  # a DefinitionError
         registry.define(f"{ns}::f", "(Tensr x) -> Tensor", lib=lib)
     with assert_raises_regex(DefinitionError, "tags must be torch.Tag members"):
         registry.define(f"{ns}::f", "(Tensor x) -> Tensor", lib=lib, tags="pointwise")  # type: ignore[arg-type]
@@ -89,6 +90,17 @@ def test_twice(registry: Registry, ns: str) -> None:
     with pytest.raises(DefinitionError, match="multiple times"):
         registry.define(f"{ns}::f", "(Tensor x, Tensor y) -> Tensor")
     assert op_named(ns)(torch.zeros(1)).item() == 0.0
+
+
+@pytest.mark.parametrize("with_lib", [False, True])
+def test_the_second_definition_is_told_where_the_first_is(registry: Registry, ns: str, with_lib: bool) -> None:
+    registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    lib = Library(ns, "FRAGMENT") if with_lib else None
+    with pytest.raises(RuntimeError, match=rf"{__file__}:{line}\b"):  # RuntimeError: code that tries asks for that
+        registry.define(f"{ns}::f", "(Tensor x) -> Tensor", lib=lib)
+    with pytest.raises(RuntimeError, match=rf"{__file__}:{line}\b"):
+        registry.custom_op(f"{ns}::f", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor")
 
 
 def test_all_rules_attach(registry: Registry, ns: str) -> None:
