@@ -293,7 +293,7 @@ class Registry:
         """
         keys = dispatch_keys(types, qualname)
         if func is None:
-            return functools.partial(self.impl, qualname, types, lib=lib)
+            return functools.partial(self.impl, qualname, keys, lib=lib)
         name = Name.parse(qualname)
         with lock:
             if _compat.find_overload(name.packet, name.overload) is not None:
@@ -304,7 +304,7 @@ class Registry:
                 self._libraries.append(library)
                 self._record(functools.partial(_compat.destroy_library, library))
             for key in keys:
-                library.impl(name.local, func, key)
+                library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
         return func
 
     # Adopting ---------------------------------------------------------------------------------------------------

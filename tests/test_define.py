@@ -185,6 +185,26 @@ def test_types(registry: Registry, ns: str, types: Any, with_lib: bool) -> None:
     torch.testing.assert_close(op_named(ns)(torch.ones(1)), torch.ones(1).sin())
 
 
+def test_types_may_be_any_iterable(registry: Registry, ns: str) -> None:
+    registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
+    registry.impl(f"{ns}::f", iter(["cpu", "cuda"]))(torch.sin)  # read when it is given, not when it decorates
+    assert op_named(ns)(torch.zeros(1)).item() == 0.0
+    registry.impl(f"{ns}::f", {"cpu", "cuda"}, torch.cos)
+    assert op_named(ns)(torch.zeros(1)).item() == 1.0
+
+
+@pytest.mark.parametrize("defined", [True, False])
+def test_library_of_another_namespace(registry: Registry, ns: str, defined: bool) -> None:
+    if defined:
+        registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
+    other = Library(f"{ns}_other", "FRAGMENT")
+    with pytest.raises(RuntimeError, match="namespace"):
+        registry.impl(f"{ns}::f", "cpu", torch.sin, lib=other)
+    other.define("f(Tensor x) -> Tensor")
+    with pytest.raises(NotImplementedError):  # the kernel did not go there instead
+        op_named(f"{ns}_other")(torch.zeros(1))
+
+
 def test_default_serves_every_device(registry: Registry, ns: str) -> None:
     registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
     registry.impl(f"{ns}::f", "default", lambda x: x + 1)
