@@ -326,6 +326,8 @@ class Registry:
             for known in (_compat.torch_op_of(qualname), self._ops.get(qualname), self._adopted.get(qualname)):
                 if isinstance(known, CustomOpDef) and known._opoverload is found:
                     return known
+            if (stale := self._adopted.get(qualname)) is not None:  # of an op that is gone, redefined by its owner
+                self._drop(stale)
             adopted: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.attach(found), None)
             self._adopted[qualname] = adopted
             return adopted

@@ -600,6 +600,19 @@ def test_adopt_sees_that_an_op_was_defined_anew(registry: Registry, ns: str) -> 
     lib._destroy()
 
 
+def test_rules_for_an_op_of_others_end_when_its_successor_is_adopted(registry: Registry, ns: str) -> None:
+    objects = []  # kept: without them, the rules ended some time, with the garbage collector
+    for value in (1, 2):
+        lib = torch.library.Library(ns, "FRAGMENT")
+        lib.define("f(Tensor x) -> Tensor")
+        objects.append(registry.adopt(f"{ns}::f"))
+        with pytest.raises(NotImplementedError):
+            getattr(torch.ops, ns).f(torch.zeros(1))
+        objects[-1].register_kernel("cpu", lambda x, value=value: x + value)
+        assert getattr(torch.ops, ns).f(torch.zeros(1)).item() == value
+        lib._destroy()
+
+
 @pytest.mark.parametrize(
     ("op", "error", "match"),
     [
