@@ -746,6 +746,47 @@ def fused_linear(library: Any, ns: str) -> Program:
     )
 
 
+@program
+def int8_linear(library: Any, ns: str) -> Program:
+    """bitsandbytes': schemas first, then a kernel for "default" and one for a device; an out variant as an overload."""
+    define, register_fake, register_kernel = library.define, library.register_fake, library.register_kernel
+    define(f"{ns}::int8_linear", "(Tensor A, Tensor B, float scale=1.0) -> (Tensor, Tensor?)")
+    define(f"{ns}::int8_linear.out", "(Tensor A, Tensor B, Tensor! out) -> ()")
+
+    @register_fake(f"{ns}::int8_linear")
+    def _(A: Tensor, B: Tensor, scale: float = 1.0) -> tuple[Tensor, Optional[Tensor]]:
+        return torch.empty((*A.shape[:-1], B.shape[0]), device=A.device), None
+
+    @register_fake(f"{ns}::int8_linear.out")
+    def _(A: Tensor, B: Tensor, out: Tensor) -> None:
+        torch._check(out.shape == (*A.shape[:-1], B.shape[0]), lambda: f"not {out.shape}")
+
+    @register_kernel(f"{ns}::int8_linear", "default")
+    def _(A: Tensor, B: Tensor, scale: float = 1.0) -> tuple[Tensor, Optional[Tensor]]:
+        return A.float() @ B.float().T * scale, None
+
+    @register_kernel(f"{ns}::int8_linear.out", "default")
+    def _(A: Tensor, B: Tensor, out: Tensor) -> None:
+        out.copy_(A.float() @ B.float().T)
+
+    @register_kernel(f"{ns}::int8_linear", "cuda")
+    def _(A: Tensor, B: Tensor, scale: float = 1.0) -> tuple[Tensor, Optional[Tensor]]:
+        raise NotImplementedError
+
+    packet = getattr(torch.ops, ns).int8_linear
+
+    def run(A: Tensor, B: Tensor) -> Tensor:
+        out = torch.empty(A.shape[0], B.shape[0])
+        packet.out(A, B, out)
+        return packet.default(A, B, scale=0.5)[0] + out
+
+    return Program(
+        packet.default,
+        lambda: (torch.arange(6, dtype=torch.int8).view(2, 3), torch.arange(12, dtype=torch.int8).view(4, 3)),
+        run=run,
+    )
+
+
 # -- both --------------------------------------------------------------------------------------
 
 
