@@ -102,13 +102,17 @@ def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
     if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
         return None
-    namespace, name = qualname.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    return cast(OpOverload, getattr(packet, overload or "default"))
+    return overload_of(qualname, overload)
 
 
 def name_of_overload(overload: OpOverload) -> str:
     return overload._name
+
+
+def overload_of(qualname: str, overload: str = "") -> OpOverload:
+    """The OpOverload of an op that is defined."""
+    namespace, name = qualname.split("::")
+    return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
 
 
 def entry_of(overload: OpOverload) -> Callable[..., Any]:
@@ -242,10 +246,11 @@ def call_vmap_rule(rule: Any, overload: OpOverload, args: tuple[Any, ...], kwarg
 def any_tangent(values: tuple[Any, ...]) -> bool:
     """Does a tensor among `values` (lists opened one level) carry a tangent of the open forward-mode level?"""
     for value in values:
-        items = value if isinstance(value, (list, tuple)) else (value,)
-        for item in items:
-            if isinstance(item, torch.Tensor) and forward_ad.unpack_dual(item).tangent is not None:
-                return True
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            # Other layouts cannot carry one, and torch fails to look.
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+                if forward_ad.unpack_dual(item).tangent is not None:
+                    return True
     return False
 
 
@@ -304,8 +309,11 @@ def computed_kernel(qualname: str, key: str) -> Any:
 
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
     """Install a kernel, in the place of one that is there."""
-    overrides = has_kernel(f"{library.ns}::{name}", key)
-    with _overriding_quietly() if overrides else contextlib.nullcontext():
+    is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
+    if is_new or not has_kernel(f"{library.ns}::{name}", key):
+        library.impl(name, fn, key, with_keyset=with_keyset)
+        return
+    with _overriding_quietly():
         library.impl(name, fn, key, with_keyset=with_keyset)
 
 
@@ -426,6 +434,12 @@ def register_fake(library: Library, name: str, fn: Callable[..., Any], stackleve
     `stacklevel` leads from the caller to the frame that torch is to take for the place of the registration.
     """
     library._register_fake(name, fn, _stacklevel=stacklevel + 1)
+
+
+def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: str) -> None:
+    """`register_fake` for an op that Python defined, by someone who knows the place: finding it is most of the cost."""
+    holder = _torch_registry.singleton.find(qualname).fake_impl
+    library._registration_handles.append(holder.register(fn, source, lib=library, allow_override=True))
 
 
 register_torch_dispatch: Callable[..., None] = Library._register_torch_dispatch_rule

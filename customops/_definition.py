@@ -127,8 +127,7 @@ class Definition:
         library = Library(name.namespace, "FRAGMENT")
         try:
             library.define(name.local + (text or str(schema)), tags=tags)
-            overload = _compat.find_overload(name.packet, name.overload)
-            assert overload is not None
+            overload = _compat.overload_of(name.packet, name.overload)
         except Exception as error:
             _compat.destroy_library(library)
             if not known:
@@ -167,10 +166,13 @@ class Definition:
         self._forget_dispatch()
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
-    def impl_fake(self, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
-        """Install `fn` as the fake: at Meta, and in the registry where FakeTensorMode looks."""
+    def impl_fake(self, fn: Callable[..., Any], source: str, *, apart: bool = False) -> Undo:
+        """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(apart)
-        _compat.register_fake(library, self.name.local, fn, user_stacklevel())
+        if self.library is not None:
+            _compat.enter_fake(library, str(self.name), fn, source)
+        else:
+            _compat.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
 
     def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
@@ -247,15 +249,10 @@ class Definition:
             found = ours[-1].direct if ours and key != "ADInplaceOrView" else found
         return found
 
-    def sources(self) -> str:
-        """The text of the kernels that were written for this op, by dispatch key, the one above first."""
-        texts: dict[str, str] = {}
-        for key in sorted(self._kernels, key=lambda key: key != "Autograd"):
-            for kernel in self._kernels[key][-1:]:
-                texts[key] = getattr(kernel.fn, "source", "")
-                direct = getattr(kernel.direct, "source", "")
-                texts[f"{key}, called directly"] = "" if direct == texts[key] else direct
-        return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
+    def newest_kernels(self) -> dict[str, Kernel]:
+        """The kernel of ours that counts at each dispatch key, the keys above first."""
+        keys = sorted(self._kernels, key=lambda key: key != "Autograd")
+        return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
 
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""

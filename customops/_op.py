@@ -13,18 +13,18 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
-from customops._call import Fn, bind
+from customops._call import Fn, bind, bind_kernel
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Name, Undo, lock
 from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
 from customops._rules.fake import FakeRule
-from customops._rules.kernel import DeviceTypes, KernelRule, check_kernel, device_list
+from customops._rules.kernel import DeviceTypes, KernelRule, check_devices, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
-from customops._trampoline import When, when_to_check
+from customops._trampoline import When, source_of, when_to_check
 from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:
@@ -316,7 +316,12 @@ class CustomOpDef(Generic[P, R]):
             # Autograd
             def autograd(_keyset, /, x): ...
         """
-        return self._definition.sources()
+        texts: dict[str, str] = {}
+        for key, kernel in self._definition.newest_kernels().items():
+            texts[key] = source_of(kernel.fn)
+            if kernel.direct is not kernel.fn:
+                texts[f"{key}, called directly"] = source_of(kernel.direct)
+        return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     # Samples ----------------------------------------------------------------------------------------------------
 
@@ -447,7 +452,9 @@ class Plan:
         op = str(self.name)
         if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
             raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
-        return check_kernel(self.fn, self.device_types, self.schema, op)
+        if self.text is not None:  # else the schema was read off the function
+            bind_kernel(self.fn, self.schema, op, "kernel")
+        return check_devices(self.device_types, self.schema, op)
 
     def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
         """Define the op. The dispatcher is as before if that fails."""

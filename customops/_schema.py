@@ -32,8 +32,6 @@ class _Required(Enum):
 #: Stands for "no default".
 REQUIRED: Final = _Required.REQUIRED
 
-_TENSOR = re.compile(r"Tensor\??")
-_TENSOR_LIST = re.compile(r"Tensor\??\[\d*\]\??")
 _ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
 
 
@@ -60,23 +58,23 @@ class Typed:
     type: str
     alias: Alias | None = None
 
-    @functools.cached_property
+    @property
     def is_tensor(self) -> bool:
-        return _TENSOR.fullmatch(self.type) is not None
+        return self.type in ("Tensor", "Tensor?")
 
-    @functools.cached_property
+    @property
     def is_tensor_list(self) -> bool:
-        return _TENSOR_LIST.fullmatch(self.type) is not None
+        return self.type.startswith(("Tensor[", "Tensor?["))
 
-    @functools.cached_property
+    @property
     def holds_tensors(self) -> bool:
         return self.is_tensor or self.is_tensor_list
 
-    @functools.cached_property
+    @property
     def is_written(self) -> bool:
         return self.alias is not None and self.alias.write
 
-    @functools.cached_property
+    @property
     def type_text(self) -> str:
         if self.alias is None:
             return self.type

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import keyword
 import os
-import re
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, get_args
 
@@ -78,18 +78,48 @@ class Source:
         self.lines.append(text)
         self.objects |= objects
 
+    @property
     def text(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
-        return re.sub(r"\$(\w)", rf"{self._prefix}\1", f"def {self.name}({', '.join(self.parameters)}):\n{body}")
+        return f"def {self.name}({', '.join(self.parameters)}):\n{body}".replace("$", self._prefix)
 
-    def build(self) -> Callable[..., Any]:
-        """The function, outside of what Dynamo traces; its text is kept with it."""
-        namespace = {self._prefix + name: value for name, value in self.objects.items()}
-        text = self.text()
-        exec(_compiled(text, self.name), namespace)
-        fn = namespace[self.name]
-        fn.source = text
-        return _compat.outside_dynamo(fn)  # type: ignore[no-any-return]
+    @property
+    def namespace(self) -> dict[str, Any]:
+        return {self._prefix + name: value for name, value in self.objects.items()}
+
+
+Write = Callable[[], Source]
+
+
+def _written_when_called(name: str, write: Write) -> Callable[..., Any]:
+    """A function that is written when it is first called: of a library's ops, most programs call few."""
+    namespace: dict[str, Any] = {}
+    fn = types.FunctionType(_blank.__code__, namespace, name)
+    namespace["become"] = functools.partial(_become, fn, write)
+    return fn
+
+
+@_compat.outside_dynamo
+def _blank(*args: Any, **kwargs: Any) -> Any:
+    return become(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
+
+
+def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
+    """Make a blank function what it is to be, and call it. The dispatcher keeps the object that it was given."""
+    source = write()
+    made: dict[str, Any] = source.namespace
+    exec(_compiled(source.text, source.name), made)
+    written = _compat.outside_dynamo(made[source.name])
+    fn.__globals__.update(made)
+    fn.__defaults__, fn.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
+    fn.__code__ = written.__code__  # last: another thread may be about to call it
+    return fn(*args, **kwargs)
+
+
+def source_of(fn: Any) -> str:
+    """The text of a function that was made here; "" for others."""
+    become = getattr(fn, "__globals__", {}).get("become")
+    return become.args[1]().text if isinstance(become, functools.partial) else ""
 
 
 @functools.lru_cache(maxsize=512)  # ops of one shape share the code
@@ -133,6 +163,12 @@ def kernel(
 
     With `bump` it also counts the versions of what the op writes, which is else done at a key above.
     """
+    for argument in schema.keyword_only:
+        _local(argument)  # raises now what it would raise in the first call
+    return _written_when_called("kernel", functools.partial(_kernel, schema, tags, op, cell, when, bump))
+
+
+def _kernel(schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, when: When, bump: bool) -> Source:
     source = Source("kernel", schema)
     _take_all(source, schema)
     if bump:
@@ -148,7 +184,7 @@ def kernel(
     source.lines += checks.lines
     source.objects |= checks.objects
     source.line("return $result")
-    return source.build()
+    return source
 
 
 def _take_all(source: Source, schema: Schema) -> None:
@@ -251,15 +287,22 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
-def autograd(schema: Schema, direct: dict[int, Fn | None], general: Fn, node: Any = None) -> Callable[..., Any]:
+def autograd(
+    schema: Schema, direct: dict[int, Fn | None], make: Callable[[], tuple[Fn, Any | None]]
+) -> Callable[..., Any]:
     """The function at the Autograd key: call the device's kernel directly where that is all there is to do.
 
     The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
     that are conjugate, ... `direct` has the kernel for the key sets that hold nothing but a device, so where it has
-    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where something is,
-    ``node.apply(kernel, *args)`` does it, if there is a `node`. All else is done by
-    ``general(keyset, kernel, args, kwargs)``.
+    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. `make` returns
+    `general` and `node`: where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has
+    a node that takes its arguments as they are; all else is done by ``general(keyset, kernel, args, kwargs)``.
     """
+    return _written_when_called("autograd", functools.partial(_autograd, schema, direct, make))
+
+
+def _autograd(schema: Schema, direct: dict[int, Fn | None], make: Callable[[], tuple[Fn, Any | None]]) -> Source:
+    general, node = make()
     source = Source("autograd", schema)
     always = [_local(argument) for argument in schema.positional[: _always_passed(schema)]]
     rest = ["*$rest"] if len(always) < len(schema.positional) else []
@@ -280,7 +323,7 @@ def autograd(schema: Schema, direct: dict[int, Fn | None], general: Fn, node: An
     source.line(
         f"return $general($keyset, $kernel, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )
-    return source.build()
+    return source
 
 
 def _requires_grad(source: Source, schema: Schema) -> str:

@@ -1580,3 +1580,12 @@ def test_lists_with_gaps_are_differentiated(registry: Registry, ns: str, gaps: t
     op([x if gap else None for gap in gaps]).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_layouts_without_tangents_inside_a_level(registry: Registry, ns: str, layout: torch.layout) -> None:
+    op = registry.custom_op(f"{ns}::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    x = torch.eye(2).to_sparse(layout=layout)
+    with fwAD.dual_level():
+        assert torch.equal(op(x).to_dense(), 2 * torch.eye(2))

@@ -84,13 +84,11 @@ class AutogradRule:
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
         definition = self.definition
-        trampoline = _trampoline.autograd(
-            definition.schema,
-            definition.direct,
-            _general(self, definition),
-            self._node if _is_flat(definition) else None,
-        )
+        trampoline = _trampoline.autograd(definition.schema, definition.direct, self._make)
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
+
+    def _make(self) -> tuple[Fn, Node | None]:
+        return _general(self, self.definition), self._node if _is_flat(self.definition) else None
 
     def _forget_node(self) -> None:
         self._node.apply = None

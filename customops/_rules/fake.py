@@ -94,7 +94,7 @@ class FakeRule:
         return record.source if record is not None else None
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.definition.impl_fake(_trampoline(self, self.definition), apart=apart)
+        return self.definition.impl_fake(_trampoline(self, self.definition), self._default_source, apart=apart)
 
     def _tell_torch(self) -> None:
         fake = self._slots.values.get(None)

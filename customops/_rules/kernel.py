@@ -64,7 +64,9 @@ class KernelRule:
         self._slots.reset(self._with_op)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
-        devices = check_kernel(fn, device_types, self.definition.schema, str(self.definition.name))
+        schema, op = self.definition.schema, str(self.definition.name)
+        devices = check_devices(device_types, schema, op)
+        bind_kernel(fn, schema, op, "kernel")
         undos = [self._slots.set(device_type, fn) for device_type in devices]
         return lambda: [undo() for undo in undos]
 
@@ -160,16 +162,14 @@ class _Raise:
         raise self.error
 
 
-def check_kernel(fn: Fn, device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
-    """Raise unless `fn` can be the kernel for these devices; returns them, (None,) for every device.
+def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
+    """Raise unless there can be kernels for these devices; returns them, (None,) for every device.
 
     Raises:
         RegistrationError: torch does not know a device type.
-        CallbackError: `fn` cannot be called with the op's arguments.
         DefinitionError: nothing in the op's arguments says which device's kernel to run.
     """
     devices = device_list(device_types, op)
-    bind_kernel(fn, schema, op, "kernel")
     if devices != (None,) and not schema.takes_tensors and schema.device_argument is None:
         raise DefinitionError(
             "Functions without tensor inputs are required to have a `device: torch.device` argument",
