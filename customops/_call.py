@@ -109,8 +109,8 @@ def structure_check(schema: Schema, op: str, role: str) -> Check:
     returns = schema.returns
 
     def structure(result: Any, fn: Fn) -> Any:
-        if len(returns) > 1 and type(result) is list:
-            result = tuple(result)
+        if len(returns) > 1 and isinstance(result, (list, tuple)):
+            result = tuple(result)  # also of a named one
         if not _fits(result, returns):
             raise misfit(op, role, fn, returns, result)
         return result

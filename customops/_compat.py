@@ -169,6 +169,17 @@ def has_kernel(qualname: str, key: str) -> bool:
     return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
 
 
+def key_set(key: str) -> Any:
+    return DispatchKeySet(getattr(DispatchKey, key))
+
+
+#: The dispatch keys of a tensor, and those that are active in this thread whatever the tensors.
+keys_of: Callable[[torch.Tensor], Any] = _C._dispatch_keys
+included_keys: Callable[[], Any] = _C._dispatch_tls_local_include_set
+
+is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
+
+
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
 
@@ -180,6 +191,27 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
         return None
     plain = key_set(top) | key_set(backend.name)
     return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
+
+
+def plain_tensor(keys: Any) -> tuple[str | None, bool]:
+    """The key of the device of a dense tensor without anything to it, and whether it counts versions; or None.
+
+    A tensor also has the key of its device's autocast, which is off in a thread until autocast is on.
+    """
+    top = keys.highestPriorityTypeId().name
+    if top.startswith("Autocast"):
+        keys = keys.remove(getattr(DispatchKey, top))
+        top = keys.highestPriorityTypeId().name
+    if top.startswith("Autograd"):
+        return plain_backend(keys, writes=True), True
+    is_dense = hasattr(DispatchKey, f"Autograd{top}") and top not in ("Meta", "NestedTensor")
+    return top if is_dense and keys == key_set(top) else None, False  # of inference mode
+
+
+#: `included_keys`, as numbers, in a thread in which nothing acts on calls, and there in inference mode.
+nothing_active = frozenset(
+    {(key_set("BackendSelect") | key_set("ADInplaceOrView")).raw_repr(), key_set("BackendSelect").raw_repr()}
+)
 
 
 def count_kernels(qualname: str) -> collections.Counter[str]:
@@ -215,10 +247,6 @@ def _followed(method: Any, then: Callable[..., object]) -> Any:
 def _full_name(library: Library, op: str | OpOverload) -> str:
     name = (op if isinstance(op, str) else op._name).removesuffix(".default")
     return name if "::" in name else f"{library.ns}::{name}"
-
-
-def key_set(key: str) -> Any:
-    return DispatchKeySet(getattr(DispatchKey, key))
 
 
 #: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.

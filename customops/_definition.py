@@ -227,27 +227,38 @@ class Definition:
         _compat.forget_dispatch(self.overload)
 
     def find_direct(self, keyset: Any) -> Callable[..., Any] | None:
-        """The kernel that may be called directly for a key set, and None where the dispatcher is needed.
+        """The kernel that may be called directly for a key set at Autograd, and None where the dispatcher is needed.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
-            self.direct[keyset.raw_repr()] = found = self._find_direct(keyset)
+            backend = _compat.plain_backend(keyset, writes=bool(self.schema.mutated))
+            kernel = self._find_kernel(backend, ["ADInplaceOrView"])
+            self.direct.at_autograd[keyset.raw_repr()] = found = kernel.direct if kernel is not None else None
         return found
 
-    def _find_direct(self, keyset: Any) -> Callable[..., Any] | None:
-        backend = _compat.plain_backend(keyset, writes=bool(self.schema.mutated))
+    def find_direct_of(self, keys: Any) -> None:
+        """The same for the keys of a tensor: enter it in ``direct.of_tensors``. An op with autocast has none."""
+        with lock:
+            backend, counts_versions = _compat.plain_tensor(keys)
+            above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
+            kernel = self._find_kernel(backend, above)
+            if kernel is None or kernel.direct is None or self._kernels.get(f"Autocast{backend}"):
+                found = None
+            else:
+                found = kernel.direct if counts_versions else kernel.fn
+            self.direct.of_tensors[keys.raw_repr()] = found
+
+    def _find_kernel(self, backend: str | None, above: list[str]) -> Kernel | None:
+        """The kernel that a device runs, if nobody else has one there, or at the keys `above`, or below."""
         if backend is None or self.removed is not None:
             return None
         counts = _compat.count_kernels(str(self.name))
-        found = None
-        for key in ("ADInplaceOrView", *_BELOW_A_DEVICE, backend):
-            ours = self._kernels.get(key, [])
-            if len(ours) != counts[key]:
-                return None
-            found = ours[-1].direct if ours and key != "ADInplaceOrView" else found
-        return found
+        below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
+        if any(counts[key] != len(self._kernels.get(key, ())) for key in [*above, *below]):
+            return None
+        return next((self._kernels[key][-1] for key in reversed(below) if self._kernels.get(key)), None)
 
     def newest_kernels(self) -> dict[str, Kernel]:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
@@ -273,12 +284,16 @@ class Definition:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
-#: Where the dispatcher looks for a kernel that a device has not: the last one first.
-_BELOW_A_DEVICE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+class DirectKernels:
+    """Key set, as a number -> what may be called directly, or None; the key sets that were not seen yet are missing."""
 
+    def __init__(self) -> None:
+        self.at_autograd: dict[int, Callable[..., Any] | None] = {}
+        self.of_tensors: dict[int, Callable[..., Any] | None] = {}
 
-class DirectKernels(dict[int, "Callable[..., Any] | None"]):
-    """Key set, as a number -> what `Definition.find_direct` found; the key sets that were not seen yet are missing."""
+    def clear(self) -> None:
+        self.at_autograd.clear()
+        self.of_tensors.clear()
 
 
 #: By the name of the op: objects of several registries may stand for one op.

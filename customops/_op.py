@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from customops import _compat
+from customops import _bypass, _compat
 from customops._call import Fn, bind, bind_kernel
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Name, Undo, lock
@@ -94,6 +94,7 @@ class CustomOpDef(Generic[P, R]):
         self._opoverload = definition.overload
         self._init_fn = fn
         self._samples: Fn | None = None
+        self._raw: list[_RawKernel] = []
         self._source = user_source()
         name = name_of(fn) if fn is not None else definition.name.name
         self._rules = _Rules(definition, fn, name, when or when_to_check(None, self._qualname))
@@ -178,13 +179,7 @@ class CustomOpDef(Generic[P, R]):
 
     def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
         """Put `fn` at dispatch keys as it is."""
-        self._register(lib, self._impl_at_all, keys, fn)
-
-    def _impl_at_all(self, keys: tuple[str, ...], fn: Fn) -> Undo:
-        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
-            for key in keys:
-                undos.callback(self._definition.impl(fn, key, apart=True))
-            return undos.pop_all().close
+        self._register(lib, _RawKernel, self, keys, fn)
 
     # Fake impl --------------------------------------------------------------------------------------------------
 
@@ -317,6 +312,8 @@ class CustomOpDef(Generic[P, R]):
             def autograd(_keyset, /, x): ...
         """
         texts: dict[str, str] = {}
+        if type(self) is not CustomOpDef:
+            texts["bypass=True"] = _bypass.source(self.schema).text
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.direct is not kernel.fn:
@@ -392,6 +389,8 @@ class CustomOpDef(Generic[P, R]):
         self._definition = Definition.define(old.name, old.schema, old.tags, self._text)
         self._opoverload = self._definition.overload
         self._install()
+        for kernel in self._raw:
+            kernel.install()
 
     def _uninstall(self, error: UnregisteredError) -> None:
         definition = self._definition
@@ -427,6 +426,26 @@ class CustomOpDef(Generic[P, R]):
         self._registry._record(undo)
 
 
+class _RawKernel:
+    """A kernel at dispatch keys, at all of them or at none. Calling it takes it back."""
+
+    def __init__(self, op: CustomOpDef[Any, Any], keys: tuple[str, ...], fn: Fn) -> None:
+        self.op, self.keys, self.fn = op, keys, fn
+        self.install()
+        op._raw.append(self)
+
+    def install(self) -> None:
+        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
+            for key in self.keys:
+                undos.callback(self.op._definition.impl(self.fn, key, apart=True))
+            self.undos = undos.pop_all()
+
+    def __call__(self) -> None:
+        if self in self.op._raw:
+            self.op._raw.remove(self)
+            self.undos.close()
+
+
 def _end(undo: Undo, library: weakref.ref[Library]) -> None:
     """A library was destroyed, and with it ends what was registered with ``lib=``."""
     lent = library()
@@ -446,12 +465,15 @@ class Plan:
     device_types: DeviceTypes
     text: str | None
     when: When
+    bypass: bool
 
     def check(self) -> tuple[str | None, ...]:
         """Raise what can be found wrong without changing anything; returns the device types."""
         op = str(self.name)
         if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
             raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
+        if self.bypass:
+            _bypass.refuse(self.schema, op)
         if self.text is not None:  # else the schema was read off the function
             bind_kernel(self.fn, self.schema, op, "kernel")
         return check_devices(self.device_types, self.schema, op)
@@ -461,9 +483,15 @@ class Plan:
         devices = self.check()
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
-            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text, self.when)
+            cls: Any = _bypassing(self.schema) if self.bypass else CustomOpDef
+            op: CustomOpDef[Any, Any] = cls(registry, definition, self.fn, self.text, self.when)
             op._install(devices)
         except BaseException:
             definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
             raise
         return op
+
+
+def _bypassing(schema: Schema) -> type[CustomOpDef[Any, Any]]:
+    """A class for one op, whose ``__call__`` is written for it."""
+    return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": _bypass.call(schema)})

@@ -25,7 +25,7 @@ from customops._definition import (
 from customops._hints import schema_of, written_names
 from customops._op import CustomOpDef
 from customops._rules.kernel import DeviceTypes, dispatch_keys
-from customops._schema import Schema, Tags, check_tags, normalize_tags, parse
+from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
 from customops._trampoline import When, when_to_check
 from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
 
@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     tags: Tags
     on_conflict: OnConflict
     check: When | None
+    bypass: bool
 
 
 class Registry:
@@ -100,6 +101,7 @@ class Registry:
         tags: Tags = None,
         on_conflict: OnConflict = "replace",
         check: When | None = None,
+        bypass: bool = False,
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -116,6 +118,7 @@ class Registry:
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
+            bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
@@ -136,6 +139,7 @@ class Registry:
             tags=tags,
             on_conflict=on_conflict,
             check=check,
+            bypass=bypass,
         )
         return request if fn is None else request(fn)
 
@@ -151,6 +155,7 @@ class Registry:
         tags: Tags,
         on_conflict: OnConflict,
         check: When | None,
+        bypass: bool,
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
@@ -167,7 +172,8 @@ class Registry:
         else:
             wanted = _manual_schema(schema, mutates_args, name, fn)
             check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
-        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema, when_to_check(check, str(name)))
+        when = when_to_check(check, str(name))
+        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema, when, bypass)
         with lock:
             existing = _compat.find_overload(name.packet, name.overload)
             if existing is None:
@@ -257,7 +263,7 @@ class Registry:
         if lib is not None and "::" in qualname:
             given = f"{lib.ns}::{qualname.partition('::')[2]}"
         name, all_tags = Name.parse(given), normalize_tags(tags)
-        _check_nameless(schema, str(name))
+        check_nameless(schema, str(name))
         with lock:
             if _compat.find_overload(name.packet, name.overload) is not None:
                 problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
@@ -429,7 +435,7 @@ def _own_name(text: str) -> Name:
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
     """Parse ``schema=``, which must agree with `mutates_args`."""
-    _check_nameless(text, str(name))
+    check_nameless(text, str(name))
     schema = parse(text)
     written = {argument.name for argument in schema.mutated}
     if mutates_args != "unknown" and written != set(mutates_args):
@@ -441,13 +447,6 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, f
             where=where(fn),
         )
     return schema
-
-
-def _check_nameless(text: str, op: str) -> None:
-    if not isinstance(text, str) or not text.lstrip().startswith("("):
-        raise SchemaError(
-            'expected schema to look like "(Tensor x) -> Tensor": the name is given already', op=op, got=repr(text)
-        )
 
 
 _AGAIN = "define it again, or use the new object"

@@ -176,6 +176,14 @@ class Schema:
         return next((a for a in self.arguments if a.name == "device" and a.type == "Device"), None)
 
 
+def check_nameless(text: str, op: str) -> None:
+    """Raise SchemaError unless `text` starts with the arguments."""
+    if not isinstance(text, str) or not text.lstrip().startswith("("):
+        raise SchemaError(
+            'expected schema to look like "(Tensor x) -> Tensor": the name is given already', op=op, got=repr(text)
+        )
+
+
 def parse(text: str) -> Schema:
     """Parse ``(args) -> returns`` or ``name(args) -> returns``.
 

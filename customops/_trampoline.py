@@ -83,15 +83,16 @@ class Source:
         body = "".join(f"    {line}\n" for line in self.lines)
         return f"def {self.name}({', '.join(self.parameters)}):\n{body}".replace("$", self._prefix)
 
-    @property
-    def namespace(self) -> dict[str, Any]:
-        return {self._prefix + name: value for name, value in self.objects.items()}
+    def build(self) -> Any:
+        namespace = {self._prefix + name: value for name, value in self.objects.items()}
+        exec(_compiled(self.text, self.name), namespace)
+        return namespace[self.name]
 
 
 Write = Callable[[], Source]
 
 
-def _written_when_called(name: str, write: Write) -> Callable[..., Any]:
+def written_when_called(name: str, write: Write) -> Callable[..., Any]:
     """A function that is written when it is first called: of a library's ops, most programs call few."""
     namespace: dict[str, Any] = {}
     fn = types.FunctionType(_blank.__code__, namespace, name)
@@ -107,10 +108,8 @@ def _blank(*args: Any, **kwargs: Any) -> Any:
 def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
     """Make a blank function what it is to be, and call it. The dispatcher keeps the object that it was given."""
     source = write()
-    made: dict[str, Any] = source.namespace
-    exec(_compiled(source.text, source.name), made)
-    written = _compat.outside_dynamo(made[source.name])
-    fn.__globals__.update(made)
+    written = _compat.outside_dynamo(source.build())
+    fn.__globals__.update(written.__globals__)
     fn.__defaults__, fn.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
     fn.__code__ = written.__code__  # last: another thread may be about to call it
     return fn(*args, **kwargs)
@@ -130,12 +129,12 @@ def _compiled(text: str, name: str) -> Any:
 # Arguments ------------------------------------------------------------------------------------------------------
 
 
-def _always_passed(schema: Schema) -> int:
+def always_passed(schema: Schema) -> int:
     """How many positional arguments a call always has: trailing ones that equal their default are not passed."""
     return max((i + 1 for i, argument in enumerate(schema.positional) if not argument.has_default), default=0)
 
 
-def _local(argument: Argument) -> str:
+def local(argument: Argument) -> str:
     """The variable that holds an argument. Positional ones may be called anything; keyword-only ones are parameters."""
     if not keyword.iskeyword(argument.name):
         return argument.name
@@ -148,7 +147,7 @@ def _local(argument: Argument) -> str:
     return f"${argument.name}"
 
 
-def _may_be_none(argument: Argument, schema: Schema) -> bool:
+def may_be_none(argument: Argument, schema: Schema) -> bool:
     """Torch takes None for a Tensor, too; but a call with no tensor at all does not get to a kernel of a device."""
     return argument.type != "Tensor" or sum(a.holds_tensors for a in schema.arguments) > 1
 
@@ -164,8 +163,8 @@ def kernel(
     With `bump` it also counts the versions of what the op writes, which is else done at a key above.
     """
     for argument in schema.keyword_only:
-        _local(argument)  # raises now what it would raise in the first call
-    return _written_when_called("kernel", functools.partial(_kernel, schema, tags, op, cell, when, bump))
+        local(argument)  # raises now what it would raise in the first call
+    return written_when_called("kernel", functools.partial(_kernel, schema, tags, op, cell, when, bump))
 
 
 def _kernel(schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, when: When, bump: bool) -> Source:
@@ -189,9 +188,9 @@ def _kernel(schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, wh
 
 def _take_all(source: Source, schema: Schema) -> None:
     """Parameters for all arguments, with the defaults that callbacks are to see."""
-    required = _always_passed(schema)
+    required = always_passed(schema)
     for i, argument in enumerate((*schema.positional, *schema.keyword_only)):
-        name = _local(argument)
+        name = local(argument)
         if argument.kwarg_only and i == len(schema.positional):
             source.parameters.append("*")
         if not argument.has_default:
@@ -210,8 +209,8 @@ def _take_all(source: Source, schema: Schema) -> None:
 
 def _all_arguments(schema: Schema) -> str:
     """How the arguments are given to a kernel."""
-    named = (f"{_local(argument)}={_local(argument)}" for argument in schema.keyword_only)
-    return ", ".join([*map(_local, schema.positional), *named])
+    named = (f"{local(argument)}={local(argument)}" for argument in schema.keyword_only)
+    return ", ".join([*map(local, schema.positional), *named])
 
 
 def _tuple(items: Iterable[str]) -> str:
@@ -219,9 +218,9 @@ def _tuple(items: Iterable[str]) -> str:
 
 
 def _bump_versions(source: Source, schema: Schema) -> None:
-    written = [_local(argument) for argument in schema.mutated]
+    written = [local(argument) for argument in schema.mutated]
     if [argument.type for argument in schema.mutated] == ["Tensor"]:
-        if _may_be_none(schema.mutated[0], schema):
+        if may_be_none(schema.mutated[0], schema):
             source.line(f"if {written[0]} is not None:")
             source.line(f"    $increment_version({_tuple(written)})", increment_version=_compat.increment_version)
         else:
@@ -237,11 +236,11 @@ def _bump_versions(source: Source, schema: Schema) -> None:
 def _check(source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> None:
     """Raise unless the result has the schema's types, and aliases nothing but what it says."""
     if torch.Tag.inplace in tags:
-        source.line(f"if $result is not {_local(schema.positional[0])}:")
+        source.line(f"if $result is not {local(schema.positional[0])}:")
         source.line("    raise $wrong($result, $fn)", wrong=functools.partial(inplace_error, schema, op))
         return
     if torch.Tag.out in tags:
-        outs = [_local(argument) for argument in schema.mutated]
+        outs = [local(argument) for argument in schema.mutated]
         results = ["$result"] if len(outs) == 1 else [f"$result[{i}]" for i in range(len(outs))]
         wrong = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
         if len(outs) > 1:
@@ -271,13 +270,13 @@ def _fits(returns: tuple[Return, ...]) -> str | None:
 
 
 def _check_aliases(source: Source, schema: Schema, op: str) -> None:
-    tensors = [_local(argument) for argument in schema.arguments if argument.holds_tensors]
+    tensors = [local(argument) for argument in schema.arguments if argument.holds_tensors]
     results = "($result,)" if len(schema.returns) == 1 else "$result"
     if not tensors and [ret.type for ret in schema.returns] == ["Tensor"]:
         return
     source.line(f"if $any_alias({_tuple(tensors)}, {{}}, {results}):", any_alias=_compat.any_alias)
-    positional = _tuple(map(_local, schema.positional))
-    named = ", ".join(f"{argument.name!r}: {_local(argument)}" for argument in schema.keyword_only)
+    positional = _tuple(map(local, schema.positional))
+    named = ", ".join(f"{argument.name!r}: {local(argument)}" for argument in schema.keyword_only)
     source.line(
         f"    raise $alias_error($result, $fn, {positional}, {{{named}}})",
         alias_error=functools.partial(alias_error, schema, op),
@@ -298,20 +297,20 @@ def autograd(
     `general` and `node`: where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has
     a node that takes its arguments as they are; all else is done by ``general(keyset, kernel, args, kwargs)``.
     """
-    return _written_when_called("autograd", functools.partial(_autograd, schema, direct, make))
+    return written_when_called("autograd", functools.partial(_autograd, schema, direct, make))
 
 
 def _autograd(schema: Schema, direct: dict[int, Fn | None], make: Callable[[], tuple[Fn, Any | None]]) -> Source:
     general, node = make()
     source = Source("autograd", schema)
-    always = [_local(argument) for argument in schema.positional[: _always_passed(schema)]]
+    always = [local(argument) for argument in schema.positional[: always_passed(schema)]]
     rest = ["*$rest"] if len(always) < len(schema.positional) else []
     named = ["**$named"] if schema.keyword_only else []
     passed = ", ".join([*always, *rest, *named])
     source.parameters = ["$keyset", "/", *always, *rest, *named]
     source.line("$kernel = $direct.get($keyset.raw_repr())", direct=direct)
     source.line("if $kernel is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
-    source.line(f"    if not ({_requires_grad(source, schema)}):", is_grad_enabled=torch.is_grad_enabled)
+    source.line(f"    if not ({_requires_grad(source, schema)}):")
     source.line("        $guard = $below_autograd()", below_autograd=_compat.below_autograd)
     source.line("        try:")
     source.line(f"            return $kernel({passed})")
@@ -328,18 +327,18 @@ def _autograd(schema: Schema, direct: dict[int, Fn | None], make: Callable[[], t
 
 def _requires_grad(source: Source, schema: Schema) -> str:
     """An expression for: is anything to be differentiated?"""
-    always = schema.positional[: _always_passed(schema)]
-    tensors = [argument for argument in always if argument.holds_tensors]
+    source.objects["is_grad_enabled"] = torch.is_grad_enabled
+    tensors = [argument for argument in schema.positional[: always_passed(schema)] if argument.holds_tensors]
     others = [argument for argument in schema.arguments if argument.holds_tensors and argument not in tensors]
     if not others and len(tensors) <= 3 and all(argument.is_tensor for argument in tensors):
         each = [
-            f"({_local(a)} is not None and {_local(a)}.requires_grad)"
-            if _may_be_none(a, schema)
-            else f"{_local(a)}.requires_grad"
+            f"({local(a)} is not None and {local(a)}.requires_grad)"
+            if may_be_none(a, schema)
+            else f"{local(a)}.requires_grad"
             for a in tensors
         ]
         return f"({' or '.join(each)}) and $is_grad_enabled()" if each else "False"
-    items = [_local(a) for a in tensors]
+    items = [local(a) for a in tensors]
     items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
     items += ["**$named"] if any(a.kwarg_only for a in others) else []
     source.objects["any_requires_grad"] = any_requires_grad(schema)
@@ -349,9 +348,9 @@ def _requires_grad(source: Source, schema: Schema) -> str:
 def any_requires_grad(schema: Schema) -> Callable[..., bool]:
     """``f(*args, **kwargs)``: does a tensor, or one in a list, require grad?"""
     has_gaps = any(argument.type.startswith("Tensor?[") for argument in schema.arguments)
-    return _any_requires_grad if has_gaps else _compat.any_requires_grad
+    return _look_for_grad if has_gaps else _compat.any_requires_grad
 
 
-def _any_requires_grad(*args: Any, **kwargs: Any) -> bool:
+def _look_for_grad(*args: Any, **kwargs: Any) -> bool:
     """torch's own function passes lists over that hold a None."""
     return any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))

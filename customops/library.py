@@ -70,9 +70,7 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
 def register_kernel(
     op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
 ) -> Any:
-    """`CustomOpDef.register_kernel` on any op. For torch, "default" is every device here, as it is for `impl`."""
-    if device_types == "default":
-        device_types = None
+    """`CustomOpDef.register_kernel` on any op."""
     return adopt(op).register_kernel(device_types, fn, lib=lib)
 
 

@@ -371,3 +371,22 @@ def test_nothing_is_kept(registry: Registry, ns: str) -> None:
     registry.clear()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("inside", ["before", "inside"])
+def test_kernels_come_back_with_a_replaced_op(registry: Registry, ns: str, inside: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        return x + 1
+
+    def g(x: Tensor) -> Tensor:
+        return x + 2
+
+    op = registry.custom_op(f"{ns}::f", f, mutates_args=())
+    if inside == "before":
+        registry.impl(f"{ns}::f", "cpu", lambda x: x + 5)
+    with registry.scope():
+        if inside == "inside":
+            registry.impl(f"{ns}::f", "cpu", lambda x: x + 5)
+        registry.custom_op(f"{ns}::f", g, mutates_args=())
+        assert op_named(ns)(torch.zeros(1)).item() == 2
+    assert op(torch.zeros(1)).item() == (6 - 1 if inside == "before" else 1)

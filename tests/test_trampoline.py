@@ -419,3 +419,49 @@ def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:
     )
     assert op(torch.ones(1), torch.ones(1)).item() == 3
     assert customops.adopt(f"{ns}::f") is op
+
+
+# What setup_context is given ------------------------------------------------------------------------------------
+
+
+def seen_by_setup_context(op: Any, *args: Any) -> tuple[Any, Any]:
+    """The inputs and the output that it sees, where the kernel may have been called directly."""
+    seen: list[Any] = []
+    op.register_autograd(
+        lambda ctx, *grads: (grads[0], *[None] * (len(args) - 1)),
+        setup_context=lambda ctx, inputs, output: seen.append((inputs, output)),
+    )
+    op(torch.ones(2), *args[1:])
+    op(*args)
+    (call,) = seen
+    return call  # type: ignore[no-any-return]
+
+
+def test_lists_are_those_of_the_caller(registry: Registry, ns: str) -> None:
+    def f(x: Tensor, sizes: list[int]) -> Tensor:
+        sizes.append(9)
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::f", f, mutates_args=())
+    inputs, _ = seen_by_setup_context(op, torch.ones(2, requires_grad=True), [1])
+    assert inputs[1] == [1]
+
+
+@pytest.mark.parametrize(
+    ("returns", "result", "types"),
+    [
+        ("Tensor[]", lambda x: (x * 2, x * 3), (list, Tensor, Tensor)),
+        ("(Tensor, float)", lambda x: (x * 2, 1), (tuple, Tensor, float)),
+        ("(Tensor, Tensor)", lambda x: torch.max(x, 0), (tuple, Tensor, Tensor)),
+        ("(Tensor, Tensor)", lambda x: [x * 2, x * 3], (tuple, Tensor, Tensor)),
+    ],
+)
+@pytest.mark.parametrize("check", ["always", "never"])
+def test_outputs_have_the_types_of_the_schema(
+    registry: Registry, ns: str, returns: str, result: Any, types: Any, check: Any
+) -> None:
+    if check == "never" and returns == "(Tensor, Tensor)" and isinstance(result(torch.ones(1)), list):
+        pytest.skip("torch takes no list for several returns, and nobody looks before")
+    op = registry.custom_op(f"{ns}::f", result, mutates_args=(), schema=f"(Tensor x) -> {returns}", check=check)
+    _, output = seen_by_setup_context(op, torch.ones(2, requires_grad=True))
+    assert (type(output), *map(type, output)) == types

@@ -84,11 +84,11 @@ class AutogradRule:
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
         definition = self.definition
-        trampoline = _trampoline.autograd(definition.schema, definition.direct, self._make)
+        trampoline = _trampoline.autograd(definition.schema, definition.direct.at_autograd, self._make)
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
     def _make(self) -> tuple[Fn, Node | None]:
-        return _general(self, self.definition), self._node if _is_flat(self.definition) else None
+        return _general(self, self.definition), self._node if _is_flat(self.definition.schema) else None
 
     def _forget_node(self) -> None:
         self._node.apply = None
@@ -134,18 +134,23 @@ class _Call:
             return self.definition.overload.redispatch(keyset, *args, **self.keywords)
 
 
-def _is_flat(definition: Definition) -> bool:
+def _converts_nothing(schema: Schema) -> bool:
+    """Does a kernel get and return the same objects, whether the dispatcher is between or not? (lists are new ones)"""
+    return all("[" not in argument.type for argument in schema.arguments) and all(
+        ret.type == "Tensor" for ret in schema.returns
+    )
+
+
+def _is_flat(schema: Schema) -> bool:
     """Does a node for the op take and return what the op does? Then it needs no `_Call` around the kernel."""
-    schema = definition.schema
-    is_regular = not any(argument.is_tensor_list or argument.kwarg_only for argument in schema.arguments)
-    return is_regular and bool(schema.returns) and not schema.mutated and True not in _list_outputs(schema)
+    return _converts_nothing(schema) and bool(schema.returns) and not (schema.mutated or schema.keyword_only)
 
 
 def _general(rule: AutogradRule, definition: Definition) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
-    schema, direct = definition.schema, definition.direct
-    is_out = torch.Tag.out in definition.tags
+    schema, direct = definition.schema, definition.direct.at_autograd
+    is_out, converts_nothing = torch.Tag.out in definition.tags, _converts_nothing(schema)
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
     list_inputs = tuple(argument.is_tensor_list for argument in schema.positional)
     any_requires_grad = _trampoline.any_requires_grad(schema)
@@ -163,7 +168,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             finally:
                 del guard
         flat, lengths = _flatten(args, list_inputs)
-        call = _Call(definition, keyset, kernel, kwargs, lengths)
+        call = _Call(definition, keyset, kernel if converts_nothing else None, kwargs, lengths)
         result = _compat.apply_function(rule.apply(), call, *flat)
         if not schema.returns:
             return None
@@ -176,7 +181,8 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
 def _node(definition: Definition, formula: Formula | None) -> Any:
     """The autograd.Function of an op and a formula. Its first argument is called to reach the op."""
     below_autograd, fill = _compat.below_autograd, filler(definition.schema)
-    is_flat, list_outputs = _is_flat(definition), _list_outputs(definition.schema)
+    is_flat, list_outputs = _is_flat(definition.schema), _list_outputs(definition.schema)
+    returns_tuple = len(definition.schema.returns) > 1
     in_place, has_keywords = torch.Tag.inplace in definition.tags, bool(definition.schema.keyword_only)
     written = tuple(argument.is_written for argument in definition.schema.positional if definition.schema.mutated)
     backward_fn, setup_context = formula or (None, None)
@@ -188,6 +194,8 @@ def _node(definition: Definition, formula: Formula | None) -> Any:
             result = call(*args)
         finally:
             del guard
+        if returns_tuple and type(result) is not tuple:
+            result = tuple(result)
         needed = ctx.needs_input_grad[1:]
         ctx.needs_input_grad = needed if is_flat else _regroup(needed, call.input_lengths)
         if setup_context is not None:
@@ -214,10 +222,10 @@ def _node(definition: Definition, formula: Formula | None) -> Any:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise _no_jvp(definition)
 
-    name = f"{definition.name.name}_{definition.name.overload}".strip("_")
+    name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
     members = {"forward": forward, "backward": backward, "jvp": jvp}
     statics = {name: staticmethod(_compat.outside_dynamo(member)) for name, member in members.items()}
-    return type(f"{name}_backward", (_compat.SingleLevelFunction,), statics)
+    return type(name, (_compat.SingleLevelFunction,), statics)
 
 
 def _no_formula(definition: Definition) -> AutogradError:

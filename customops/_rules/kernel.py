@@ -182,10 +182,11 @@ def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[s
 
 
 def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types as a tuple, checked; (None,) stands for every device."""
+    """The device types as a tuple, checked; (None,) stands for every device, as torch's word "default" does."""
     devices: tuple[Any, ...] = (device_types,)
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
-        devices = tuple(dict.fromkeys(device_types))
+        devices = tuple(device_types)
+    devices = tuple(dict.fromkeys(None if device == "default" else device for device in devices))
     if not devices:
         raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
     for device_type in devices:
@@ -219,7 +220,8 @@ def _check_device(device_type: Any, op: str, argument: str = "device_types") -> 
         _compat.device_key(device_type)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RegistrationError(f"unknown device type: {reason}", **fields) from error
+        fix = "customops.impl takes dispatch keys" if _compat.is_dispatch_key(device_type) else None
+        raise RegistrationError(f"unknown device type: {reason}", fix=fix, **fields) from error
 
 
 def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:

@@ -134,7 +134,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
     when, tags = when_to_check(None, op), with_pt2_compliant(tags)
-    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, Pair(op, schema))
+    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, False, Pair(op, schema))
     with lock:
         if _compat.find_overload(name.packet) is not None:
             raise RegistrationError(
