@@ -7,7 +7,10 @@ A case is one statement, timed for each contender with the same kernel function 
     Library     torch.library.Library: define and impl by hand, nothing is checked
     Function    torch.autograd.Function, no op at all; where gradients are timed
 
-Contenders take turns, so that what disturbs the machine disturbs all of them; a ratio is that of two medians.
+    bypass      customops.custom_op(..., bypass=True)
+
+Contenders take turns, so that what disturbs the machine disturbs all of them; a ratio is that of two medians. The
+kernels do next to nothing, on tensors of four elements: what is measured is the way to them and back.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ NAMESPACES = {OURS: "bench_customops", "custom_op": "bench_custom_op", "Library"
 # Kernels --------------------------------------------------------------------------------------------------------
 
 
-def scale(x: Tensor, by: float) -> Tensor:
-    return x * by
+def plus(x: Tensor, y: Tensor, by: float) -> Tensor:
+    return x + y  # the number is only passed
 
 
 def add_to(x: Tensor, y: Tensor) -> None:
@@ -57,6 +60,20 @@ def add_out(x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
     return torch.add(x, y, out=out)
 
 
+def many(
+    a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor, g: Tensor, h: Tensor, i: Tensor, j: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return a.add(b), c.add(d), e.add(f)
+
+
+def add_each(xs: list[Tensor], y: Tensor) -> list[Tensor]:
+    return [x.add(y) for x in xs]
+
+
+def with_defaults(x: Tensor, by: float = 1.0, n: int = 2, *, flag: bool = True, name: str = "name") -> Tensor:
+    return x.mul(by)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel, and what the contenders have to be told of it."""
@@ -67,10 +84,15 @@ class Kernel:
     tags: tuple[torch.Tag, ...] = ()
 
 
-SCALE = Kernel(scale, "(Tensor x, float by) -> Tensor")
+PLUS = Kernel(plus, "(Tensor x, Tensor y, float by) -> Tensor")
 ADD_TO = Kernel(add_to, "(Tensor(a!) x, Tensor y) -> ()", ("x",))
 ADD_ = Kernel(add_, "(Tensor(a!) x, Tensor y) -> Tensor(a!)", ("x",), (torch.Tag.inplace,))
 ADD_OUT = Kernel(add_out, "(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", ("out",), (torch.Tag.out,))
+MANY = Kernel(many, f"({', '.join(f'Tensor {name}' for name in 'abcdefghij')}) -> (Tensor, Tensor, Tensor)")
+ADD_EACH = Kernel(add_each, "(Tensor[] xs, Tensor y) -> Tensor[]")
+WITH_DEFAULTS = Kernel(
+    with_defaults, '(Tensor x, float by=1.0, SymInt n=2, *, bool flag=True, str name="name") -> Tensor'
+)
 
 
 # Contenders -----------------------------------------------------------------------------------------------------
@@ -101,7 +123,7 @@ NAMES = map("op_{}".format, itertools.count())
 DEFINE: dict[str, Fn] = {OURS: define_ours, "custom_op": define_custom_op, "Library": define_library}
 
 
-def defined(kernel: Kernel, name: str | None = None) -> dict[str, Fn]:
+def defined(kernel: Kernel, name: str | None = None) -> dict[str, Any]:
     return {contender: define(name or kernel.fn.__name__, kernel) for contender, define in DEFINE.items()}
 
 
@@ -109,47 +131,73 @@ def packets(name: str) -> dict[str, Fn]:
     return {contender: getattr(getattr(torch.ops, namespace), name) for contender, namespace in NAMESPACES.items()}
 
 
+def bypassing(plain: dict[str, Fn]) -> dict[str, Fn]:
+    ours = customops.custom_op("bench_bypass::plus", plus, mutates_args=(), bypass=True)
+    return {**plain, OURS: ours}
+
+
 # Gradients ------------------------------------------------------------------------------------------------------
 
 
-def keep_factor(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-    ctx.by = inputs[1]
+def keep_factor(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    ctx.by = inputs[2]
 
 
-def scale_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return grad * ctx.by, None
+def plus_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    return grad, grad, None
 
 
-class Scale(torch.autograd.Function):
-    """`scale` and its gradient without an op. (With a setup_context of its own, apply would be four times slower.)"""
+class Plus(torch.autograd.Function):
+    """The kernel and its gradient without an op. (With a setup_context of its own, apply would be much slower.)"""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, by: float) -> Tensor:
         ctx.by = by
-        return scale(x, by)
+        return plus(x, y, by)
 
-    backward = staticmethod(scale_backward)
+    backward = staticmethod(plus_backward)
 
 
-class ScaleOp(Scale):
+class PlusOp(Plus):
     """What goes to the Autograd key of an op that is defined by hand; `op` is set to it."""
 
     op: Fn
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, by: float) -> Tensor:
         ctx.by = by
         with torch._C._AutoDispatchBelowAutograd():
-            return ScaleOp.op(x, by)
+            return PlusOp.op(x, y, by)
 
 
 def differentiable() -> dict[str, Fn]:
-    ops: dict[str, Any] = defined(SCALE, "scale_with_gradient")
+    ops = defined(PLUS, "plus_with_gradient")
     for contender in (OURS, "custom_op"):
-        ops[contender].register_autograd(scale_backward, setup_context=keep_factor)
-    ScaleOp.op = ops["Library"]
-    LIBRARIES[-1].impl("scale_with_gradient", ScaleOp.apply, "Autograd")
-    return ops | {"Function": Scale.apply}
+        ops[contender].register_autograd(plus_backward, setup_context=keep_factor)
+    PlusOp.op = ops["Library"]
+    LIBRARIES[-1].impl("plus_with_gradient", PlusOp.apply, "Autograd")
+    return ops | {"Function": Plus.apply}
+
+
+# Compiled -------------------------------------------------------------------------------------------------------
+
+
+def in_a_graph() -> dict[str, Fn]:
+    """Ten calls in one graph of inductor, which keeps them apart."""
+    ops = defined(PLUS, "plus_in_a_graph")
+    for contender in (OURS, "custom_op"):
+        ops[contender].register_fake(lambda x, y, by: torch.empty_like(x))
+    LIBRARIES[-1]._register_fake("plus_in_a_graph", lambda x, y, by: torch.empty_like(x))
+    return {contender: torch.compile(ten_times(op), fullgraph=True, dynamic=False) for contender, op in ops.items()}
+
+
+def ten_times(op: Fn) -> Fn:
+    def ten(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(10):
+            x = op(x, y, 2.0)
+        return x
+
+    return ten
 
 
 # Cases ----------------------------------------------------------------------------------------------------------
@@ -171,7 +219,7 @@ class Case:
         with self.context():
             tensors = {name: torch.ones(4) for name in ("y", "out", "grad_out")}
             x = torch.arange(1.0, 5.0, requires_grad=self.requires_grad)
-        others = {"grad": torch.autograd.grad, "kernel": SCALE, "names": NAMES}
+        others = {"grad": torch.autograd.grad, "kernel": PLUS, "names": NAMES}
         return {"f": self.contenders[contender], "x": x, **tensors, **others}
 
     def outcome(self, contender: str) -> tuple[Any, list[Tensor]]:
@@ -182,24 +230,29 @@ class Case:
         return result, [value for value in variables.values() if isinstance(value, Tensor)]
 
     def verify(self) -> None:
-        """Raise AssertionError unless the statement does the same for all contenders."""
-        expected, *others = map(self.outcome, self.contenders)
+        """Raise AssertionError unless the statement does the same for all contenders, each time."""
+        expected, *others = (self.outcome(contender) for contender in [*self.contenders] * 2)
         for other in others:
             torch.testing.assert_close(other, expected, rtol=0, atol=0)
 
 
 def cases() -> list[Case]:
-    plain, with_gradient = defined(SCALE), differentiable()
+    plain, with_gradient = defined(PLUS), differentiable()
     return [
-        Case("no gradient", "f(x, 2.0)", plain),
-        Case("no gradient, torch.ops", "f(x, 2.0)", packets("scale")),
-        Case("inference mode", "f(x, 2.0)", plain, context=torch.inference_mode),
-        Case("forward", "f(x, 2.0)", with_gradient, requires_grad=True),
-        Case("forward and backward", "grad(f(x, 2.0), x, grad_out)", with_gradient, requires_grad=True),
+        Case("no gradient", "f(x, y, 2.0)", plain),
+        Case("no gradient, torch.ops", "f(x, y, 2.0)", packets("plus")),
+        Case("no gradient, bypass", "f(x, y, 2.0)", bypassing(plain)),
+        Case("inference mode", "f(x, y, 2.0)", plain, context=torch.inference_mode),
+        Case("forward", "f(x, y, 2.0)", with_gradient, requires_grad=True),
+        Case("forward and backward", "grad(f(x, y, 2.0), x, grad_out)", with_gradient, requires_grad=True),
         Case("mutates, returns None", "f(x, y)", defined(ADD_TO)),
         Case("in-place", "f(x, y)", defined(ADD_)),
         Case("out=", "f(x, y, out=out)", defined(ADD_OUT)),
-        Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, 2.0)"),
+        Case("10 inputs, 3 outputs", "f(x, y, x, y, x, y, x, y, x, y)", defined(MANY)),
+        Case("lists of tensors", "f([x, y, x, y], y)", defined(ADD_EACH)),
+        Case("defaults, by keyword", "f(x, 2.0, flag=False)", defined(WITH_DEFAULTS)),
+        Case("10 calls in a graph", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
+        Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
     ]
 
 
@@ -265,15 +318,37 @@ def cell(times: Times, contender: str) -> str:
     return f"{times.median(contender):9.2f} ±{times.spread(contender):3.0f}%"
 
 
+def plot(all_times: list[Times], file: Path) -> None:
+    """Bars: what each rival costs, in costs of customops."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (the rest does without it)
+
+    timed = [times for times in all_times if times.case != "defining an op"]
+    figure = Figure(figsize=(8, 0.55 * len(timed) + 1), layout="constrained")
+    axes = figure.subplots()
+    for i, rival in enumerate(("Library", "Function", "custom_op")):
+        rows = [(y, times) for y, times in enumerate(timed) if rival in times.rounds]
+        places = [y + 0.27 * (i - 1) for y, _ in rows]
+        bars = axes.barh(places, [1 / times.ratio(rival) for _, times in rows], height=0.25, label=rival)
+        axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=1, label="customops")
+    axes.set_yticks(range(len(timed)), [times.case for times in timed])
+    axes.invert_yaxis()
+    axes.set_xlabel("processor time of a call, customops = 1")
+    axes.legend(fontsize=8)
+    figure.savefig(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only verify that the contenders agree; time nothing")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them to FILE, too (needs matplotlib)")
+    parser.add_argument("--only", metavar="TEXT", help="only the cases with TEXT in their names")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    every_case = cases()
+    every_case = [case for case in cases() if options.only is None or options.only in case.name]
     for case in every_case:
         case.verify()
     if options.check:
@@ -286,6 +361,8 @@ def main() -> None:
     print_table(all_times)
     if any(times.spread(contender) > 20 for times in all_times for contender in times.rounds):
         print("\nthe machine is busy: figures that spread by more than 20% are not to be trusted")
+    if options.plot is not None:
+        plot(all_times, options.plot)
     if options.json is not None:
         figures = {times.case: times.figures() for times in all_times}
         options.json.write_text(json.dumps({"torch": torch.__version__, "cases": figures}, indent=1) + "\n")

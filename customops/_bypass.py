@@ -7,7 +7,6 @@ entry for the op. Whatever is not certain goes to the dispatcher, and so do call
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._schema import Argument, Schema
-from customops._trampoline import Source, local
+from customops._trampoline import Source, When, local, run
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
@@ -62,13 +61,11 @@ def refuse(schema: Schema, op: str) -> None:
         )
 
 
-def call(schema: Schema) -> Callable[..., Any]:
-    """The ``__call__`` of an op's object."""
-    return source(schema).build()  # type: ignore[no-any-return]
+def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> Source:
+    """The ``__call__`` of an op's object.
 
-
-def source(schema: Schema) -> Source:
-    """What it consists of. Conditions that rule most calls out come first; Dynamo is to see the first one alone."""
+    Conditions that rule most calls out come first. Dynamo is to see the first one alone.
+    """
     text = Source("__call__", schema)
     names = [local(argument) for argument in schema.positional]
     text.objects |= _OBJECTS
@@ -96,19 +93,22 @@ def source(schema: Schema) -> Source:
     )
     first, *others = tensors  # the first one is there in each call
     text.line(f"        $keys = $keys_of({local(first)})", keys_of=_compat.keys_of)
-    text.line("        $kernel = $op.direct.of_tensors.get($keys.raw_repr())")
+    text.line("        $cell = $op.direct.of_tensors.get($keys.raw_repr())", below_autograd=_compat.below_autograd)
     same = [f"$keys_of({local(each)}) == $keys" for each in others]
     same = [
         f"({local(each)} is None or {test})" if each.type.endswith("?") else test
         for each, test in zip(others, same, strict=True)
     ]
-    text.line(f"        if {' and '.join(['$kernel is not None', *same])}:")
-    text.line("            $guard = $below_autograd()", below_autograd=_compat.below_autograd)
-    text.line("            try:")
-    text.line(f"                return $kernel({', '.join(names)})")
-    text.line("            finally:")
-    text.line("                del $guard")
-    text.line("        if $kernel is None and $keys.raw_repr() not in $op.direct.of_tensors:")
+    text.line(f"        if {' and '.join(['$cell is not None', *same])}:")
+    text.indent = "            "
+    if schema.keyword_only:  # left out: the kernel's trampoline knows the defaults
+        for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({', '.join(names)})", "finally:"):
+            text.line(line)
+        text.line("    del $guard")
+    else:
+        run(text, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
+    text.indent = ""
+    text.line("        if $cell is None and $keys.raw_repr() not in $op.direct.of_tensors:")
     text.line("            $op.find_direct_of($keys)  # for the next call")
     text.line("return $op.entry(*$args, **$kwargs)")
     return text

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -29,8 +29,8 @@ class Kernel(NamedTuple):
 
     fn: Callable[..., Any]
     with_keyset: bool  # is it given the key set?
-    #: What a trampoline above may call in its place, if the keys between have nothing to do.
-    direct: Callable[..., Any] | None
+    #: The cell that it reads (see `_trampoline`), if a trampoline above may do in its place what it does.
+    cell: Any
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -105,6 +105,8 @@ class Definition:
     library: Library | None = None
     #: What to raise for an op that is gone.
     removed: Exception | None = None
+    #: When results of kernels are checked: "always", "first" or "never".
+    when: Literal["always", "first", "never"] = "always"
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class Definition:
         *,
         with_keyset: bool = False,
         apart: bool = False,
-        direct: Callable[..., Any] | None = None,
+        cell: Any = None,
     ) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
 
@@ -161,7 +163,7 @@ class Definition:
         except BaseException:
             undo()
             raise
-        kernel = Kernel(fn, with_keyset, direct)
+        kernel = Kernel(fn, with_keyset, cell)
         self._kernels.setdefault(key, []).append(kernel)
         self._forget_dispatch()
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
@@ -226,16 +228,15 @@ class Definition:
         self.direct.clear()
         _compat.forget_dispatch(self.overload)
 
-    def find_direct(self, keyset: Any) -> Callable[..., Any] | None:
-        """The kernel that may be called directly for a key set at Autograd, and None where the dispatcher is needed.
+    def find_direct(self, keyset: Any) -> Any:
+        """The cell of the kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
             backend = _compat.plain_backend(keyset, writes=bool(self.schema.mutated))
-            kernel = self._find_kernel(backend, ["ADInplaceOrView"])
-            self.direct.at_autograd[keyset.raw_repr()] = found = kernel.direct if kernel is not None else None
+            self.direct.at_autograd[keyset.raw_repr()] = found = self._find_cell(backend, ["ADInplaceOrView"])
         return found
 
     def find_direct_of(self, keys: Any) -> None:
@@ -243,22 +244,21 @@ class Definition:
         with lock:
             backend, counts_versions = _compat.plain_tensor(keys)
             above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-            kernel = self._find_kernel(backend, above)
-            if kernel is None or kernel.direct is None or self._kernels.get(f"Autocast{backend}"):
+            found = self._find_cell(backend, above)
+            if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
                 found = None
-            else:
-                found = kernel.direct if counts_versions else kernel.fn
             self.direct.of_tensors[keys.raw_repr()] = found
 
-    def _find_kernel(self, backend: str | None, above: list[str]) -> Kernel | None:
-        """The kernel that a device runs, if nobody else has one there, or at the keys `above`, or below."""
+    def _find_cell(self, backend: str | None, above: list[str]) -> Any:
+        """The cell of the kernel that a device runs, if nobody else has one there, or at the keys `above`, or below."""
         if backend is None or self.removed is not None:
             return None
         counts = _compat.count_kernels(str(self.name))
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         if any(counts[key] != len(self._kernels.get(key, ())) for key in [*above, *below]):
             return None
-        return next((self._kernels[key][-1] for key in reversed(below) if self._kernels.get(key)), None)
+        cell = next((self._kernels[key][-1].cell for key in reversed(below) if self._kernels.get(key)), None)
+        return cell if cell is not None and cell.direct is not None else None
 
     def newest_kernels(self) -> dict[str, Kernel]:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
@@ -285,11 +285,11 @@ class Definition:
 
 
 class DirectKernels:
-    """Key set, as a number -> what may be called directly, or None; the key sets that were not seen yet are missing."""
+    """Key set, as a number -> the cell of a kernel, or None; the key sets that were not seen yet are missing."""
 
     def __init__(self) -> None:
-        self.at_autograd: dict[int, Callable[..., Any] | None] = {}
-        self.of_tensors: dict[int, Callable[..., Any] | None] = {}
+        self.at_autograd: dict[int, Any] = {}
+        self.of_tensors: dict[int, Any] = {}
 
     def clear(self) -> None:
         self.at_autograd.clear()

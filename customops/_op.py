@@ -6,21 +6,20 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _bypass, _compat
-from customops._call import Fn, bind, bind_kernel
+from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
-from customops._definition import Definition, Name, Undo, lock
+from customops._definition import Definition, Undo, lock
 from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
 from customops._rules.fake import FakeRule
-from customops._rules.kernel import DeviceTypes, KernelRule, check_devices, device_list
+from customops._rules.kernel import DeviceTypes, KernelRule, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
@@ -45,8 +44,8 @@ class Sample(NamedTuple):
 class _Rules:
     """The rules of an op."""
 
-    def __init__(self, definition: Definition, default: Fn | None, name: str, when: When) -> None:
-        self.kernel = KernelRule(definition, default, when)
+    def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
+        self.kernel = KernelRule(definition, default)
         self.fake = FakeRule(definition, name)
         self.autograd = AutogradRule(definition)
         self.autocast = AutocastRule(definition)
@@ -97,7 +96,8 @@ class CustomOpDef(Generic[P, R]):
         self._raw: list[_RawKernel] = []
         self._source = user_source()
         name = name_of(fn) if fn is not None else definition.name.name
-        self._rules = _Rules(definition, fn, name, when or when_to_check(None, self._qualname))
+        definition.when = when or when_to_check(None, self._qualname)
+        self._rules = _Rules(definition, fn, name)
         self.__name__ = definition.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
@@ -313,11 +313,13 @@ class CustomOpDef(Generic[P, R]):
         """
         texts: dict[str, str] = {}
         if type(self) is not CustomOpDef:
-            texts["bypass=True"] = _bypass.source(self.schema).text
+            definition = self._definition
+            source = _bypass.source(definition.schema, definition.tags, self._qualname, definition.when)
+            texts["bypass=True"] = source.text
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
-            if kernel.direct is not kernel.fn:
-                texts[f"{key}, called directly"] = source_of(kernel.direct)
+            if kernel.cell is not None and kernel.cell.direct is not kernel.fn:
+                texts[f"{key}, called directly"] = source_of(kernel.cell.direct)
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     # Samples ----------------------------------------------------------------------------------------------------
@@ -387,6 +389,7 @@ class CustomOpDef(Generic[P, R]):
         """Come back after having been removed."""
         old = self._definition
         self._definition = Definition.define(old.name, old.schema, old.tags, self._text)
+        self._definition.when = old.when
         self._opoverload = self._definition.overload
         self._install()
         for kernel in self._raw:
@@ -452,46 +455,3 @@ def _end(undo: Undo, library: weakref.ref[Library]) -> None:
     if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
         with lock:
             undo()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that is needed to define an op; nothing is changed before `define` is called."""
-
-    name: Name
-    fn: Fn
-    schema: Schema
-    tags: tuple[torch.Tag, ...]
-    device_types: DeviceTypes
-    text: str | None
-    when: When
-    bypass: bool
-
-    def check(self) -> tuple[str | None, ...]:
-        """Raise what can be found wrong without changing anything; returns the device types."""
-        op = str(self.name)
-        if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
-            raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
-        if self.bypass:
-            _bypass.refuse(self.schema, op)
-        if self.text is not None:  # else the schema was read off the function
-            bind_kernel(self.fn, self.schema, op, "kernel")
-        return check_devices(self.device_types, self.schema, op)
-
-    def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
-        """Define the op. The dispatcher is as before if that fails."""
-        devices = self.check()
-        definition = Definition.define(self.name, self.schema, self.tags, self.text)
-        try:
-            cls: Any = _bypassing(self.schema) if self.bypass else CustomOpDef
-            op: CustomOpDef[Any, Any] = cls(registry, definition, self.fn, self.text, self.when)
-            op._install(devices)
-        except BaseException:
-            definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
-            raise
-        return op
-
-
-def _bypassing(schema: Schema) -> type[CustomOpDef[Any, Any]]:
-    """A class for one op, whose ``__call__`` is written for it."""
-    return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": _bypass.call(schema)})

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, over
 
 from typing_extensions import Required, Unpack
 
-from customops import _compat, _op
+from customops import _compat
 from customops._call import Fn
 from customops._compat import Library, OpOverload, OpOverloadPacket
 from customops._definition import (
@@ -24,6 +24,7 @@ from customops._definition import (
 )
 from customops._hints import schema_of, written_names
 from customops._op import CustomOpDef
+from customops._plan import Plan
 from customops._rules.kernel import DeviceTypes, dispatch_keys
 from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
 from customops._trampoline import When, when_to_check
@@ -173,7 +174,7 @@ class Registry:
             wanted = _manual_schema(schema, mutates_args, name, fn)
             check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
         when = when_to_check(check, str(name))
-        plan = _op.Plan(name, fn, wanted, all_tags, device_types, schema, when, bypass)
+        plan = Plan(name, fn, wanted, all_tags, device_types, schema, when, bypass)
         with lock:
             existing = _compat.find_overload(name.packet, name.overload)
             if existing is None:
@@ -184,13 +185,13 @@ class Registry:
                 return self._reuse(plan)
             raise self._conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
-    def _add(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+    def _add(self, plan: Plan) -> CustomOpDef[Any, Any]:
         op = plan.define(self)
         self._ops[op._qualname] = op
         self._record(functools.partial(self._drop, op))
         return op
 
-    def _replace(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+    def _replace(self, plan: Plan) -> CustomOpDef[Any, Any]:
         """Define an op in the place of another; the other comes back if that fails."""
         qualname = str(plan.name)
         old = _compat.torch_op_of(qualname)
@@ -218,7 +219,7 @@ class Registry:
         self._record(functools.partial(self._swap_back, op, old))
         return op
 
-    def _reuse(self, plan: _op.Plan) -> CustomOpDef[Any, Any]:
+    def _reuse(self, plan: Plan) -> CustomOpDef[Any, Any]:
         """The existing op, if it is the same one."""
         old = _compat.torch_op_of(str(plan.name))
         if not isinstance(old, CustomOpDef):
@@ -233,7 +234,7 @@ class Registry:
             )
         return old
 
-    def _conflict(self, plan: _op.Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
+    def _conflict(self, plan: Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
         return DefinitionError(
             f"an op of this name exists, defined at {self._place(str(plan.name))}: {reason}",
             op=str(plan.name),
@@ -452,7 +453,7 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, f
 _AGAIN = "define it again, or use the new object"
 
 
-def _replaced(plan: _op.Plan) -> UnregisteredError:
+def _replaced(plan: Plan) -> UnregisteredError:
     place = location_of(plan.fn)
     return UnregisteredError(f"the op was replaced by the definition at {place}", op=str(plan.name), fix=_AGAIN)
 

@@ -48,10 +48,12 @@ def when_to_check(given: Any, op: str) -> When:
 class Cell:
     """What a kernel's trampoline calls. Registering again, or switching off, changes `fn`; the trampoline stays."""
 
-    __slots__ = ("fn", "unchecked")
+    __slots__ = ("direct", "fn", "unchecked")
 
     def __init__(self, fn: Fn) -> None:
         self.set(fn)
+        #: The kernel's trampoline, for a call that skips the keys between autograd and the device.
+        self.direct: Fn | None = None
 
     def set(self, fn: Fn) -> None:
         self.fn = fn
@@ -68,6 +70,7 @@ class Source:
         self.name = name
         self.parameters: list[str] = []
         self.lines: list[str] = []
+        self.indent = ""
         self.objects: dict[str, Any] = {}
         self._prefix = "_"
         while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
@@ -75,7 +78,7 @@ class Source:
 
     def line(self, text: str, **objects: Any) -> None:
         """Add a line. `objects` are what its ``$names`` stand for, where these are not variables of the function."""
-        self.lines.append(text)
+        self.lines.append(self.indent + text)
         self.objects |= objects
 
     @property
@@ -170,20 +173,37 @@ def kernel(
 def _kernel(schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, when: When, bump: bool) -> Source:
     source = Source("kernel", schema)
     _take_all(source, schema)
+    source.objects["cell"] = cell
+    run(source, schema, tags, op, when, bump=bump)
+    return source
+
+
+def run(
+    source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, *, bump: bool, guard: str = ""
+) -> None:
+    """Add the lines from the call of what ``$cell`` holds to the return; with `guard`, as long as that object lives."""
     if bump:
         _bump_versions(source, schema)
-    source.line("$fn = $cell.fn", cell=cell)
-    source.line(f"$result = $fn({_all_arguments(schema)})")
-    checks = Source("checks", schema)
+    source.line("$fn = $cell.fn")
+    call = f"$result = $fn({_all_arguments(schema)})"
+    if not guard:
+        source.line(call)
+    else:
+        source.line(f"$guard = {guard}")
+        source.line("try:")
+        source.line(f"    {call}")
+        source.line("finally:")
+        source.line("    del $guard")
     if when != "never":
-        _check(checks, schema, tags, op)
-    if checks.lines and when == "first":
-        source.line("if $cell.unchecked:")
-        checks.lines = [f"    {line}" for line in [*checks.lines, "$cell.unchecked = False"]]
-    source.lines += checks.lines
-    source.objects |= checks.objects
+        start = len(source.lines)
+        _check(source, schema, tags, op)
+        if when == "first" and len(source.lines) > start:
+            checks = source.lines[start:]
+            del source.lines[start:]
+            source.line("if $cell.unchecked:")
+            source.lines += [f"    {line}" for line in checks]
+            source.line("    $cell.unchecked = False")
     source.line("return $result")
-    return source
 
 
 def _take_all(source: Source, schema: Schema) -> None:
@@ -250,23 +270,43 @@ def _check(source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str)
         return
     fits = _fits(schema.returns)
     if fits is not None:
-        source.line(f"if not ({fits}):", Tensor=Tensor, isinstance=isinstance, type=type, tuple=tuple, len=len)
+        source.line(f"if not ({fits}):", **_FOR_FITS)
     indent = "" if fits is None else "    "
     source.line(f"{indent}$result = $structure($result, $fn)", structure=structure_check(schema, op, "kernel"))
     if not schema.is_view and any("Tensor" in ret.type for ret in schema.returns):
         _check_aliases(source, schema, op)
 
 
+#: What `_fits` refers to.
+_FOR_FITS: dict[str, Any] = {
+    "Tensor": Tensor,
+    "isinstance": isinstance,
+    "len": len,
+    "list": list,
+    "map": map,
+    "set": set,
+    "tensor_types": {Tensor, torch.nn.Parameter},
+    "tuple": tuple,
+    "type": type,
+}
+
+
 def _fits(returns: tuple[Return, ...]) -> str | None:
     """An expression for the usual case of a result that fits; what it does not hold for is looked at more closely."""
     if not returns:
         return "$result is None"
-    if any(ret.type != "Tensor" for ret in returns):
+    if any(ret.type not in ("Tensor", "Tensor[]") for ret in returns):
         return None
     if len(returns) == 1:
-        return "$isinstance($result, $Tensor)"
-    items = " and ".join(f"$isinstance($result[{i}], $Tensor)" for i in range(len(returns)))
-    return f"$type($result) is $tuple and $len($result) == {len(returns)} and {items}"
+        return _fits_one("$result", returns[0])
+    items = [_fits_one(f"$result[{i}]", ret) for i, ret in enumerate(returns)]
+    return " and ".join([f"$type($result) is $tuple and $len($result) == {len(returns)}", *items])
+
+
+def _fits_one(value: str, ret: Return) -> str:
+    if ret.type == "Tensor":
+        return f"$isinstance({value}, $Tensor)"
+    return f"$type({value}) is $list and $set($map($type, {value})) <= $tensor_types"
 
 
 def _check_aliases(source: Source, schema: Schema, op: str) -> None:
@@ -286,21 +326,27 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
+#: Makes what an autograd trampoline calls: ``general(keyset, cell, args, kwargs)``, and the holder of a node or None.
+Make = Callable[[], tuple[Fn, Any]]
+
+
 def autograd(
-    schema: Schema, direct: dict[int, Fn | None], make: Callable[[], tuple[Fn, Any | None]]
+    schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, direct: dict[int, Cell | None], make: Make
 ) -> Callable[..., Any]:
-    """The function at the Autograd key: call the device's kernel directly where that is all there is to do.
+    """The function at the Autograd key: do what the device's kernel does, where that is all there is to do.
 
     The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
-    that are conjugate, ... `direct` has the kernel for the key sets that hold nothing but a device, so where it has
-    one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. `make` returns
-    `general` and `node`: where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has
-    a node that takes its arguments as they are; all else is done by ``general(keyset, kernel, args, kwargs)``.
+    that are conjugate, ... `direct` has the cell of the kernel for the key sets that hold nothing but a device, so
+    where it has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where
+    something is, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its arguments as they are. All
+    else is done by `general`.
     """
-    return written_when_called("autograd", functools.partial(_autograd, schema, direct, make))
+    return written_when_called("autograd", functools.partial(_autograd, schema, tags, op, when, direct, make))
 
 
-def _autograd(schema: Schema, direct: dict[int, Fn | None], make: Callable[[], tuple[Fn, Any | None]]) -> Source:
+def _autograd(
+    schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, direct: dict[int, Cell | None], make: Make
+) -> Source:
     general, node = make()
     source = Source("autograd", schema)
     always = [local(argument) for argument in schema.positional[: always_passed(schema)]]
@@ -308,19 +354,22 @@ def _autograd(schema: Schema, direct: dict[int, Fn | None], make: Callable[[], t
     named = ["**$named"] if schema.keyword_only else []
     passed = ", ".join([*always, *rest, *named])
     source.parameters = ["$keyset", "/", *always, *rest, *named]
-    source.line("$kernel = $direct.get($keyset.raw_repr())", direct=direct)
-    source.line("if $kernel is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
-    source.line(f"    if not ({_requires_grad(source, schema)}):")
-    source.line("        $guard = $below_autograd()", below_autograd=_compat.below_autograd)
-    source.line("        try:")
-    source.line(f"            return $kernel({passed})")
-    source.line("        finally:")
-    source.line("            del $guard")
+    source.line("$cell = $direct.get($keyset.raw_repr())", direct=direct)
+    source.line("if $cell is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
+    source.line(f"    if not ({_requires_grad(source, schema)}):", below_autograd=_compat.below_autograd)
+    source.indent = "        "
+    if rest or named:  # the kernel's trampoline knows the defaults
+        for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({passed})", "finally:"):
+            source.line(line)
+        source.line("    del $guard")
+    else:
+        run(source, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
+    source.indent = ""
     if node is not None:
         source.line("    if $node.apply is not None:", node=node)
-        source.line(f"        return $node.apply($kernel, {passed})")
+        source.line(f"        return $node.apply($cell.direct, {passed})")
     source.line(
-        f"return $general($keyset, $kernel, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
+        f"return $general($keyset, $cell, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )
     return source
 

@@ -18,6 +18,7 @@ from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo, lock
 from customops._schema import Argument, Schema
 from customops._slots import Slots
+from customops._trampoline import Cell
 from customops.errors import AutogradError, RegistrationError, UnsupportedError, where
 
 
@@ -84,7 +85,14 @@ class AutogradRule:
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
         definition = self.definition
-        trampoline = _trampoline.autograd(definition.schema, definition.direct.at_autograd, self._make)
+        trampoline = _trampoline.autograd(
+            definition.schema,
+            definition.tags,
+            str(definition.name),
+            definition.when,
+            definition.direct.at_autograd,
+            self._make,
+        )
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
     def _make(self) -> tuple[Fn, Node | None]:
@@ -155,9 +163,9 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     list_inputs = tuple(argument.is_tensor_list for argument in schema.positional)
     any_requires_grad = _trampoline.any_requires_grad(schema)
 
-    def general(keyset: Any, kernel: Fn | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kernel is None and keyset.raw_repr() not in direct:
-            kernel = definition.find_direct(keyset)
+    def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if cell is None and keyset.raw_repr() not in direct:
+            cell = definition.find_direct(keyset)
         if torch.is_grad_enabled() and any_requires_grad(*args, **kwargs):
             if is_out:
                 raise _out_error(definition)
@@ -168,7 +176,8 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             finally:
                 del guard
         flat, lengths = _flatten(args, list_inputs)
-        call = _Call(definition, keyset, kernel if converts_nothing else None, kwargs, lengths)
+        kernel = cell.direct if cell is not None and converts_nothing else None
+        call = _Call(definition, keyset, kernel, kwargs, lengths)
         result = _compat.apply_function(rule.apply(), call, *flat)
         if not schema.returns:
             return None

@@ -15,7 +15,7 @@ from customops._call import Fn, bind_kernel, filler
 from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
 from customops._slots import Slots
-from customops._trampoline import Cell, When
+from customops._trampoline import Cell
 from customops.errors import DefinitionError, RegistrationError
 
 log = logging.getLogger("customops")
@@ -39,10 +39,9 @@ class Switch:
 class KernelRule:
     """The kernels of one op. `default` is the function it was defined from, if it is ours."""
 
-    def __init__(self, definition: Definition, default: Fn | None, when: When) -> None:
+    def __init__(self, definition: Definition, default: Fn | None) -> None:
         self.definition = definition
         self.default = default
-        self.when = when
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
@@ -125,24 +124,25 @@ class KernelRule:
         definition = self.definition
         cell = Cell(self._active(device_type))
         key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
-        kernel, direct = self._trampolines(cell)
-        undo = definition.impl(kernel, key, apart=apart, direct=direct)
+        undo = definition.impl(self._trampoline(cell), key, apart=apart, cell=cell)
         self._cells[device_type] = cell
         if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
             select = _selector(self, definition)
             self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
         return functools.partial(self._uninstall, device_type, undo)
 
-    def _trampolines(self, cell: Cell) -> tuple[Fn, Fn | None]:
-        """The function at a device's key, and what does the same for a call that skips the keys above."""
+    def _trampoline(self, cell: Cell) -> Fn:
+        """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
         definition = self.definition
+        schema = definition.schema
         write = functools.partial(
-            _trampoline.kernel, definition.schema, definition.tags, str(definition.name), cell, self.when
+            _trampoline.kernel, schema, definition.tags, str(definition.name), cell, definition.when
         )
         kernel = write()
-        if definition.schema.is_view or (definition.schema.mutated and definition.library is None):
-            return kernel, None  # keys above have more to do, or somebody else sees to them
-        return kernel, write(bump=True) if definition.schema.mutated else kernel
+        others_write = bool(schema.mutated) and definition.library is None
+        if not (schema.is_view or others_write):  # else keys between have more to do
+            cell.direct = write(bump=True) if schema.mutated else kernel
+        return kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
         del self._cells[device_type]

@@ -12,7 +12,8 @@ from customops import _compat
 from customops._call import Fn
 from customops._definition import Definition, Name, lock, with_pt2_compliant
 from customops._hints import schema_of
-from customops._op import CustomOpDef, Plan
+from customops._op import CustomOpDef
+from customops._plan import Plan
 from customops._registry import Registry, default
 from customops._registry import _own_name as own_name
 from customops._rules.fake import FakeRule
