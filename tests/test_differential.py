@@ -719,6 +719,49 @@ def test_compiled_calls_are_what_they_are_in_torch(
         check(Case(name, 0, (kind,) * OPS[name].tensors, False, "compiled"), our_op, their_op)
 
 
+def grows(x: Tensor, sizes: List[int]) -> Tensor:
+    sizes.append(3)
+    return x * 2
+
+
+def empties(xs: List[Tensor]) -> Tensor:
+    return xs.pop() * 2
+
+
+def tuple_for_list(x: Tensor) -> List[Tensor]:
+    return (x * 2, x * 3)  # type: ignore[return-value]
+
+
+def integer_for_float(x: Tensor) -> Tuple[Tensor, float]:
+    return x * 2, 1
+
+
+@pytest.mark.xfail(reason="a kernel that is called directly shares its lists and its result with setup_context")
+@pytest.mark.parametrize(
+    ("kernel", "call"),
+    [
+        (grows, lambda op, x: op(x, [1])),
+        (empties, lambda op, x: op([x, x])),
+        (tuple_for_list, lambda op, x: op(x)),
+        (integer_for_float, lambda op, x: op(x)),
+    ],
+)
+def test_setup_context_sees_the_same_with_and_without_the_shortcut(
+    registry: Registry, ns: str, kernel: Callable[..., Any], call: Callable[..., Any]
+) -> None:
+    op = registry.custom_op(f"{ns}::op", kernel, mutates_args=())
+    op.register_autograd(
+        lambda ctx, *grads: None, setup_context=lambda ctx, inputs, output: see("setup", inputs, repr(output))
+    )
+    x = torch.ones(2, requires_grad=True)
+    SEEN.clear()
+    call(op, x)
+    with Operations([]):  # with a mode about, the op is redispatched
+        call(op, x)
+    directly, redispatched = SEEN
+    assert directly == redispatched
+
+
 # Registering again --------------------------------------------------------------------------------------------------
 
 
