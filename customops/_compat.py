@@ -481,6 +481,13 @@ def set_fake_source(qualname: str, source: str) -> None:
         record.source = source
 
 
+def forget_entry(qualname: str) -> None:
+    """Drop what torch's registry keeps for a removed op, unless somebody has something registered there."""
+    entry = _torch_registry.singleton.get(qualname)
+    if entry is not None and not (entry.fake_impl.kernels or entry.torch_dispatch_rules._data):
+        del _torch_registry.singleton._data[qualname]
+
+
 def fake_record(qualname: str) -> Any | None:
     """torch's record of the newest fake of an op (fields ``func`` and ``source``), or None."""
     entry = _torch_registry.singleton.get(qualname)

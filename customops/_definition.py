@@ -274,6 +274,7 @@ class Definition:
         if self.library is not None:
             _compat.destroy_library(self.library)  # also where somebody else has destroyed it: see there
             _compat.forget_signature(self.name.packet, self.name.overload)
+            _compat.forget_entry(str(self.name))
             _compat.retire_overload(self.overload, error)
             self.entry = _compat.entry_of(self.overload)
         for key, kernels in self._kernels.items():
