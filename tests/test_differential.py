@@ -47,7 +47,7 @@ pytestmark = [
 
 CASES = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=50,
     print_blob=True,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
