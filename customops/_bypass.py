@@ -81,7 +81,6 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
         "not $is_torch_function_mode_enabled()",  # before anything that such a mode would see
         f"not (({' or '.join(map(_requires_grad, tensors))}) and $is_grad_enabled())",
         "$forward_ad._current_level < 0",
-        "$included_keys().raw_repr() in $nothing_active",
     ]
     text.line(
         f"    if {' and '.join(conditions)}:",
@@ -89,11 +88,11 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
         is_torch_function_mode_enabled=_compat.is_torch_function_mode_enabled,
         forward_ad=_compat.forward_ad,
         included_keys=_compat.included_keys,
-        nothing_active=_compat.nothing_active,
     )
     first, *others = tensors  # the first one is there in each call
     text.line(f"        $keys = $keys_of({local(first)})", keys_of=_compat.keys_of)
-    text.line("        $cell = $op.direct.of_tensors.get($keys.raw_repr())", below_autograd=_compat.below_autograd)
+    text.line("        $where = $keys.raw_repr(), $included_keys().raw_repr()", below_autograd=_compat.below_autograd)
+    text.line("        $cell = $op.direct.of_tensors.get($where)")
     same = [f"$keys_of({local(each)}) == $keys" for each in others]
     same = [
         f"({local(each)} is None or {test})" if each.type.endswith("?") else test
@@ -108,8 +107,8 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
     else:
         run(text, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
     text.indent = ""
-    text.line("        if $cell is None and $keys.raw_repr() not in $op.direct.of_tensors:")
-    text.line("            $op.find_direct_of($keys)  # for the next call")
+    text.line("        if $cell is None and $where not in $op.direct.of_tensors:")
+    text.line("            $op.find_direct_of($keys, $included_keys())  # for the next call")
     text.line("return $op.entry(*$args, **$kwargs)")
     return text
 

@@ -193,11 +193,16 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
 
 
-def plain_tensor(keys: Any) -> tuple[str | None, bool]:
-    """The key of the device of a dense tensor without anything to it, and whether it counts versions; or None.
+def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
+    """The key of the device of a dense tensor without anything to it, in a thread in which nothing acts, or None.
 
-    A tensor also has the key of its device's autocast, which is off in a thread until autocast is on.
+    And whether it counts versions: a tensor of inference mode does not, and is plain in inference mode alone; outside,
+    a kernel for it runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a
+    thread until autocast is on.
     """
+    quiet = key_set("BackendSelect")
+    if included not in (quiet, quiet | key_set("ADInplaceOrView")):
+        return None, False
     top = keys.highestPriorityTypeId().name
     if top.startswith("Autocast"):
         keys = keys.remove(getattr(DispatchKey, top))
@@ -205,13 +210,7 @@ def plain_tensor(keys: Any) -> tuple[str | None, bool]:
     if top.startswith("Autograd"):
         return plain_backend(keys, writes=True), True
     is_dense = hasattr(DispatchKey, f"Autograd{top}") and top not in ("Meta", "NestedTensor")
-    return top if is_dense and keys == key_set(top) else None, False  # of inference mode
-
-
-#: `included_keys`, as numbers, in a thread in which nothing acts on calls, and there in inference mode.
-nothing_active = frozenset(
-    {(key_set("BackendSelect") | key_set("ADInplaceOrView")).raw_repr(), key_set("BackendSelect").raw_repr()}
-)
+    return top if is_dense and keys == key_set(top) and included == quiet else None, False
 
 
 def count_kernels(qualname: str) -> collections.Counter[str]:
@@ -257,6 +256,32 @@ def forward_ad_active() -> bool:  # ``forward_ad.dual_level`` or ``torch.func.jv
     return bool(forward_ad._current_level >= 0)
 
 
+def tangents_may_hide() -> bool:
+    """May a level of forward mode be open although `forward_ad_active` does not know?
+
+    A graph of Dynamo opens it in C++: when it runs, and when AOTAutograd traces it. Else, looking for tangents is not
+    wanted while a mode is active, which would see that.
+    """
+    if _C._are_functorch_transforms_active() or _C._len_torch_dispatch_stack() == 0:
+        return True
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def call_jvp(jvp: Callable[..., Any], *args: Any) -> Any:
+    """Call a jvp with forward mode on if it may be nested: torch has it off, and an outer level would get zeros."""
+    if not _C._are_functorch_transforms_active():
+        return jvp(*args)
+    with forward_ad._set_fwd_grad_enabled(True):
+        return jvp(*args)
+
+
+def without_tangent(value: Any) -> Any:
+    """A tangent, without the one of its own that it got in `call_jvp`."""
+    if isinstance(value, torch.Tensor) and _C._are_functorch_transforms_active():
+        return forward_ad.unpack_dual(value, level=0).primal
+    return value
+
+
 def apply_function(apply: Any, *args: Any) -> Any:
     """Call the ``apply`` of a subclass of `SingleLevelFunction`, also inside functorch transforms."""
     if not _C._are_functorch_transforms_active():
@@ -272,12 +297,12 @@ def call_vmap_rule(rule: Any, overload: OpOverload, args: tuple[Any, ...], kwarg
 
 
 def any_tangent(values: tuple[Any, ...]) -> bool:
-    """Does a tensor among `values` (lists opened one level) carry a tangent of the open forward-mode level?"""
+    """Does a tensor among `values` (lists opened one level) carry a tangent? torch has one level of them, 0."""
     for value in values:
         for item in value if isinstance(value, (list, tuple)) else (value,):
             # Other layouts cannot carry one, and torch fails to look.
-            if isinstance(item, torch.Tensor) and item.layout is torch.strided:
-                if forward_ad.unpack_dual(item).tangent is not None:
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested:
+                if forward_ad.unpack_dual(item, level=0).tangent is not None:
                     return True
     return False
 

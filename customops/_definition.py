@@ -107,6 +107,8 @@ class Definition:
     removed: Exception | None = None
     #: When results of kernels are checked: "always", "first" or "never".
     when: Literal["always", "first", "never"] = "always"
+    #: Has the op been called with tangents? See `saw_tangents`.
+    tangents_seen: bool = False
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
@@ -228,6 +230,16 @@ class Definition:
         self.direct.clear()
         _compat.forget_dispatch(self.overload)
 
+    def saw_tangents(self) -> None:
+        """From now on look for tangents in each call: it is not called directly any more.
+
+        A compiled graph opens levels of forward mode without telling Python, so that none may seem to be open where
+        one is. But what it does was traced before, and then this op saw the tangents.
+        """
+        with lock:
+            self.tangents_seen = True
+            self.direct.clear()
+
     def find_direct(self, keyset: Any) -> Any:
         """The cell of the kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
 
@@ -239,19 +251,19 @@ class Definition:
             self.direct.at_autograd[keyset.raw_repr()] = found = self._find_cell(backend, ["ADInplaceOrView"])
         return found
 
-    def find_direct_of(self, keys: Any) -> None:
-        """The same for the keys of a tensor: enter it in ``direct.of_tensors``. An op with autocast has none."""
+    def find_direct_of(self, keys: Any, included: Any) -> None:
+        """The same for the keys of a tensor and those that are active in a thread. An op with autocast has none."""
         with lock:
-            backend, counts_versions = _compat.plain_tensor(keys)
+            backend, counts_versions = _compat.plain_tensor(keys, included)
             above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
             found = self._find_cell(backend, above)
             if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
                 found = None
-            self.direct.of_tensors[keys.raw_repr()] = found
+            self.direct.of_tensors[keys.raw_repr(), included.raw_repr()] = found
 
     def _find_cell(self, backend: str | None, above: list[str]) -> Any:
         """The cell of the kernel that a device runs, if nobody else has one there, or at the keys `above`, or below."""
-        if backend is None or self.removed is not None:
+        if backend is None or self.removed is not None or self.tangents_seen:
             return None
         counts = _compat.count_kernels(str(self.name))
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
@@ -290,7 +302,7 @@ class DirectKernels:
 
     def __init__(self) -> None:
         self.at_autograd: dict[int, Any] = {}
-        self.of_tensors: dict[int, Any] = {}
+        self.of_tensors: dict[tuple[int, int], Any] = {}
 
     def clear(self) -> None:
         self.at_autograd.clear()

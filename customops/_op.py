@@ -241,6 +241,25 @@ class CustomOpDef(Generic[P, R]):
         """
         self._register(lib, self._rules.autograd.register, backward, setup_context)
 
+    def register_jvp(self, jvp: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None) -> None:
+        """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
+
+        Args:
+            jvp: ``jvp(ctx, *tangents)``, one tangent for each positional argument, a list for a list of tensors, None
+                for what is not a tensor; returns one tangent for each return. As ``autograd.Function.jvp``.
+            setup_context: as in `register_autograd`, with ``ctx.save_for_forward`` for tensors. If both have one, both
+                are called.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: the op mutates an input, returns a view, or returns nothing.
+            CallbackError: a callback has parameters that do not fit.
+
+        Example:
+            >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
+        """
+        self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context)
+
     # Autocast ---------------------------------------------------------------------------------------------------
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:

@@ -93,6 +93,18 @@ def register_autograd(
     adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib)
 
 
+def register_jvp(
+    op: Op,
+    jvp: Callable[..., Any],
+    /,
+    *,
+    setup_context: Callable[..., Any] | None = None,
+    lib: Library | None = None,
+) -> None:
+    """`CustomOpDef.register_jvp` on any op."""
+    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib)
+
+
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
     """`CustomOpDef.register_autocast` on any op."""
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)

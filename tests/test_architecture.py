@@ -24,6 +24,7 @@ LAYERS = {
     "_call": 3,
     "_slots": 3,
     "_trampoline": 4,
+    "_node": 4,
     "_bypass": 5,
     "_rules": 5,
     "_op": 6,
