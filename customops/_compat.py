@@ -227,7 +227,7 @@ def watch_registrations(changed: Callable[[str | None], object]) -> None:
     goes unseen.
     """
     Library.impl = _followed(  # type: ignore[method-assign]
-        Library.impl, lambda library, op, *_, **__: changed(_full_name(library, op))
+        Library.impl, lambda library, op_name, *_, **__: changed(_full_name(library, op_name))
     )
     ops: Any = type(torch.ops)
     ops.load_library = _followed(ops.load_library, lambda *_, **__: changed(None))

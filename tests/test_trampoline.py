@@ -78,11 +78,13 @@ def test_what_is_registered_later_counts_at_once(op: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
-@pytest.mark.parametrize("how", ["library", "function", "qualified"])
+@pytest.mark.parametrize("how", ["library", "keywords", "function", "qualified"])
 def test_a_kernel_of_somebody_else_counts_at_once(op: Any, ns: str, key: str, how: str) -> None:
     other = Library(ns, "FRAGMENT")
     if how == "library":
         other.impl("f", plus(2), key)
+    elif how == "keywords":
+        other.impl(op_name="f", fn=plus(2), dispatch_key=key)
     elif how == "qualified":
         other.impl(f"{ns}::f", plus(2), key)
     else:
