@@ -293,6 +293,7 @@ class Definition:
             for kernel in list(kernels):
                 self._forget(key, kernel)
         self._forget_dispatch()
+        self.direct = DirectKernels()  # the other one is of the name, which may soon be another op's
         if self.library is not None:
             _compat.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 

@@ -313,6 +313,22 @@ def test_ops_that_cannot(registry: Registry, ns: str, schema: str, problem: str)
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
+def test_a_removed_op_does_not_run_its_successor(registry: Registry, ns: str, scale: Any) -> None:
+    call = (ONE, ONE, 2.0, 1, None)
+    with registry.scope():
+        successor = make(registry, f"{ns}::scale", bypass=True)
+        successor(*call)
+        for _ in range(2):
+            with pytest.raises(customops.errors.UnregisteredError):
+                scale(*call)
+            assert Frames(successor)(*call) == 0
+    scale(*call)
+    for _ in range(2):
+        with pytest.raises(customops.errors.UnregisteredError):
+            successor(*call)
+        assert Frames(scale)(*call) == 0
+
+
 def test_it_comes_back_from_a_scope(registry: Registry, ns: str, scale: Any) -> None:
     with registry.scope():
         make(registry, f"{ns}::scale")
