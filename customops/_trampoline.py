@@ -121,7 +121,7 @@ def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
 def source_of(fn: Any) -> str:
     """The text of a function that was made here; "" for others."""
     become = getattr(fn, "__globals__", {}).get("become")
-    return become.args[1]().text if isinstance(become, functools.partial) else ""
+    return become.args[1]().text if isinstance(become, functools.partial) and become.func is _become else ""
 
 
 @functools.lru_cache(maxsize=512)  # ops of one shape share the code

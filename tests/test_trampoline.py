@@ -395,6 +395,15 @@ def test_the_code_can_be_printed(registry: Registry, ns: str) -> None:
     compile(text, "text", "exec")
 
 
+def test_kernels_of_others_are_not_printed(registry: Registry, ns: str, op: Any) -> None:
+    """Also not of a module with a name that ours use."""
+    module = {"become": functools.partial(print)}
+    exec("def kernel(x):\n    return x + 1", module)
+    before = op.explain_call()
+    registry.impl(f"{ns}::f", "CPU", module["kernel"])
+    assert op.explain_call() == before
+
+
 def test_one_shape_is_compiled_once(registry: Registry, ns: str) -> None:
     ops = [registry.custom_op(f"{ns}::f{i}", plus(i), mutates_args=(), schema="(Tensor x) -> Tensor") for i in range(2)]
     first, second = (op._definition._kernels["Autograd"][0].fn for op in ops)
