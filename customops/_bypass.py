@@ -53,8 +53,8 @@ def refuse(schema: Schema, op: str) -> None:
     for argument in schema.arguments:
         if argument.type.removesuffix("?") not in _ARRIVES_AS_IT_IS:
             problem = f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
-        elif argument.kwarg_only and argument.holds_tensors:
-            problem = f"the tensor {argument.name!r} is passed by keyword"
+        elif argument.kwarg_only and (argument.holds_tensors or not argument.has_default):
+            problem = f"the argument {argument.name!r} is always passed by keyword"
     if problem is not None:
         raise UnsupportedError(
             f"the op cannot bypass the dispatcher: {problem}", op=op, got=str(schema), fix="leave bypass=True out"

@@ -300,6 +300,7 @@ def test_inplace(registry: Registry, ns: str) -> None:
     [
         ("(Tensor[] xs) -> Tensor", "'xs' is a Tensor"),
         ("(Tensor x, int[] n) -> Tensor", "'n' is a int"),
+        ("(Tensor x, *, int n) -> Tensor", "'n' is always passed by keyword"),
         ("(Tensor? x) -> Tensor", "always a Tensor"),
         ("(int n) -> Tensor", "always a Tensor"),
         ("(Tensor x) -> int", "something else"),
@@ -309,7 +310,7 @@ def test_inplace(registry: Registry, ns: str) -> None:
 )
 def test_ops_that_cannot(registry: Registry, ns: str, schema: str, problem: str) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot bypass the dispatcher: .*{problem}"):
-        registry.custom_op(f"{ns}::f", lambda *args: args[0], mutates_args=(), schema=schema, bypass=True)
+        registry.custom_op(f"{ns}::f", lambda *args, **kwargs: 1, mutates_args=(), schema=schema, bypass=True)
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
