@@ -36,7 +36,7 @@ When = Literal["always", "first", "never"]
 
 def when_to_check(given: Any, op: str) -> When:
     """What ``check=`` and the environment say together. The environment is for who runs a program, so it decides."""
-    value = os.environ.get("CUSTOMOPS_CHECK") or given or "always"
+    value = os.environ.get("CUSTOMOPS_CHECK") or ("always" if given is None else given)
     if value not in get_args(When):
         source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
         raise DefinitionError(

@@ -333,9 +333,10 @@ def test_never(registry: Registry, ns: str) -> None:
     assert [y.item() for y in pair(x)] == [2, 3]
 
 
-def test_a_value_there_is_not(registry: Registry, ns: str) -> None:
+@pytest.mark.parametrize("check", ["sometimes", "", False, True, 0, ["never"]])
+def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
     with pytest.raises(DefinitionError, match="check= has no such value"):
-        checked(registry, ns, "sometimes", plus(1))
+        checked(registry, ns, check, plus(1))
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
