@@ -139,7 +139,7 @@ def always_passed(schema: Schema) -> int:
 
 def local(argument: Argument) -> str:
     """The variable that holds an argument. Positional ones may be called anything; keyword-only ones are parameters."""
-    if not keyword.iskeyword(argument.name):
+    if not keyword.iskeyword(argument.name) and argument.name != "__debug__":
         return argument.name
     if argument.kwarg_only:
         raise UnsupportedError(

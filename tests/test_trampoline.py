@@ -252,7 +252,7 @@ def test_keywords_of_python_as_names(registry: Registry, ns: str) -> None:
         f"{ns}::f",
         lambda a, b, c: a * b + c,
         mutates_args=(),
-        schema="(Tensor from, float async, float await=1) -> Tensor",
+        schema="(Tensor from, float __debug__, float await=1) -> Tensor",
     )
     assert op(torch.ones(1), 2.0).item() == 3
     assert op(torch.ones(1), 2.0, 5.0).item() == 7
