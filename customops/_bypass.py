@@ -82,6 +82,9 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
         f"not (({' or '.join(map(_requires_grad, tensors))}) and $is_grad_enabled())",
         "$forward_ad._current_level < 0",
     ]
+    if schema.mutated:  # inside __torch_dispatch__ versions are not counted
+        conditions.append("not $is_excluded($counting)")
+        text.objects |= {"is_excluded": _compat.is_excluded, "counting": _compat.DispatchKey.ADInplaceOrView}
     text.line(
         f"    if {' and '.join(conditions)}:",
         is_grad_enabled=torch.is_grad_enabled,

@@ -177,6 +177,9 @@ def key_set(key: str) -> Any:
 keys_of: Callable[[torch.Tensor], Any] = _C._dispatch_keys
 included_keys: Callable[[], Any] = _C._dispatch_tls_local_include_set
 
+#: Is a dispatch key left out in this thread?
+is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
+
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
 
 

@@ -282,6 +282,27 @@ def test_writes_are_counted(registry: Registry, ns: str) -> None:
         assert y.tolist() == [2, 2]
 
 
+def test_writes_are_not_counted_inside_a_mode(registry: Registry, ns: str) -> None:
+    def add(x: Tensor, y: Tensor) -> None:
+        x.numpy()[:] += y.numpy()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            for op in ops:
+                op(x, ONE)
+                versions.append(x._version)
+            return func(*args, **(kwargs or {}))
+
+    ops = [registry.custom_op(f"{ns}::add{i}", add, mutates_args={"x"}, bypass=bool(i)) for i in range(2)]
+    x, versions = torch.zeros(2), list[int]()
+    for op in ops * 2:
+        op(x, ONE)
+    with Mode():
+        ONE.neg()
+    assert versions == [4, 4]
+    assert x.tolist() == [6, 6]
+
+
 def test_inplace(registry: Registry, ns: str) -> None:
     def add_(x: Tensor, y: Tensor) -> Tensor:
         return x.add_(y)
