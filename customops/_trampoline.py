@@ -203,6 +203,9 @@ def run(
             source.line("if $cell.unchecked:")
             source.lines += [f"    {line}" for line in checks]
             source.line("    $cell.unchecked = False")
+    if when != "always" and len(schema.returns) > 1:  # as the dispatcher would, and the checks do
+        source.line("if $type($result) is not $tuple and $isinstance($result, $sequences):", **_FOR_FITS)
+        source.line("    $result = $tuple($result)", sequences=(list, tuple))
     source.line("return $result")
 
 

@@ -264,6 +264,14 @@ def test_results_are_checked(registry: Registry, ns: str) -> None:
             op(ONE)
 
 
+@pytest.mark.parametrize("check", ["always", "first", "never"])
+@pytest.mark.parametrize("kernel", [lambda x: torch.max(x, 0), lambda x: [x + 1, x + 2]])
+def test_several_returns_are_a_tuple(registry: Registry, ns: str, kernel: Any, check: Any) -> None:
+    schema = "(Tensor x) -> (Tensor, Tensor)"
+    op = registry.custom_op(f"{ns}::f", kernel, mutates_args=(), schema=schema, check=check, bypass=True)
+    assert [type(op(ONE)) for _ in range(3)] == [tuple] * 3
+
+
 def test_writes_are_counted(registry: Registry, ns: str) -> None:
     def add(x: Tensor, y: Tensor) -> None:
         x.numpy()[:] += y.numpy()
