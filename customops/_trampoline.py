@@ -7,6 +7,7 @@ would be a closure over ``*args`` is written out for the op at hand, and compile
 from __future__ import annotations
 
 import functools
+import inspect
 import keyword
 import os
 import types
@@ -100,18 +101,17 @@ def written_when_called(name: str, write: Write) -> Callable[..., Any]:
     namespace: dict[str, Any] = {}
     fn = types.FunctionType(_blank.__code__, namespace, name)
     namespace["become"] = functools.partial(_become, fn, write)
-    return fn
+    return _compat.outside_dynamo(fn)
 
 
-@_compat.outside_dynamo
 def _blank(*args: Any, **kwargs: Any) -> Any:
     return become(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
 
 
 def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
     """Make a blank function what it is to be, and call it. The dispatcher keeps the object that it was given."""
-    source = write()
-    written = _compat.outside_dynamo(source.build())
+    written = write().build()
+    _compat.outside_dynamo(written)
     fn.__globals__.update(written.__globals__)
     fn.__defaults__, fn.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
     fn.__code__ = written.__code__  # last: another thread may be about to call it
@@ -120,7 +120,7 @@ def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
 
 def source_of(fn: Any) -> str:
     """The text of a function that was made here; "" for others."""
-    become = getattr(fn, "__globals__", {}).get("become")
+    become = getattr(inspect.unwrap(fn), "__globals__", {}).get("become")
     return become.args[1]().text if isinstance(become, functools.partial) and become.func is _become else ""
 
 

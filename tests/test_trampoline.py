@@ -433,6 +433,29 @@ def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:
     assert customops.adopt(f"{ns}::f") is op
 
 
+def test_where_code_cannot_be_marked_functions_are_wrapped() -> None:
+    """As on a torch in which Dynamo has no way to skip a code object."""
+    script = """
+import torch, torch._dynamo
+del torch._C._dynamo.eval_frame.set_code_exec_strategy
+import customops
+op = customops.custom_op("ns::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+op.register_autograd(lambda ctx, grad: grad * 2)
+x = torch.zeros(1, requires_grad=True)
+for _ in range(2):
+    print(op(x.detach()).item(), *torch.autograd.grad(op(x), x)[0].tolist())
+print("def autograd" in op.explain_call(), "def kernel" in op.explain_call())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "1.0 2.0\n1.0 2.0\nTrue True\n"
+
+
 # What setup_context is given ------------------------------------------------------------------------------------
 
 
