@@ -231,6 +231,8 @@ def test_decorator_keeps_the_function(registry: Registry, ns: str) -> None:
         (["cpu", "gpu"], "Expected one of cpu, cuda"),
         ([], "no dispatch key"),
         ([None], "must be a string"),
+        (None, "must be a string"),
+        (torch.device("cpu"), "must be a string"),
     ],
 )
 def test_unknown_types(registry: Registry, ns: str, types: Any, message: str) -> None:

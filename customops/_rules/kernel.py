@@ -197,7 +197,7 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
 
 def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
     """The dispatch keys that are meant by keys, device types or "default"."""
-    types = (types,) if isinstance(types, str) else tuple(types)
+    types = tuple(types) if isinstance(types, Iterable) and not isinstance(types, str) else (types,)
     if not types:
         raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')
     return tuple(dict.fromkeys(_dispatch_key(each, op) for each in types))
