@@ -278,6 +278,12 @@ def call_jvp(jvp: Callable[..., Any], *args: Any) -> Any:
         return jvp(*args)
 
 
+def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tensor | None]:
+    """The tangents that the results of ``call()`` have, from what it uses."""
+    with forward_ad._set_fwd_grad_enabled(True):
+        return [forward_ad.unpack_dual(result, level=0).tangent for result in call()]
+
+
 def without_tangent(value: Any) -> Any:
     """A tangent, without the one of its own that it got in `call_jvp`."""
     if isinstance(value, torch.Tensor) and _C._are_functorch_transforms_active():

@@ -15,6 +15,7 @@ from customops import _bypass, _compat
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, lock
+from customops._recompute import formulas
 from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
@@ -259,6 +260,26 @@ class CustomOpDef(Generic[P, R]):
             >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
         """
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context)
+
+    def register_autograd_from(self, fn: F, /, *, lib: Library | None = None) -> F:
+        """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
+
+        They run `fn` again, on the inputs that were saved, and derive it. It takes the op's arguments and returns what
+        the op returns.
+
+        Raises:
+            RegistrationError, CallbackError: as `register_autograd`.
+
+        Example:
+            >>> @gelu.register_autograd_from
+            ... def _(x):
+            ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+        """
+        backward, jvp, setup_context = formulas(fn, self._definition)
+        with lock:
+            self.register_jvp(jvp, setup_context=setup_context, lib=lib)
+            self.register_autograd(backward, setup_context=setup_context, lib=lib)
+        return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,11 @@ def register_jvp(
     adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib)
 
 
+def register_autograd_from(op: Op, fn: F, /, *, lib: Library | None = None) -> F:
+    """`CustomOpDef.register_autograd_from` on any op."""
+    return adopt(op).register_autograd_from(fn, lib=lib)
+
+
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
     """`CustomOpDef.register_autocast` on any op."""
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)

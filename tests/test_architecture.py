@@ -25,6 +25,7 @@ LAYERS = {
     "_slots": 3,
     "_trampoline": 4,
     "_node": 4,
+    "_recompute": 4,
     "_bypass": 5,
     "_rules": 5,
     "_op": 6,

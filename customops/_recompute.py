@@ -1,0 +1,128 @@
+"""Formulas made of a function in plain torch operations that computes what the op does: it is run again, and derived.
+
+``backward`` is the function's vjp, ``jvp`` its jvp, so both are right wherever the function is, at the price of running
+it once more. An op is written as a fast kernel, and its gradient as what torch can derive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._call import Fn, bind_kernel
+from customops._definition import Definition
+from customops.errors import AutogradError, name_of, where
+
+
+class Formulas(NamedTuple):
+    """What `register_autograd` and `register_jvp` take."""
+
+    backward: Fn
+    jvp: Fn
+    setup_context: Fn
+
+
+def formulas(fn: Fn, definition: Definition) -> Formulas:
+    """The formulas of an op that computes what `fn` does.
+
+    Raises:
+        CallbackError: `fn` does not take the op's arguments.
+    """
+    op = str(definition.name)
+    bind_kernel(fn, definition.schema, op, "function to differentiate")
+    again = _Again(fn, op, definition)
+    if definition.schema.keyword_only:
+        return Formulas(again.backward, again.jvp, again.setup_with_keywords)
+    return Formulas(again.backward, again.jvp, again.setup)
+
+
+class _Call:
+    """The function of some leaves of its arguments, the others being fixed; it returns what is differentiable."""
+
+    def __init__(self, fn: Fn, leaves: list[Any], spec: Any, chosen: list[int]) -> None:
+        self.fn, self.leaves, self.spec, self.chosen = fn, leaves, spec, chosen
+
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+        leaves = list(self.leaves)
+        for i, value in zip(self.chosen, values, strict=True):
+            leaves[i] = value
+        args, kwargs = _compat.tree_unflatten(leaves, self.spec)
+        outputs, self.result_spec = _compat.tree_flatten(self.fn(*args, **kwargs))
+        self.differentiable = [is_differentiable(output) for output in outputs]
+        return tuple(output for output in outputs if is_differentiable(output))
+
+    def like_result(self, values: Sequence[Tensor | None]) -> Any:
+        """`values`, one for each differentiable output, in the structure of the function's result."""
+        rest = iter(values)
+        return _compat.tree_unflatten(
+            [next(rest) if is_there else None for is_there in self.differentiable], self.result_spec
+        )
+
+
+class _Again:
+    """One function, and the ways to differentiate it at the inputs of a call."""
+
+    def __init__(self, fn: Fn, op: str, definition: Definition) -> None:
+        self.fn = fn
+        self.op = op
+        self.schema = definition.schema
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        self.setup_with_keywords(ctx, inputs, {}, output)
+
+    def setup_with_keywords(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
+        leaves, spec = _compat.tree_flatten((inputs, dict(keyword_only_inputs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx._customops_again = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec
+
+    def _call(self, ctx: Any, of: Sequence[bool]) -> tuple[_Call, list[Tensor]]:
+        """The function as one of the leaves that `of` chooses, and these."""
+        others, spec = ctx._customops_again
+        tensors = iter(ctx.saved_tensors)
+        leaves = [next(tensors) if other is None else other[0] for other in others]
+        chosen = [i for i, is_chosen in enumerate(of) if is_chosen]
+        return _Call(self.fn, leaves, spec, chosen), [leaves[i] for i in chosen]
+
+    def backward(self, ctx: Any, *grads: Any) -> Any:
+        needed = _compat.tree_leaves(list(ctx.needs_input_grad))
+        others, spec = ctx._customops_again
+        left_out = len(others) - len(needed)  # at their defaults, or by keyword
+        of = [needs and other is None for needs, other in zip([*needed, *[False] * left_out], others, strict=True)]
+        call, inputs = self._call(ctx, of)
+        outputs, pull_back, *_ = torch.func.vjp(call, *inputs)
+        cotangents = [leaf for leaf in _compat.tree_leaves(list(grads)) if is_differentiable(leaf)]
+        self._check(outputs, cotangents)
+        found = iter(pull_back(tuple(cotangents)))
+        flat = [next(found) if is_chosen else None for is_chosen in of]
+        args, _ = _compat.tree_unflatten(flat, spec)
+        return tuple(args)
+
+    def jvp(self, ctx: Any, *_tangents: Any) -> Any:
+        """The saved inputs carry their tangents, and torch's own operations take them along."""
+        others, _ = ctx._customops_again
+        call, _inputs = self._call(ctx, [False] * len(others))
+        return call.like_result(_compat.tangents_of(call))
+
+    def _check(self, outputs: tuple[Tensor, ...], expected: list[Tensor]) -> None:
+        """The function has to return what the op does, for its gradient to be that of the op."""
+        got = [(list(output.shape), output.dtype) for output in outputs]
+        wanted = [(list(grad.shape), grad.dtype) for grad in expected]
+        if got != wanted:
+            raise AutogradError(
+                f"{name_of(self.fn)} does not return what the op does, so its gradient is not that of the op",
+                op=self.op,
+                expected=", ".join(f"{shape} {dtype}" for shape, dtype in wanted),
+                got=", ".join(f"{shape} {dtype}" for shape, dtype in got),
+                where=where(self.fn),
+            )
+
+
+def is_differentiable(value: Any) -> bool:
+    """A tensor of a dtype that has gradients."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
