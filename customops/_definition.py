@@ -31,6 +31,8 @@ class Kernel(NamedTuple):
     with_keyset: bool  # is it given the key set?
     #: The cell that it reads (see `_trampoline`), if a trampoline above may do in its place what it does.
     cell: Any
+    #: Is it the user's own, put at a key of their choice?
+    raw: bool
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -153,6 +155,7 @@ class Definition:
         with_keyset: bool = False,
         apart: bool = False,
         cell: Any = None,
+        raw: bool = False,
     ) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
 
@@ -165,7 +168,7 @@ class Definition:
         except BaseException:
             undo()
             raise
-        kernel = Kernel(fn, with_keyset, cell)
+        kernel = Kernel(fn, with_keyset, cell, raw)
         self._kernels.setdefault(key, []).append(kernel)
         self._forget_dispatch()
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
@@ -262,13 +265,14 @@ class Definition:
             self.direct.of_tensors[keys.raw_repr(), included.raw_repr()] = found
 
     def _find_cell(self, backend: str | None, above: list[str]) -> Any:
-        """The cell of the kernel that a device runs, if nobody else has one there, or at the keys `above`, or below."""
+        """The cell of the kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
         if backend is None or self.removed is not None or self.tangents_seen:
             return None
         counts = _compat.count_kernels(str(self.name))
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
-        if any(counts[key] != len(self._kernels.get(key, ())) for key in [*above, *below]):
-            return None
+        for key in (*above, *below):
+            if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
+                return None
         cell = next((self._kernels[key][-1].cell for key in reversed(below) if self._kernels.get(key)), None)
         return cell if cell is not None and cell.direct is not None else None
 

@@ -480,7 +480,7 @@ class _RawKernel:
     def install(self) -> None:
         with ExitStack() as undos:  # if torch refuses a key, the others are taken back
             for key in self.keys:
-                undos.callback(self.op._definition.impl(self.fn, key, apart=True))
+                undos.callback(self.op._definition.impl(self.fn, key, apart=True, raw=True))
             self.undos = undos.pop_all()
 
     def __call__(self) -> None:

@@ -231,7 +231,7 @@ def test_autocast(scale: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-def test_registrations_count_at_once(scale: Any, ns: str) -> None:
+def test_registrations_count_at_once(registry: Registry, scale: Any, ns: str) -> None:
     call = (ONE, ONE, 2.0, 1, None)
     scale.register_kernel("cpu", lambda x, y, by, n, bias: x + 10)
     assert scale(*call).tolist() == [11, 11]
@@ -243,6 +243,13 @@ def test_registrations_count_at_once(scale: Any, ns: str) -> None:
         assert scale(*call).tolist() == [21, 21], key
         other._destroy()
         assert scale(*call).tolist() == [11, 11]
+    for key in ("CPU", "ADInplaceOrView", "AutogradCPU", "Autograd", "BackendSelect"):
+        with registry.scope():
+            registry.impl(f"{ns}::scale", key, lambda *args: args[0] + 20)
+            for _ in range(2):
+                assert scale(*call).tolist() == [21, 21], key
+        assert scale(*call).tolist() == [11, 11]
+    assert Frames(scale)(*call) == 0
     scale.unregister()
     with pytest.raises(customops.errors.UnregisteredError):
         scale(*call)

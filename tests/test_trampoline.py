@@ -138,6 +138,22 @@ def test_a_watch_over_writes_counts(registry: Registry, ns: str) -> None:
     assert x.item() == 2
 
 
+def test_a_watch_by_impl_counts(registry: Registry, ns: str) -> None:
+    write_op = registry.custom_op(f"{ns}::write", lambda x: None, mutates_args={"x"}, schema="(Tensor(a!) x) -> ()")
+    x = torch.zeros(1)
+    write_op(x)
+    seen: list[Any] = []
+    with registry.scope():
+        registry.impl(f"{ns}::write", "ADInplaceOrView", seen.append)
+        for _ in range(3):
+            write_op(x)
+        assert len(seen) == 3
+    before = x._version
+    write_op(x)
+    assert (len(seen), x._version) == (3, before + 1)
+    assert entered(write_op, x) == ["autograd"]
+
+
 def test_it_is_called_directly(op: Any) -> None:
     assert entered(op, torch.zeros(1)) == ["autograd"]
 
