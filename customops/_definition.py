@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 import weakref
@@ -19,6 +20,9 @@ from customops.errors import DefinitionError, user_stacklevel
 
 #: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
 lock = threading.RLock()
+
+if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 #: Takes a registration back.
 Undo = Callable[[], object]

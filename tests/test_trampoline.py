@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -181,6 +182,40 @@ def test_registering_while_others_call(op: Any) -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_while_another_thread_registers() -> None:
+    script = """
+import os, signal, threading, time
+import torch, customops
+from customops._definition import lock
+
+op = customops.custom_op("ns::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+held = threading.Event()
+
+def register():
+    with lock:
+        held.set()
+        time.sleep(0.5)
+
+threading.Thread(target=register).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(int(op(torch.ones(())).item()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+op.register_kernel("cpu", lambda x: x)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "2\n"
 
 
 # What the kernel sees -------------------------------------------------------------------------------------------
