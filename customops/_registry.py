@@ -186,6 +186,8 @@ class Registry:
             raise self._conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
     def _add(self, plan: Plan) -> CustomOpDef[Any, Any]:
+        if (stale := self._adopted.get(str(plan.name))) is not None:  # of an op of others that had the name
+            self._drop(stale, _replaced(plan))
         op = plan.define(self)
         self._ops[op._qualname] = op
         self._record(functools.partial(self._drop, op))

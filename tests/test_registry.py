@@ -600,6 +600,22 @@ def test_adopt_sees_that_an_op_was_defined_anew(registry: Registry, ns: str) -> 
     lib._destroy()
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_rules_for_an_op_of_others_end_when_custom_op_takes_its_name(registry: Registry, ns: str, gone: bool) -> None:
+    schema = "(Tensor x) -> Tensor"
+    torch.library.custom_op(f"{ns}::f", lambda x: x + 1, mutates_args=(), schema=schema)
+    adopted = registry.adopt(f"{ns}::f")
+    adopted.register_kernel("cpu", lambda x: x + 2)
+    assert adopted(torch.zeros(1)).item() == 2
+    if gone:
+        torch._library.custom_ops.OPDEF_TO_LIB[f"{ns}::f"]._destroy()
+    op = registry.custom_op(f"{ns}::f", lambda x: x + 3, mutates_args=(), schema=schema)
+    assert [op(torch.zeros(1)).item() for _ in range(2)] == [3, 3]
+    assert registry.adopt(f"{ns}::f") is op
+    with pytest.raises(UnregisteredError):
+        adopted.register_kernel("cpu", lambda x: x)
+
+
 def test_rules_for_an_op_of_others_end_when_its_successor_is_adopted(registry: Registry, ns: str) -> None:
     objects = []  # kept: without them, the rules ended some time, with the garbage collector
     for value in (1, 2):
