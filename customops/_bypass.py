@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._schema import Argument, Schema
-from customops._trampoline import Source, When, local, run
+from customops._trampoline import Source, When, call_direct, local, run
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
@@ -104,9 +104,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
     text.line(f"        if {' and '.join(['$cell is not None', *same])}:")
     text.indent = "            "
     if schema.keyword_only:  # left out: the kernel's trampoline knows the defaults
-        for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({', '.join(names)})", "finally:"):
-            text.line(line)
-        text.line("    del $guard")
+        call_direct(text, ", ".join(names))
     else:
         run(text, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
     text.indent = ""

@@ -113,8 +113,6 @@ class Definition:
     removed: Exception | None = None
     #: When results of kernels are checked: "always", "first" or "never".
     when: Literal["always", "first", "never"] = "always"
-    #: Has the op been called with tangents? See `saw_tangents`.
-    tangents_seen: bool = False
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
@@ -244,7 +242,7 @@ class Definition:
         one is. But what it does was traced before, and then this op saw the tangents.
         """
         with lock:
-            self.tangents_seen = True
+            self.direct.tangents_seen = True
             self.direct.clear()
 
     def find_direct(self, keyset: Any) -> Any:
@@ -270,7 +268,7 @@ class Definition:
 
     def _find_cell(self, backend: str | None, above: list[str]) -> Any:
         """The cell of the kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
-        if backend is None or self.removed is not None or self.tangents_seen:
+        if backend is None or self.removed is not None or self.direct.tangents_seen:
             return None
         counts = _compat.count_kernels(str(self.name))
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
@@ -310,6 +308,8 @@ class DirectKernels:
     """Key set, as a number -> the cell of a kernel, or None; the key sets that were not seen yet are missing."""
 
     def __init__(self) -> None:
+        #: Has the op been called with tangents? See `Definition.saw_tangents`.
+        self.tangents_seen = False
         self.at_autograd: dict[int, Any] = {}
         self.of_tensors: dict[tuple[int, int], Any] = {}
 

@@ -15,7 +15,7 @@ from customops._rules.autograd import keyword_only_tensors_error
 from customops._rules.kernel import DeviceTypes, check_devices
 from customops._schema import Schema
 from customops._trampoline import When
-from customops.errors import UnregisteredError
+from customops.errors import DefinitionError, UnregisteredError
 
 if TYPE_CHECKING:
     from customops._registry import Registry
@@ -39,6 +39,8 @@ class Plan:
         op = str(self.name)
         if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
             raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
+        if not isinstance(self.bypass, bool):
+            raise DefinitionError("bypass must be True or False", op=op, got=repr(self.bypass))
         if self.bypass:
             _bypass.refuse(self.schema, op)
         if self.text is not None:  # else the schema was read off the function

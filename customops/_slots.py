@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from customops._definition import Undo, nothing
+from customops._definition import Undo, lock, nothing
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -57,15 +57,15 @@ class Slots(Generic[K, V]):
     def set(self, key: K, value: V) -> Undo:
         """Register a value for a key; calling what is returned takes it back."""
         entry = _Entry(value)
+        undo = functools.partial(self._unset, key, entry)
+        entry.undo = weakref.ref(undo, functools.partial(self._forget_unreachable, key))
         self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
-        undo = functools.partial(self._unset, key, entry)
         try:
             self._ensure(key)
         except BaseException:
             undo()
             raise
-        entry.undo = weakref.ref(undo, functools.partial(self._forget_unreachable, key))
         self._changed()
         return undo
 
@@ -75,9 +75,10 @@ class Slots(Generic[K, V]):
 
     def _forget_unreachable(self, key: K, _: object) -> None:
         """Nobody can take a registration back any more, so what lies below it will not be seen again."""
-        entries = self._entries[key]
-        lasting = [i for i, entry in enumerate(entries) if entry.undo() is None]
-        del entries[: max(lasting, default=0)]
+        with lock:
+            entries = self._entries[key]
+            lasting = [i for i, entry in enumerate(entries) if entry.undo() is None]
+            del entries[: max(lasting, default=0)]
 
     def _unset(self, key: K, entry: _Entry[V]) -> None:
         entries = self._entries[key]

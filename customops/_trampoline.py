@@ -209,6 +209,13 @@ def run(
     source.line("return $result")
 
 
+def call_direct(source: Source, passed: str) -> None:
+    """Add the lines that call the trampoline of ``$cell`` below autograd."""
+    for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({passed})", "finally:"):
+        source.line(line)
+    source.line("    del $guard")
+
+
 def _take_all(source: Source, schema: Schema) -> None:
     """Parameters for all arguments, with the defaults that callbacks are to see."""
     required = always_passed(schema)
@@ -362,15 +369,14 @@ def _autograd(
     source.line(f"    if not ({_requires_grad(source, schema)}):", below_autograd=_compat.below_autograd)
     source.indent = "        "
     if rest or named:  # the kernel's trampoline knows the defaults
-        for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({passed})", "finally:"):
-            source.line(line)
-        source.line("    del $guard")
+        call_direct(source, passed)
     else:
         run(source, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
     source.indent = ""
     if node is not None:
-        source.line("    if $node.apply is not None:", node=node)
-        source.line(f"        return $node.apply($cell.direct, {passed})")
+        source.line("    $apply = $node.apply", node=node)
+        source.line("    if $apply is not None:")
+        source.line(f"        return $apply($cell.direct, {passed})")
     source.line(
         f"return $general($keyset, $cell, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )

@@ -366,6 +366,11 @@ def test_a_removed_op_does_not_run_its_successor(registry: Registry, ns: str, sc
         assert Frames(scale)(*call) == 0
 
 
+def test_a_value_there_is_not(registry: Registry, ns: str) -> None:
+    with pytest.raises(customops.errors.DefinitionError, match="bypass must be True or False"):
+        make(registry, f"{ns}::scale", bypass="no")
+
+
 def test_it_comes_back_from_a_scope(registry: Registry, ns: str, scale: Any) -> None:
     with registry.scope():
         make(registry, f"{ns}::scale")

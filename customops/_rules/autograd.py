@@ -34,6 +34,10 @@ class AutogradRule:
         self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
         self._node = Node()
 
+    @property
+    def has_backward(self) -> bool:
+        return "backward" in self._slots.values
+
     def install(self, definition: Definition) -> None:
         self.definition = definition
         self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
@@ -170,9 +174,9 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
             cell = definition.find_direct(keyset)
-        may_have = _compat.forward_ad_active() or (definition.tangents_seen and _compat.tangents_may_hide())
+        may_have = _compat.forward_ad_active() or (definition.direct.tangents_seen and _compat.tangents_may_hide())
         has_tangents = may_have and _compat.any_tangent((*args, *kwargs.values()))
-        if has_tangents and not definition.tangents_seen:
+        if has_tangents and not definition.direct.tangents_seen:
             definition.saw_tangents()
         if torch.is_grad_enabled() and any_requires_grad(*args, **kwargs):
             if is_out:
