@@ -96,6 +96,12 @@ def _backward(definition: Definition, formula: Formula | None) -> Fn:
         if user_backward is None:
             raise _no_formula(definition)
         result = user_backward(ctx, *(grads if flat_only else regroup(grads, ctx._customops_outputs)))
+        if flat_only and type(result) is tuple and len(result) == len(ctx.needs_input_grad):
+            for gradient in result:
+                if gradient is not None and not isinstance(gradient, Tensor):
+                    break  # look closer
+            else:
+                return (None, *result)
         return (None, *_input_gradients(result, user_backward, definition, ctx.needs_input_grad))
 
     return backward
