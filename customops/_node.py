@@ -91,17 +91,20 @@ def _forward(definition: Definition, setup_contexts: tuple[Fn, ...], *, keeps_re
 
 def _backward(definition: Definition, formula: Formula | None) -> Fn:
     flat_only, user_backward = is_flat(definition.schema), formula.fn if formula is not None else None
+    are_tensors = tuple(argument.holds_tensors for argument in definition.schema.positional)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if user_backward is None:
             raise _no_formula(definition)
         result = user_backward(ctx, *(grads if flat_only else regroup(grads, ctx._customops_outputs)))
         if flat_only and type(result) is tuple and len(result) == len(ctx.needs_input_grad):
-            for gradient in result:
-                if gradient is not None and not isinstance(gradient, Tensor):
+            for gradient, is_tensor in zip(result, are_tensors, strict=False):
+                if gradient is not None and not (is_tensor and isinstance(gradient, Tensor)):
                     break  # look closer
             else:
                 return (None, *result)
+        if isinstance(result, dict):
+            result = _in_order(result, user_backward, definition)
         return (None, *_input_gradients(result, user_backward, definition, ctx.needs_input_grad))
 
     return backward
@@ -219,6 +222,9 @@ def _input_gradients(result: Any, backward: Fn, definition: Definition, needed: 
     flat: list[Any] = []
     for argument, gradient, needs in zip(arguments, gradients, needed, strict=False):
         if not isinstance(needs, list):
+            if gradient is not None and not argument.holds_tensors:
+                expected = f"None: the argument is a {argument.type}"
+                raise _bad_gradient(gradient, argument.name, definition, backward, expected)
             if gradient is not None and not isinstance(gradient, Tensor):
                 raise _bad_gradient(gradient, argument.name, definition, backward, "a Tensor or None")
             flat.append(gradient)
@@ -229,6 +235,21 @@ def _input_gradients(result: Any, backward: Fn, definition: Definition, needed: 
             expected = "None: the argument was left at its default"
             raise _bad_gradient(gradient, argument.name, definition, backward, expected)
     return flat
+
+
+def _in_order(gradients: dict[str, Any], backward: Fn, definition: Definition) -> tuple[Any, ...]:
+    """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
+    names = [argument.name for argument in definition.schema.positional]
+    unknown = [name for name in gradients if name not in names]
+    if unknown:
+        raise AutogradError(
+            "backward returned gradients by name, and one has the name of no positional argument",
+            op=str(definition.name),
+            argument=str(unknown[0]),
+            expected=", ".join(names),
+            where=where(backward),
+        )
+    return tuple(gradients.get(name) for name in names)
 
 
 def _list_gradients(gradient: Any, backward: Fn, definition: Definition, name: str, length: int) -> Sequence[Any]:

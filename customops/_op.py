@@ -227,7 +227,8 @@ class CustomOpDef(Generic[P, R]):
 
         Args:
             backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors. Returns one
-                gradient for each positional argument: a Tensor, None, or a list of these for a list of tensors.
+                gradient for each positional argument: a Tensor, None, or a list of these for a list of tensors; or a
+                dict of these by the names of the arguments, without those that have none.
             setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
                 ``ctx.save_for_backward`` for tensors; for an op with keyword-only arguments it is
                 ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.

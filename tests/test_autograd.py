@@ -503,21 +503,21 @@ def test_the_number_of_gradients_of_an_op_with_one_input(double: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "argument", "got"),
+    ("returned", "argument", "got", "expected"),
     [
-        (lambda g: (1.0, None, None, None), "x", "float"),
-        (lambda g: (g, "a", None, None), "a", "str"),
-        (lambda g: (g, None, [g], None), "b", "list of 1"),
-        (lambda g: (g, None, None, (g, g)), "c", "tuple of 2"),
+        (lambda g: (1.0, None, None, None), "x", "float", "a Tensor or None"),
+        (lambda g: (g, "a", None, None), "a", "str", "None: the argument is a float"),
+        (lambda g: (g, None, [g], None), "b", "list of 1", "None: the argument is a SymInt"),
+        (lambda g: (g, None, None, (g, g)), "c", "tuple of 2", "a Tensor or None"),
     ],
 )
 def test_a_gradient_of_the_wrong_type_names_its_argument(
-    power: Any, returned: Callable[[Tensor], Any], argument: str, got: str
+    power: Any, returned: Callable[[Tensor], Any], argument: str, got: str, expected: str
 ) -> None:
     power.register_autograd(lambda ctx, grad: returned(grad))
     with pytest.raises(AutogradError, match="backward returned a gradient that does not fit its input") as raised:
         power(leaf(1.0), 5.0, 4, leaf(1.0)).backward()
-    assert (raised.value.argument, raised.value.got, raised.value.expected) == (argument, got, "a Tensor or None")
+    assert (raised.value.argument, raised.value.got, raised.value.expected) == (argument, got, expected)
 
 
 def test_an_input_left_at_its_default_has_no_gradient(power: Any) -> None:
@@ -1589,3 +1589,40 @@ def test_layouts_without_tangents_inside_a_level(registry: Registry, ns: str, la
     x = torch.eye(2).to_sparse(layout=layout)
     with fwAD.dual_level():
         assert torch.equal(op(x).to_dense(), 2 * torch.eye(2))
+
+
+def product_by_name(registry: Registry, ns: str, backward: Any) -> Any:
+    op = registry.custom_op(
+        f"{ns}::product",
+        lambda x, y, by: x * y * by,
+        mutates_args=(),
+        schema="(Tensor x, Tensor y, float by=2.0) -> Tensor",
+    )
+    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]))
+    return op
+
+
+@pytest.mark.parametrize("by", [(), (2.0,), (3.0,)])
+def test_gradients_by_name(registry: Registry, ns: str, by: tuple[float, ...]) -> None:
+    factor = by[0] if by else 2.0
+    op = product_by_name(registry, ns, lambda ctx, grad: {"y": grad * ctx.saved_tensors[0] * factor})
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    assert_same = torch.testing.assert_close
+    assert_same(torch.autograd.grad(op(x, y, *by).sum(), y), torch.autograd.grad((x * y * factor).sum(), y))
+    (grad,) = torch.autograd.grad(op(x, y, *by).sum(), x, allow_unused=True)
+    assert grad is None
+
+
+def test_gradients_by_a_wrong_name(registry: Registry, ns: str) -> None:
+    op = product_by_name(registry, ns, lambda ctx, grad: {"x": grad, "z": grad})
+    with pytest.raises(AutogradError, match="has the name of no positional argument") as caught:
+        op(leaf(1.0), leaf(2.0)).backward()
+    assert (caught.value.argument, caught.value.expected) == ("z", "x, y, by")
+
+
+@pytest.mark.parametrize("backward", [lambda ctx, grad: (grad, grad, grad), lambda ctx, grad: {"x": grad, "by": grad}])
+def test_a_gradient_for_a_number(registry: Registry, ns: str, backward: Any) -> None:
+    op = product_by_name(registry, ns, backward)
+    with pytest.raises(AutogradError, match="does not fit its input") as caught:
+        op(leaf(1.0), leaf(2.0), 3.0).backward()
+    assert (caught.value.argument, caught.value.expected) == ("by", "None: the argument is a float")
