@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
+from customops._definition import When
 from customops._schema import Argument, Schema
-from customops._trampoline import Source, When, call_direct, local, run
+from customops._trampoline import Source, call_direct, local, run
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.

@@ -24,6 +24,9 @@ lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
+#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
+When = Literal["always", "first", "never"]
+
 #: Takes a registration back.
 Undo = Callable[[], object]
 
@@ -111,8 +114,7 @@ class Definition:
     library: Library | None = None
     #: What to raise for an op that is gone.
     removed: Exception | None = None
-    #: When results of kernels are checked: "always", "first" or "never".
-    when: Literal["always", "first", "never"] = "always"
+    when: When = "always"
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)

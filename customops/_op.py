@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from customops import _bypass, _compat
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
-from customops._definition import Definition, Undo, lock
+from customops._definition import Definition, Undo, When, lock
 from customops._recompute import formulas
 from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
@@ -24,7 +24,7 @@ from customops._rules.kernel import DeviceTypes, KernelRule, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
-from customops._trampoline import When, source_of, when_to_check
+from customops._trampoline import source_of, when_to_check
 from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:

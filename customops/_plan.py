@@ -9,12 +9,11 @@ import torch
 
 from customops import _bypass
 from customops._call import Fn, bind_kernel
-from customops._definition import Definition, Name
+from customops._definition import Definition, Name, When
 from customops._op import CustomOpDef
 from customops._rules.autograd import keyword_only_tensors_error
 from customops._rules.kernel import DeviceTypes, check_devices
 from customops._schema import Schema
-from customops._trampoline import When
 from customops.errors import DefinitionError, UnregisteredError
 
 if TYPE_CHECKING:

@@ -34,13 +34,13 @@ def formulas(fn: Fn, definition: Definition) -> Formulas:
     """
     op = str(definition.name)
     bind_kernel(fn, definition.schema, op, "function to differentiate")
-    again = _Again(fn, op, definition)
+    again = _Again(fn, op)
     if definition.schema.keyword_only:
         return Formulas(again.backward, again.jvp, again.setup_with_keywords)
     return Formulas(again.backward, again.jvp, again.setup)
 
 
-class _Call:
+class _OfLeaves:
     """The function of some leaves of its arguments, the others being fixed; it returns what is differentiable."""
 
     def __init__(self, fn: Fn, leaves: list[Any], spec: Any, chosen: list[int]) -> None:
@@ -66,10 +66,9 @@ class _Call:
 class _Again:
     """One function, and the ways to differentiate it at the inputs of a call."""
 
-    def __init__(self, fn: Fn, op: str, definition: Definition) -> None:
+    def __init__(self, fn: Fn, op: str) -> None:
         self.fn = fn
         self.op = op
-        self.schema = definition.schema
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         self.setup_with_keywords(ctx, inputs, {}, output)
@@ -81,13 +80,13 @@ class _Again:
         ctx.save_for_forward(*tensors)
         ctx._customops_again = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec
 
-    def _call(self, ctx: Any, of: Sequence[bool]) -> tuple[_Call, list[Tensor]]:
+    def _call(self, ctx: Any, of: Sequence[bool]) -> tuple[_OfLeaves, list[Tensor]]:
         """The function as one of the leaves that `of` chooses, and these."""
         others, spec = ctx._customops_again
         tensors = iter(ctx.saved_tensors)
         leaves = [next(tensors) if other is None else other[0] for other in others]
         chosen = [i for i, is_chosen in enumerate(of) if is_chosen]
-        return _Call(self.fn, leaves, spec, chosen), [leaves[i] for i in chosen]
+        return _OfLeaves(self.fn, leaves, spec, chosen), [leaves[i] for i in chosen]
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
         needed = _compat.tree_leaves(list(ctx.needs_input_grad))

@@ -18,6 +18,7 @@ from customops._definition import (
     Definition,
     Name,
     Undo,
+    When,
     lock,
     refused,
     with_pt2_compliant,
@@ -27,7 +28,7 @@ from customops._op import CustomOpDef
 from customops._plan import Plan
 from customops._rules.kernel import DeviceTypes, dispatch_keys
 from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
-from customops._trampoline import When, when_to_check
+from customops._trampoline import when_to_check
 from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
 
 P = ParamSpec("P")
@@ -262,10 +263,9 @@ class Registry:
             >>> define("mylib::double", "(Tensor x) -> Tensor")
             >>> impl("mylib::double", "default", lambda x: x * 2)
         """
-        given = qualname
         if lib is not None and "::" in qualname:
-            given = f"{lib.ns}::{qualname.partition('::')[2]}"
-        name, all_tags = Name.parse(given), normalize_tags(tags)
+            qualname = f"{lib.ns}::{qualname.partition('::')[2]}"
+        name, all_tags = Name.parse(qualname), normalize_tags(tags)
         check_nameless(schema, str(name))
         with lock:
             if _compat.find_overload(name.packet, name.overload) is not None:

@@ -12,7 +12,7 @@ import keyword
 import os
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -28,11 +28,9 @@ from customops._call import (
     structure_check,
     tensors_in,
 )
+from customops._definition import When
 from customops._schema import Argument, Return, Schema
 from customops.errors import DefinitionError, UnsupportedError
-
-#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
-When = Literal["always", "first", "never"]
 
 
 def when_to_check(given: Any, op: str) -> When:

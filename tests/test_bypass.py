@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from modes import DispatchLog, FunctionLog
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import Library
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
@@ -162,28 +162,8 @@ def test_wrong_calls(scale: Any, plain: Any, args: Any) -> None:
         scale(*args)
 
 
-class Log(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class FunctionLog(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_modes_see_it(scale: Any, plain: Any) -> None:
-    for mode_type in (Log, FunctionLog):
+    for mode_type in (DispatchLog, FunctionLog):
         logs = []
         for op in (scale, plain):
             with mode_type() as mode:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
+from modes import FunctionLog
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -427,16 +427,6 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class FunctionRecorder(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 @every_kind
 def test_dispatch_mode(registry: Registry, ns: str, kind: Kind) -> None:
     op, x = kind.define(registry, ns), sample()
@@ -450,7 +440,7 @@ def test_dispatch_mode(registry: Registry, ns: str, kind: Kind) -> None:
 @every_kind
 def test_function_mode(registry: Registry, ns: str, kind: Kind) -> None:
     op, x = kind.define(registry, ns), sample()
-    with FunctionRecorder() as recorder:
+    with FunctionLog() as recorder:
         result = kind.program(op, x)
     assert_close(result, kind.expected(x))
     called = {getattr(func, "_overloadpacket", func) for func in recorder.seen}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from modes import DispatchLog
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
 from customops import Registry
@@ -18,18 +18,6 @@ from customops.errors import CallbackError
 
 def add_one(x: Tensor) -> Tensor:
     return x + 1
-
-
-class Recorder(TorchDispatchMode):
-    """Notes what reaches it, and passes it on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class Wrapped(Tensor):
@@ -60,8 +48,8 @@ def minus(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Tensor:
 @pytest.mark.parametrize("form", ["op", "name", "overload"])
 def test_a_rule_runs_instead_of_the_mode(op: Any, form: str) -> None:
     handle = {"op": op, "name": op._qualname, "overload": op._opoverload}[form]
-    assert customops.register_torch_dispatch(handle, Recorder, minus) is minus
-    with Recorder() as mode:
+    assert customops.register_torch_dispatch(handle, DispatchLog, minus) is minus
+    with DispatchLog() as mode:
         assert op(torch.ones(1)).item() == 0
         torch.zeros(1).sin()
     assert str(op._opoverload) not in mode.seen
@@ -73,21 +61,21 @@ def test_a_rule_runs_instead_of_the_mode(op: Any, form: str) -> None:
 def test_the_mode_itself_is_passed(op: Any, by_method: bool) -> None:
     register = op.register_torch_dispatch if by_method else functools.partial(customops.register_torch_dispatch, op)
 
-    @register(Recorder)
+    @register(DispatchLog)
     def rule(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Tensor:
-        assert isinstance(mode, Recorder)
+        assert isinstance(mode, DispatchLog)
         assert func is op._opoverload
         assert (len(types), len(args), kwargs or {}) == (0, 1, {})  # no argument is of a subclass
         return args[0] * 10
 
-    with Recorder():
+    with DispatchLog():
         assert op(torch.ones(1)).item() == 10
 
 
 def test_registering_again_replaces(op: Any) -> None:
-    op.register_torch_dispatch(Recorder, minus)
-    op.register_torch_dispatch(Recorder, lambda mode, func, types, args, kwargs: args[0] + 100)
-    with Recorder():
+    op.register_torch_dispatch(DispatchLog, minus)
+    op.register_torch_dispatch(DispatchLog, lambda mode, func, types, args, kwargs: args[0] + 100)
+    with DispatchLog():
         assert op(torch.ones(1)).item() == 101
 
 
@@ -110,8 +98,8 @@ def test_a_subclass_is_passed_as_class(op: Any) -> None:
 def test_an_op_without_kernels_needs_none(registry: Registry, ns: str) -> None:
     lib = torch.library.Library(ns, "FRAGMENT")
     lib.define("f(Tensor x) -> Tensor")
-    registry.adopt(f"{ns}::f").register_torch_dispatch(Recorder, minus, lib=lib)
-    with Recorder():
+    registry.adopt(f"{ns}::f").register_torch_dispatch(DispatchLog, minus, lib=lib)
+    with DispatchLog():
         assert getattr(torch.ops, ns).f(torch.ones(1)).item() == 0
     lib._destroy()
 
@@ -127,8 +115,8 @@ def test_torch_library_has_a_rule_for_a_mode(
     registry: Registry, ns: str, op: Any, rules: torch.library.Library
 ) -> None:
     other = registry.custom_op(f"{ns}::g", lambda x: x + 5, mutates_args=(), schema="(Tensor x) -> Tensor")
-    rules._register_torch_dispatch_rule("f", Recorder, minus)
-    with Recorder() as mode:
+    rules._register_torch_dispatch_rule("f", DispatchLog, minus)
+    with DispatchLog() as mode:
         assert op(torch.ones(1)).item() == 0
         assert other(torch.ones(1)).item() == 6
     assert str(op._opoverload) not in mode.seen
@@ -153,26 +141,26 @@ def test_torch_library_has_a_rule_for_a_subclass(
 
 
 def test_torch_finds_the_method_by_name(op: Any) -> None:
-    torch.library.register_torch_dispatch(op._qualname, Recorder, minus)
-    with Recorder():
+    torch.library.register_torch_dispatch(op._qualname, DispatchLog, minus)
+    with DispatchLog():
         assert op(torch.ones(1)).item() == 0
 
 
 def test_unregistering_takes_the_rule_away(registry: Registry, ns: str, op: Any) -> None:
-    op.register_torch_dispatch(Recorder, minus)
+    op.register_torch_dispatch(DispatchLog, minus)
     op.unregister()
     again = registry.custom_op(f"{ns}::f", add_one, mutates_args=())
-    with Recorder():
+    with DispatchLog():
         assert again(torch.ones(1)).item() == 2
 
 
 def test_a_scope_takes_the_rule_away(registry: Registry, op: Any) -> None:
     with registry.scope():
-        op.register_torch_dispatch(Recorder, minus)
-    with Recorder():
+        op.register_torch_dispatch(DispatchLog, minus)
+    with DispatchLog():
         assert op(torch.ones(1)).item() == 2
 
 
 def test_a_rule_that_cannot_be_called_is_refused(op: Any) -> None:
     with pytest.raises(CallbackError, match="torch_dispatch rule"):
-        op.register_torch_dispatch(Recorder, lambda mode, func: None)
+        op.register_torch_dispatch(DispatchLog, lambda mode, func: None)

@@ -34,24 +34,20 @@ class AutogradRule:
         self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
         self._node = Node()
 
-    @property
-    def has_backward(self) -> bool:
-        return "backward" in self._slots.values
-
     def install(self, definition: Definition) -> None:
         self.definition = definition
         self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
 
     def register(self, backward: Fn, setup_context: Fn | None) -> Undo:
-        self._refuse("register_autograd")
+        self._refuse("register_autograd", self.definition.schema.is_differentiable)
         op, schema = str(self.definition.name), self.definition.schema
         bind(backward, op, "backward", "ctx", *(f"grad{i}" for i in range(len(schema.returns))))
         self._bind_setup_context(setup_context)
         return self._slots.set("backward", Formula(backward, setup_context))
 
     def register_jvp(self, jvp: Fn, setup_context: Fn | None) -> Undo:
-        self._refuse("register_jvp")
         op, schema = str(self.definition.name), self.definition.schema
+        self._refuse("register_jvp", schema.is_differentiable and not schema.is_view)
         bind(jvp, op, "jvp", "ctx", *(f"{argument.name}_tangent" for argument in schema.positional))
         self._bind_setup_context(setup_context)
         return self._slots.set("jvp", Formula(jvp, setup_context))
@@ -63,14 +59,14 @@ class AutogradRule:
                 names.remove("keyword_only_inputs")
             bind(setup_context, str(self.definition.name), "setup_context", **{name: name for name in names})
 
-    def _refuse(self, what: str) -> None:
-        """Raise for an op that cannot have a gradient formula."""
+    def _refuse(self, what: str, is_differentiable: bool) -> None:
+        """Raise for an op that cannot have a formula of this kind."""
         op, schema = str(self.definition.name), self.definition.schema
         if torch.Tag.out in self.definition.tags:
             raise RegistrationError(
                 "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
             )
-        if not schema.is_differentiable or (what == "register_jvp" and schema.is_view):
+        if not is_differentiable:
             raise RegistrationError(
                 "cannot register autograd on a non-functional operator: it mutates an input, returns a view in a way "
                 "autograd has no rule for, or returns nothing",

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _compat, _trampoline
 from customops._call import Fn
 from customops._definition import Definition, Undo
 from customops._rules.autograd import AutogradRule
@@ -155,20 +155,15 @@ def install_gate(definition: Definition, pair: Pair) -> Undo:
 
 def _gate(definition: Definition, pair: Pair) -> Callable[..., Any]:
     overload, after = definition.overload, _compat.after_autograd
+    any_requires_grad = _trampoline.any_requires_grad(definition.schema)
 
     def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         has_tangent = _compat.forward_ad_active() and _compat.any_tangent((*args, *kwargs.values()))
-        pair.refuse_call(has_tangent or (torch.is_grad_enabled() and _any_requires_grad(args, kwargs)))
+        pair.refuse_call(has_tangent or (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs)))
         with _compat.below_autograd():
             return overload.redispatch(keyset & after, *args, **kwargs)
 
     return _compat.outside_dynamo(gate)
-
-
-def _any_requires_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Also in lists that hold None, which torch's own predicate passes over."""
-    leaves = _compat.tree_leaves((args, kwargs))
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def check_can_differentiate(op: str, schema: Schema) -> None:
