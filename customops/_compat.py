@@ -265,14 +265,14 @@ def tangents_may_hide() -> bool:
     A graph of Dynamo opens it in C++: when it runs, and when AOTAutograd traces it. Else, looking for tangents is not
     wanted while a mode is active, which would see that.
     """
-    if _C._are_functorch_transforms_active() or _C._len_torch_dispatch_stack() == 0:
+    if transforms_active() or _C._len_torch_dispatch_stack() == 0:
         return True
     return torch._guards.TracingContext.try_get() is not None
 
 
 def call_jvp(jvp: Callable[..., Any], *args: Any) -> Any:
     """Call a jvp with forward mode on if it may be nested: torch has it off, and an outer level would get zeros."""
-    if not _C._are_functorch_transforms_active():
+    if not transforms_active():
         return jvp(*args)
     with forward_ad._set_fwd_grad_enabled(True):
         return jvp(*args)
@@ -286,20 +286,66 @@ def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tens
 
 def without_tangent(value: Any) -> Any:
     """A tangent, without the one of its own that it got in `call_jvp`."""
-    if isinstance(value, torch.Tensor) and _C._are_functorch_transforms_active():
+    if isinstance(value, torch.Tensor) and transforms_active():
         return forward_ad.unpack_dual(value, level=0).primal
     return value
 
 
-def apply_function(apply: Any, *args: Any) -> Any:
-    """Call the ``apply`` of a subclass of `SingleLevelFunction`, also inside functorch transforms."""
-    if not _C._are_functorch_transforms_active():
-        return apply(*args)
+#: Is a functorch transform running?
+transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
+
+
+def apply_function(function: Any, *args: Any) -> Any:
+    """``function.apply(*args)`` of a subclass of `SingleLevelFunction`, also inside functorch transforms."""
+    if not transforms_active():
+        return function.apply(*args)
     with enable_single_level_autograd_function():
-        return apply(*args)
+        return function.apply(*args)
 
 
-def call_vmap_rule(rule: Any, overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def context_class(function: Any) -> Any:
+    """The class of the ``ctx`` of an autograd.Function."""
+    return function._backward_cls
+
+
+def metadata(tensor: torch.Tensor) -> tuple[Any, torch.dtype, torch.device]:
+    """Shape, dtype and device of a tensor, to be compared with those of another; put the expected one on the left."""
+    if tensor.is_nested:
+        return None, tensor.dtype, tensor.device  # has no shape, or one that is hard to compare
+    shape: Any = tensor.shape
+    if cast(Any, tensor)._has_symbolic_sizes_strides:
+        shape = _SymbolicShape(shape)
+    return shape, tensor.dtype, tensor.device
+
+
+class _SymbolicShape(tuple[Any, ...]):
+    """A shape that is not fixed yet. It equals others unless they are known to differ: nothing is decided by asking."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if other is None:
+            return True
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        sizes = tuple(cast(Any, other))
+        return len(self) == len(sizes) and not any(
+            statically_known_true(a != b) for a, b in zip(self, sizes, strict=True)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+def is_fresh_view(tensor: torch.Tensor) -> bool:
+    """May autograd follow a write to this view? Not if it was made without grad, by unbind, or in inference mode."""
+    creation: Any = _C._autograd._get_creation_meta(tensor)
+    return bool(creation == _C._autograd.CreationMeta.DEFAULT)
+
+
+def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Unwrap batched tensors, call ``rule(info, in_dims, *args, **kwargs)``, wrap what it returns."""
     interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)

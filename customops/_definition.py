@@ -15,6 +15,7 @@ import torch
 
 from customops import _compat
 from customops._compat import Library, OpOverload
+from customops._formula import ALL, Differentiable
 from customops._schema import Schema, from_dispatcher
 from customops.errors import DefinitionError, user_stacklevel
 
@@ -115,6 +116,7 @@ class Definition:
     #: What to raise for an op that is gone.
     removed: Exception | None = None
     when: When = "always"
+    differentiable: Differentiable = ALL
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)

@@ -6,8 +6,8 @@ It derives from the class that functorch itself uses for one level of differenti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +15,11 @@ from torch import Tensor
 from customops import _compat
 from customops._call import Fn, filler
 from customops._definition import Definition
+from customops._formula import Formula, Layout, is_differentiable
+from customops._gradients import InputGradients, OutputTangents, expected_of
+from customops._history import check_write, remember_lost, unfollowed_write, watched
 from customops._schema import Schema
-from customops.errors import AutogradError, UnsupportedError, where
-
-
-class Formula(NamedTuple):
-    """How to differentiate an op in one mode: its backward, or its jvp."""
-
-    fn: Fn
-    setup_context: Fn | None
+from customops.errors import AutogradError, UnsupportedError
 
 
 def converts_nothing(schema: Schema) -> bool:
@@ -34,140 +30,398 @@ def converts_nothing(schema: Schema) -> bool:
 
 
 def is_flat(schema: Schema) -> bool:
-    """Does a node for the op take and return what the op does? Then it needs no `_Call` around the kernel."""
+    """Does a node for the op take and return what the op does? Then it needs no `Call` around the kernel."""
     return converts_nothing(schema) and bool(schema.returns) and not (schema.mutated or schema.keyword_only)
 
 
-def node(definition: Definition, backward: Formula | None, jvp: Formula | None) -> Any:
-    """The autograd.Function of an op and its formulas. Its first argument is called to reach the op."""
-    setups = [formula.setup_context for formula in (backward, jvp) if formula is not None]
-    setup_contexts = tuple(dict.fromkeys(setup for setup in setups if setup is not None))  # the same one once
+def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Any:
+    """The autograd.Function of an op and its formulas. Its first argument reaches the op.
+
+    That is a `Call`; for an op that `is_flat`, what the arguments are given to.
+    """
+    formulas = [formula for formula in (backward, jvp) if formula is not None]
+    set_up = _SetUp(definition.schema, formulas)
+    finish = _Outputs(layout, for_jvp=jvp is not None, materializes=all(f.materialize_grads for f in formulas))
+    has_formula = bool(formulas)
     statics = {
-        "forward": _forward(definition, setup_contexts, keeps_results=jvp is not None),
-        "backward": _backward(definition, backward),
-        "jvp": _jvp(definition, jvp),
+        "forward": _flat_forward(definition.schema, layout, set_up, finish)
+        if is_flat(definition.schema)
+        else _forward(definition, layout, set_up, finish, has_formula=has_formula),
+        "backward": _backward(definition, layout, backward),
+        "jvp": _jvp(definition, layout, jvp),
     }
     name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
     marked = {key: staticmethod(_compat.outside_dynamo(member)) for key, member in statics.items()}
-    return type(name, (_compat.SingleLevelFunction,), marked)
+    function = type(name, (_compat.SingleLevelFunction,), marked)
+    _compat.context_class(function).set_materialize_grads = _set_materialize_grads
+    return function
 
 
-def _forward(definition: Definition, setup_contexts: tuple[Fn, ...], *, keeps_results: bool) -> Fn:
-    below_autograd, fill = _compat.below_autograd, filler(definition.schema)
-    flat_only, list_outputs = is_flat(definition.schema), _list_outputs(definition.schema)
-    returns_tuple = len(definition.schema.returns) > 1
-    in_place, has_keywords = torch.Tag.inplace in definition.tags, bool(definition.schema.keyword_only)
-    written = tuple(argument.is_written for argument in definition.schema.positional if definition.schema.mutated)
+# Forward --------------------------------------------------------------------------------------------------------
 
-    def forward(ctx: Any, call: Any, *flat: Any) -> Any:
-        args = flat if flat_only else regroup(flat, call.input_lengths)
+
+class _SetUp:
+    """Calls the setup_contexts of the formulas, each once."""
+
+    def __init__(self, schema: Schema, formulas: Sequence[Formula]) -> None:
+        given = [formula.setup_context for formula in formulas]
+        self.callbacks = tuple(dict.fromkeys(callback for callback in given if callback is not None))
+        self.fill = filler(schema)
+        self.has_keywords = bool(schema.keyword_only)
+
+    def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.fill is not None:
+            args, kwargs = self.fill(args, kwargs)
+        if not _compat.transforms_active():
+            self._call(ctx, args, kwargs, output)
+            return
+        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
+            self._call(ctx, args, kwargs, output)
+
+    def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for callback in self.callbacks:
+            if self.has_keywords:
+                callback(ctx=ctx, inputs=args, keyword_only_inputs=kwargs, output=output)
+            else:
+                callback(ctx=ctx, inputs=args, output=output)
+
+
+class _Outputs:
+    """What is to be known of a node's outputs once they are there.
+
+    torch fills in zeros for outputs that were not used, also for those that can have no gradient. Where there are such,
+    this is done here. ``ctx._customops_zeros`` has what the zeros are like, None for what stays None.
+    """
+
+    def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
+        self.flags = layout.outputs
+        self.for_jvp = for_jvp
+        self.materializes = materializes
+        self.all_differentiable = all(layout.outputs)
+        self.are_several = len(layout.outputs) > 1 or any(layout.list_outputs)
+        #: Is there nothing to be done for an op with one output?
+        self.is_idle = self.all_differentiable and materializes and not (for_jvp or self.are_several)
+
+    def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """`outputs` has an item for each, lists as lists; `inputs` are flat."""
+        if not self.all_differentiable:
+            ctx.mark_non_differentiable(
+                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in _tensors(each))
+            )
+        metadata = [_metadata(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
+        if self.for_jvp:
+            ctx._customops_results = metadata
+        if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
+            ctx.materialize_grads = False
+        elif self.are_several and any(None in each if isinstance(each, list) else each is None for each in metadata):
+            ctx.materialize_grads = False
+            ctx._customops_zeros = metadata
+            if self.for_jvp:
+                ctx._customops_zero_tangents = [_metadata(x, True) for x in inputs]
+
+
+def _metadata(value: Any, flag: bool) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_metadata(item, flag) for item in value]
+    return _compat.metadata(value) if flag and is_differentiable(value) else None
+
+
+def _set_materialize_grads(ctx: Any, value: bool) -> None:
+    """``ctx.set_materialize_grads``; torch's own cannot be asked what it was set to."""
+    ctx._customops_materialize = value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def _flat_forward(schema: Schema, layout: Layout, set_up: _SetUp, finish: _Outputs) -> Fn:
+    """The forward of an op whose arguments and returns are those of the node."""
+    below_autograd, metadata, returns_tuple = _compat.below_autograd, _compat.metadata, len(schema.returns) > 1
+    sets_up, differentiable = bool(set_up.callbacks), layout.differentiable
+    ignores = any(a.holds_tensors and not flag for a, flag in zip(layout.inputs, differentiable, strict=True))
+
+    def forward(ctx: Any, kernel: Any, *args: Any) -> Any:
         guard = below_autograd()
         try:
-            result = call(*args)
+            result = kernel(*args)
         finally:
             del guard
         if returns_tuple and type(result) is not tuple:
             result = tuple(result)
         needed = ctx.needs_input_grad[1:]
-        ctx.needs_input_grad = needed if flat_only else regroup(needed, call.input_lengths)
-        if setup_contexts:
-            inputs, keywords = fill(args, call.keywords if has_keywords else {}) if fill else (args, {})
-            extra = {"keyword_only_inputs": keywords or call.keywords} if has_keywords else {}
-            for setup_context in setup_contexts:
-                setup_context(ctx=ctx, inputs=inputs, output=result, **extra)
-        if keeps_results:
-            ctx._customops_results = _metadata(result)
-        if flat_only:
-            return result
-        outputs, lengths = flatten(result if isinstance(result, tuple) else (result,), list_outputs)
-        if written:
-            lengths = lengths or [None] * len(outputs)
-            outputs = _with_history(ctx, outputs, args, written, in_place)
-        ctx._customops_outputs = call.output_lengths = lengths
-        return outputs[0] if len(outputs) == 1 else outputs
+        if ignores:
+            needed = tuple(map(_mask, needed, differentiable))
+        ctx.needs_input_grad = needed
+        if sets_up:
+            set_up(ctx, args, {}, result)
+            remember_lost(ctx, args, result if returns_tuple else (result,))
+        if not finish.is_idle or "_customops_materialize" in ctx.__dict__:
+            finish(ctx, args, result if returns_tuple else (result,))
+        ctx._customops_expected = [metadata(x) if needs else None for x, needs in zip(args, needed, strict=True)]
+        return result
 
     return forward
 
 
-def _backward(definition: Definition, formula: Formula | None) -> Fn:
-    flat_only, user_backward = is_flat(definition.schema), formula.fn if formula is not None else None
-    are_tensors = tuple(argument.holds_tensors for argument in definition.schema.positional)
+def _forward(definition: Definition, layout: Layout, set_up: _SetUp, finish: _Outputs, *, has_formula: bool) -> Fn:
+    """The forward of any op. Its `Call` knows which inputs there are, and is told which outputs there are."""
+    op, writes = str(definition.name), bool(layout.written)
+    returns_tuple = len(definition.schema.returns) > 1
+
+    def forward(ctx: Any, call: Call, *flat: Any) -> Any:
+        values, passed = regroup(flat, call.lengths), call.indices(layout)
+        inputs = dict(zip(passed, values, strict=True))
+        if writes and has_formula:
+            _check_writes(layout, inputs, op)
+        before = _copies(layout, inputs)
+        args, kwargs = call.arguments(values)
+        guard = _compat.below_autograd()
+        try:
+            result = call.fn(*args, **kwargs)
+        finally:
+            del guard
+        if returns_tuple and type(result) is not tuple:
+            result = tuple(result)
+        outputs = result if isinstance(result, tuple) else () if result is None else (result,)
+        outputs += tuple(inputs.get(i) for i in layout.new_values)
+        flags = regroup(ctx.needs_input_grad[1:], call.lengths)
+        flags = tuple(_mask(flag, layout.differentiable[i]) for i, flag in zip(passed, flags, strict=True))
+        ctx.needs_input_grad = call.needs_input_grad(flags, layout)
+        if set_up.callbacks:
+            seen = call.arguments(tuple({**inputs, **before}.values())) if before else (args, kwargs)
+            set_up(ctx, *seen, result)
+            remember_lost(ctx, (*flat, *_flat(before.values())), _flat(outputs))
+        finish(ctx, flat, outputs)
+        ctx._customops_passed = passed
+        ctx._customops_expected = list(map(expected_of, values, flags))
+        dirty = _dirty(layout, inputs, has_formula) if writes else []
+        return _laid_out(ctx, call, layout, outputs, dirty)
+
+    return forward
+
+
+def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], dirty: list[Tensor]) -> Any:
+    """What the node returns: its outputs, lists laid out flat, and everything that it is the new history of."""
+    if dirty:
+        ctx.mark_dirty(*dirty)
+    if dirty and layout.in_place:  # the argument itself: under functionalization the result is another object
+        outputs = (dirty[0],)
+    leaves, lengths = flatten(outputs, layout.list_outputs)
+    lengths = lengths or [None] * len(leaves)
+    leaves += tuple(x for x in dirty if all(x is not leaf for leaf in leaves))
+    ctx._customops_outputs = call.output_lengths = lengths
+    return leaves[0] if len(leaves) == 1 else leaves
+
+
+def _mask(flag: Any, is_differentiable: bool) -> Any:
+    if is_differentiable:
+        return flag
+    return [False] * len(flag) if isinstance(flag, list) else False
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
+def _check_writes(layout: Layout, inputs: dict[int, Any], op: str) -> None:
+    """Raise for a write that would go past the history of a tensor, before it is done."""
+    for i in layout.written:
+        followed = layout.in_place or i in layout.new_values
+        for tensor in _tensors(inputs.get(i)):
+            if followed:
+                check_write(tensor, layout.inputs[i].name, op)
+            elif tensor.requires_grad:
+                raise unfollowed_write(layout.inputs[i].name, op)
+
+
+def _copies(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:
+    """Copies of inputs from before the write, with their history."""
+    if not layout.originals:
+        return {}
+    with torch.inference_mode(False):  # the public switch for reverse and forward mode at once
+        return {
+            i: [x.clone() if isinstance(x, Tensor) else x for x in value]
+            if isinstance(value, (list, tuple))
+            else value.clone()
+            for i in layout.originals
+            if (value := inputs.get(i)) is not None
+        }
+
+
+def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Tensor]:
+    """The tensors of which this node is to be the history.
+
+    Without a formula, those that have one: else a later backward would go past the write as if it had not happened.
+    """
+    if has_formula:
+        indices = layout.written[:1] if layout.in_place else layout.new_values
+        return [tensor for i in indices for tensor in _tensors(inputs.get(i))]
+    written = [tensor for i in layout.written for tensor in _tensors(inputs.get(i))]
+    return [tensor for tensor in written if tensor.requires_grad and not tensor.is_leaf]
+
+
+# Backward and jvp -----------------------------------------------------------------------------------------------
+
+
+def _backward(definition: Definition, layout: Layout, formula: Formula | None) -> Fn:
+    if formula is None:
+        return _missing(definition)
+    user_backward, op, flat = formula.fn, str(definition.name), is_flat(definition.schema)
+    check = InputGradients(layout, op, user_backward)
+    of_tensors = tuple(argument.holds_tensors for argument in layout.inputs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        if user_backward is None:
-            raise _no_formula(definition)
-        result = user_backward(ctx, *(grads if flat_only else regroup(grads, ctx._customops_outputs)))
-        if flat_only and type(result) is tuple and len(result) == len(ctx.needs_input_grad):
-            for gradient, is_tensor in zip(result, are_tensors, strict=False):
-                if gradient is not None and not (is_tensor and isinstance(gradient, Tensor)):
-                    break  # look closer
-            else:
-                return (None, *result)
-        if isinstance(result, dict):
-            result = _in_order(result, user_backward, definition)
-        return (None, *_input_gradients(result, user_backward, definition, ctx.needs_input_grad))
+        if not flat:
+            grads = regroup(grads, ctx._customops_outputs)
+        zeros = ctx.__dict__.get("_customops_zeros")
+        if zeros is not None:
+            grads = tuple(map(_or_zeros, grads, zeros))
+        result = user_backward(watched(ctx, op) if torch.is_grad_enabled() else ctx, *grads)
+        expected = ctx._customops_expected
+        if flat:
+            values = result if type(result) is tuple else (result,)
+            if len(values) == len(expected) and all(map(_is_like, values, expected, of_tensors)):
+                return (None, *values)
+        passed = range(len(expected)) if flat else ctx._customops_passed
+        none_allowed = None in grads or any(isinstance(grad, list) and None in grad for grad in grads)
+        return (None, *check.flat(result, passed, expected, none_allowed=none_allowed))
 
     return backward
 
 
-def _jvp(definition: Definition, formula: Formula | None) -> Fn:
-    list_outputs, inputs = _list_outputs(definition.schema), len(definition.schema.positional)
+def _is_like(gradient: Any, expected: Any, is_tensor: bool) -> bool:
+    """Is it the gradient that was expected? If in doubt, no: then `InputGradients` looks."""
+    if gradient is None:
+        return expected is None
+    if not isinstance(gradient, Tensor):
+        return False
+    return bool(expected == (gradient.shape, gradient.dtype, gradient.device)) if expected is not None else is_tensor
+
+
+def _or_zeros(grad: Any, like: Any) -> Any:
+    if isinstance(like, list):
+        return [_or_zeros(*pair) for pair in zip(grad, like, strict=True)]
+    if grad is not None or like is None:
+        return grad
+    shape, dtype, device = like
+    if shape is None:
+        raise UnsupportedError(
+            "zeros for the gradient of a nested tensor that was not used",
+            fix="register_autograd(..., materialize_grads=False), and None stands for them",
+        )
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _missing(definition: Definition) -> Fn:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise _no_formula(definition)
+
+    return backward
+
+
+def _jvp(definition: Definition, layout: Layout, formula: Formula | None) -> Fn:
+    if formula is None:
+        return _missing_jvp(definition)
+    user_jvp, check = formula.fn, OutputTangents(layout, str(definition.name), formula.fn)
 
     def jvp(ctx: Any, _: None, *flat: Any) -> Any:
-        if formula is None:
-            raise _no_jvp(definition)
-        lengths = [len(needs) if isinstance(needs, list) else None for needs in ctx.needs_input_grad]
-        left_out = [None] * (inputs - len(lengths))
-        result = _compat.call_jvp(formula.fn, ctx, *regroup(flat, lengths), *left_out)
-        tangents = result if isinstance(result, tuple) else (result,)
-        _check_tangents(tangents, ctx._customops_results, definition, formula.fn)
-        outputs = tuple(map(_compat.without_tangent, flatten(tangents, list_outputs)[0]))
+        expected = ctx._customops_expected
+        lengths = [len(each) if isinstance(each, list) else None for each in expected]
+        passed = ctx.__dict__.get("_customops_passed", range(len(expected)))
+        flat = tuple(map(_or_zeros, flat, ctx.__dict__.get("_customops_zero_tangents", (None,) * len(flat))))
+        given = dict(zip(passed, regroup(flat, lengths), strict=True))
+        tangents = [given.get(i) if has else None for i, has in enumerate(layout.differentiable)]
+        result = _compat.call_jvp(user_jvp, ctx, *tangents)
+        results = result if isinstance(result, tuple) else (result,)
+        check.check(results, ctx._customops_results)
+        outputs = tuple(map(_compat.without_tangent, flatten(results, layout.list_outputs)[0]))
+        outputs = _written_tangents(layout, given, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return jvp
 
 
+def _written_tangents(layout: Layout, given: dict[int, Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What torch wants of an op that writes: the tangent of what is written is written too, and returned."""
+    indices = [0] if layout.in_place else layout.new_values
+    before = [tangent for i in indices for tangent in _flat([given.get(i)])]
+    first = len(outputs) - len(before)
+    written = zip(before, outputs[first:], strict=True)
+    return (*outputs[:first], *(new if old is None else old.copy_(new) for old, new in written))
+
+
+def _missing_jvp(definition: Definition) -> Fn:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(
+            "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
+            op=str(definition.name),
+            fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
+        )
+
+    return jvp
+
+
 def _no_formula(definition: Definition) -> AutogradError:
-    if definition.schema.mutated:
-        problem = "Trying to backward through an op that writes to its argument: it can have no autograd formula"
-        fix = "call it under torch.no_grad() or on x.detach(); or make it an op that returns new tensors"
+    if not definition.differentiable.op:
+        problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
+        fix = "call it under torch.no_grad() or on x.detach()"
+    elif definition.schema.mutated:
+        problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
+        fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
     else:
         problem = "Trying to backward through an op, but no autograd formula was registered"
         fix = "op.register_autograd(backward, setup_context=...)"
     return AutogradError(problem, op=str(definition.name), fix=fix)
 
 
-def _no_jvp(definition: Definition) -> UnsupportedError:
-    return UnsupportedError(
-        "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
-        op=str(definition.name),
-        fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
-    )
-
-
-def _with_history(
-    ctx: Any, outputs: tuple[Any, ...], args: tuple[Any, ...], written: tuple[bool, ...], in_place: bool
-) -> tuple[Any, ...]:
-    """Make this node the history of what the op wrote to, if that has one.
-
-    Else a later backward would go past the write as if it had not happened. A leaf has no history, and is left alone.
-    """
-    dirty: list[Tensor] = []
-    for value in (arg for arg, is_written in zip(args, written, strict=False) if is_written):
-        items = value if isinstance(value, list) else [value]
-        dirty += [item for item in items if isinstance(item, Tensor) and item.requires_grad and not item.is_leaf]
-    if not dirty:
-        return outputs
-    ctx.mark_dirty(*dirty)
-    if in_place:
-        return (args[0],)  # the argument itself: under functionalization the result is another object
-    return (*outputs, *(tensor for tensor in dirty if all(tensor is not output for output in outputs)))
-
-
 # autograd.Function takes and returns flat tensors only; lists of tensors are laid out flat around it ---------------
 
 #: How many flat values each value became, None for a value on its own. None instead: there are no lists at all.
 Lengths = list["int | None"] | None
+
+
+class Call:
+    """How one differentiated call reaches the op, and how the node's flat inputs map to the user's arguments."""
+
+    __slots__ = ("fn", "keywords", "lengths", "names", "output_lengths", "passed")
+
+    def __init__(self, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[str, ...]) -> None:
+        self.fn = fn
+        self.passed = len(args)
+        #: The keyword-only arguments that are inputs of the node, and the others.
+        self.names = [name for name in tensors if name in kwargs] if tensors else []
+        self.keywords = {key: value for key, value in kwargs.items() if key not in tensors} if tensors else kwargs
+        self.lengths: Lengths = None
+        self.output_lengths: Lengths = None
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
+        """The node's inputs."""
+        values = (*args, *(kwargs[name] for name in self.names))
+        flat, self.lengths = flatten(values, tuple(layout.inputs[i].is_tensor_list for i in self.indices(layout)))
+        return flat
+
+    def indices(self, layout: Layout) -> list[int]:
+        """Which inputs of the node were passed?"""
+        rest = range(layout.positional, len(layout.inputs))
+        return [*range(self.passed), *(i for i in rest if layout.inputs[i].name in self.names)]
+
+    def arguments(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the op is called with; `values` are the inputs, lists as lists."""
+        named = dict(zip(self.names, values[self.passed :], strict=True))
+        return values[: self.passed], {**self.keywords, **named} if named else self.keywords
+
+    def needs_input_grad(self, flags: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
+        """The flags of the inputs that were passed, as a backward sees them.
+
+        That is an entry for each positional argument that was passed; if there are tensors that are keyword-only, for
+        each positional argument and each of them, so that each has its place.
+        """
+        if layout.positional == len(layout.inputs):
+            return flags
+        given = dict(zip(self.indices(layout), flags, strict=True))
+        return tuple(given.get(i, False) for i in range(len(layout.inputs)))
 
 
 def flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[tuple[Any, ...], Lengths]:
@@ -200,141 +454,3 @@ def regroup(flat: tuple[Any, ...], lengths: Lengths) -> tuple[Any, ...]:
             values.append(list(flat[i : i + length]))
             i += length
     return tuple(values)
-
-
-def _list_outputs(schema: Schema) -> tuple[bool, ...]:
-    """Which of the outputs are lists of tensors?"""
-    types = [ret.type for ret in schema.returns]
-    if len(types) == 1 and types[0].startswith("("):
-        types = types[0][1:-1].split(", ")
-    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
-
-
-def _input_gradients(result: Any, backward: Fn, definition: Definition, needed: tuple[Any, ...]) -> Sequence[Any]:
-    """The flat gradients for the inputs that were passed, from what the user's backward returned.
-
-    `needed` is what ``ctx.needs_input_grad`` was: one entry for each input that was passed, a list for a list.
-    """
-    gradients = result if isinstance(result, tuple) else (result,)
-    arguments, passed = definition.schema.positional, len(needed)
-    if len(gradients) != passed and len(gradients) != len(arguments):
-        raise _wrong_count(len(gradients), passed, definition, backward)
-    flat: list[Any] = []
-    for argument, gradient, needs in zip(arguments, gradients, needed, strict=False):
-        if not isinstance(needs, list):
-            if gradient is not None and not argument.holds_tensors:
-                expected = f"None: the argument is a {argument.type}"
-                raise _bad_gradient(gradient, argument.name, definition, backward, expected)
-            if gradient is not None and not isinstance(gradient, Tensor):
-                raise _bad_gradient(gradient, argument.name, definition, backward, "a Tensor or None")
-            flat.append(gradient)
-        else:
-            flat += _list_gradients(gradient, backward, definition, argument.name, len(needs))
-    for argument, gradient in zip(arguments[passed:], gradients[passed:], strict=False):
-        if gradient is not None:
-            expected = "None: the argument was left at its default"
-            raise _bad_gradient(gradient, argument.name, definition, backward, expected)
-    return flat
-
-
-def _in_order(gradients: dict[str, Any], backward: Fn, definition: Definition) -> tuple[Any, ...]:
-    """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
-    names = [argument.name for argument in definition.schema.positional]
-    unknown = [name for name in gradients if name not in names]
-    if unknown:
-        raise AutogradError(
-            "backward returned gradients by name, and one has the name of no positional argument",
-            op=str(definition.name),
-            argument=str(unknown[0]),
-            expected=", ".join(names),
-            where=where(backward),
-        )
-    return tuple(gradients.get(name) for name in names)
-
-
-def _list_gradients(gradient: Any, backward: Fn, definition: Definition, name: str, length: int) -> Sequence[Any]:
-    if gradient is None:
-        return [None] * length
-    if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
-        raise _bad_gradient(gradient, name, definition, backward, f"a list of {length} gradients")
-    for i, item in enumerate(gradient):
-        if item is not None and not isinstance(item, Tensor):
-            raise _bad_gradient(item, f"{name}[{i}]", definition, backward, "a Tensor or None")
-    return gradient
-
-
-def _wrong_count(got: int, passed: int, definition: Definition, backward: Fn) -> AutogradError:
-    arguments = definition.schema.positional
-    expected = f"{passed}" if passed == len(arguments) else f"{passed} or {len(arguments)}"
-    return AutogradError(
-        f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
-        op=str(definition.name),
-        expected=f"one for each of {', '.join(argument.name for argument in arguments)}",
-        where=where(backward),
-        fix="return None for an input that has no gradient",
-    )
-
-
-def _bad_gradient(gradient: Any, argument: str, definition: Definition, backward: Fn, expected: str) -> AutogradError:
-    size = f" of {len(gradient)}" if isinstance(gradient, (list, tuple)) else ""
-    return AutogradError(
-        "backward returned a gradient that does not fit its input",
-        op=str(definition.name),
-        argument=argument,
-        expected=expected,
-        got=type(gradient).__name__ + size,
-        where=where(backward),
-    )
-
-
-# Tangents -------------------------------------------------------------------------------------------------------
-
-
-def _metadata(result: Any) -> tuple[Any, ...]:
-    """What is to be known of results to check their tangents: shape and dtype, a list of these, None for numbers."""
-    results = result if isinstance(result, tuple) else (result,)
-    return tuple(
-        [_of_tensor(x) for x in each] if isinstance(each, (list, tuple)) else _of_tensor(each) for each in results
-    )
-
-
-def _of_tensor(value: Any) -> tuple[torch.Size, torch.dtype] | None:
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else None
-
-
-def _check_tangents(tangents: tuple[Any, ...], results: tuple[Any, ...], definition: Definition, jvp: Fn) -> None:
-    if len(tangents) != len(results):
-        raise _bad_tangent(definition, jvp, "the returns", f"{len(results)} tangents", f"{len(tangents)}")
-    for i, (tangent, result) in enumerate(zip(tangents, results, strict=True)):
-        name = f"return {i}" if len(results) > 1 else "the return"
-        if not isinstance(result, list):
-            _check_tangent(tangent, result, definition, jvp, name)
-            continue
-        if not isinstance(tangent, (list, tuple)) or len(tangent) != len(result):
-            raise _bad_tangent(definition, jvp, name, f"a list of {len(result)} tangents", type(tangent).__name__)
-        for k, (item, expected) in enumerate(zip(tangent, result, strict=True)):
-            _check_tangent(item, expected, definition, jvp, f"{name}[{k}]")
-
-
-def _check_tangent(tangent: Any, result: Any, definition: Definition, jvp: Fn, name: str) -> None:
-    if tangent is None:
-        return
-    if result is None:
-        raise _bad_tangent(definition, jvp, name, "None: it is not a Tensor", type(tangent).__name__)
-    if not isinstance(tangent, Tensor):
-        raise _bad_tangent(definition, jvp, name, "a Tensor or None", type(tangent).__name__)
-    if (tangent.shape, tangent.dtype) != result:
-        shape, dtype = result
-        got = f"{list(tangent.shape)}, {tangent.dtype}"
-        raise _bad_tangent(definition, jvp, name, f"shape and dtype of the return: {list(shape)}, {dtype}", got)
-
-
-def _bad_tangent(definition: Definition, jvp: Fn, name: str, expected: str, got: str) -> AutogradError:
-    return AutogradError(
-        "jvp returned tangents that do not fit the returns",
-        op=str(definition.name),
-        argument=name,
-        expected=expected,
-        got=got,
-        where=where(jvp),
-    )

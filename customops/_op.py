@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from typing_extensions import Unpack
 
 from customops import _bypass, _compat
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
+from customops._formula import ALL, Differentiable
 from customops._recompute import formulas
 from customops._rules import mutation
 from customops._rules.autocast import AutocastRule
-from customops._rules.autograd import AutogradRule, keyword_only_tensors_error
+from customops._rules.autograd import AutogradRule, Options
 from customops._rules.fake import FakeRule
-from customops._rules.kernel import DeviceTypes, KernelRule, device_list
+from customops._rules.kernel import DeviceTypes, KernelRule, RawRule, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
@@ -47,6 +49,7 @@ class _Rules:
 
     def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
         self.kernel = KernelRule(definition, default)
+        self.raw = RawRule(definition)
         self.fake = FakeRule(definition, name)
         self.autograd = AutogradRule(definition)
         self.autocast = AutocastRule(definition)
@@ -56,6 +59,7 @@ class _Rules:
     def install(self, definition: Definition, devices: tuple[str | None, ...]) -> None:
         """Everything an op of ours has in the dispatcher."""
         self.kernel.install(definition, devices)
+        self.raw.install(definition)
         self.fake.install(definition)
         self.autograd.install(definition)
         mutation.install(definition)
@@ -87,6 +91,7 @@ class CustomOpDef(Generic[P, R]):
         fn: Callable[P, R] | None,
         text: str | None = None,
         when: When | None = None,
+        differentiable: Differentiable = ALL,
     ) -> None:
         self._registry = registry
         self._text = text  # the schema as the user wrote it
@@ -94,9 +99,9 @@ class CustomOpDef(Generic[P, R]):
         self._opoverload = definition.overload
         self._init_fn = fn
         self._samples: Fn | None = None
-        self._raw: list[_RawKernel] = []
         self._source = user_source()
         name = name_of(fn) if fn is not None else definition.name.name
+        definition.differentiable = differentiable
         definition.when = when or when_to_check(None, self._qualname)
         self._rules = _Rules(definition, fn, name)
         self.__name__ = definition.name.name
@@ -180,7 +185,7 @@ class CustomOpDef(Generic[P, R]):
 
     def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
         """Put `fn` at dispatch keys as it is."""
-        self._register(lib, _RawKernel, self, keys, fn)
+        self._register(lib, self._rules.raw.register, keys, fn)
 
     # Fake impl --------------------------------------------------------------------------------------------------
 
@@ -221,52 +226,68 @@ class CustomOpDef(Generic[P, R]):
     # Autograd ---------------------------------------------------------------------------------------------------
 
     def register_autograd(
-        self, backward: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None
+        self,
+        backward: Fn,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
     ) -> None:
         """Register the gradient formula.
 
         Args:
             backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors. Returns one
-                gradient for each positional argument: a Tensor, None, or a list of these for a list of tensors; or a
-                dict of these by the names of the arguments, without those that have none.
+                gradient for each positional argument, then for each tensor that is keyword-only: a Tensor like the
+                argument, None where there is none, or a list of these; or a dict of these by argument names.
             setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
                 ``ctx.save_for_backward`` for tensors; for an op with keyword-only arguments it is
                 ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
             lib: the registration ends when this library is destroyed.
+            nondiff_args: names of tensors that have no gradient, even if they require grad.
+            grads_of: names of arguments the op writes to whose new values have gradients: backward gets these after
+                those of the returns. The default is none; for an op that returns nothing, all. (An in-place op returns
+                what it writes to.)
+            originals: names of arguments the op writes to, of which setup_context is to get copies from before that.
+            materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
 
         Raises:
-            RegistrationError: the op mutates an input, or returns nothing.
+            RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.
             CallbackError: a callback has parameters that do not fit.
 
         Example:
             >>> double.register_autograd(lambda ctx, grad: grad * 2)
         """
-        self._register(lib, self._rules.autograd.register, backward, setup_context)
+        self._register(lib, self._rules.autograd.register, backward, setup_context, options)
 
-    def register_jvp(self, jvp: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None) -> None:
+    def register_jvp(
+        self, jvp: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
+    ) -> None:
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
-            jvp: ``jvp(ctx, *tangents)``, one tangent for each positional argument, a list for a list of tensors, None
-                for what is not a tensor; returns one tangent for each return. As ``autograd.Function.jvp``.
+            jvp: ``jvp(ctx, *tangents)``, one tangent for each input in the order of `register_autograd`, a list for a
+                list of tensors, None for what has none; returns one for each return, like it. As
+                ``autograd.Function.jvp``.
             setup_context: as in `register_autograd`, with ``ctx.save_for_forward`` for tensors. If both have one, both
                 are called.
             lib: the registration ends when this library is destroyed.
+            **options: those of `register_autograd`.
 
         Raises:
-            RegistrationError: the op mutates an input, returns a view, or returns nothing.
+            RegistrationError: the op has ``torch.Tag.out``, returns a view, or nothing that could have a gradient.
             CallbackError: a callback has parameters that do not fit.
 
         Example:
             >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
         """
-        self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context)
+        self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
 
     def register_autograd_from(self, fn: F, /, *, lib: Library | None = None) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
 
         They run `fn` again, on the inputs that were saved, and derive it. It takes the op's arguments and returns what
-        the op returns.
+        the op returns; for one that returns nothing, the new values of what it writes.
 
         Raises:
             RegistrationError, CallbackError: as `register_autograd`.
@@ -276,10 +297,10 @@ class CustomOpDef(Generic[P, R]):
             ... def _(x):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
-        backward, jvp, setup_context = formulas(fn, self._definition)
+        backward, jvp, setup_context, originals = formulas(fn, self._definition)
         with lock:
-            self.register_jvp(jvp, setup_context=setup_context, lib=lib)
-            self.register_autograd(backward, setup_context=setup_context, lib=lib)
+            self.register_jvp(jvp, setup_context=setup_context, lib=lib, originals=originals)
+            self.register_autograd(backward, setup_context=setup_context, lib=lib, originals=originals)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------
@@ -301,15 +322,14 @@ class CustomOpDef(Generic[P, R]):
     def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
-        `in_dims` has an entry for each positional argument: the batched dimension, or None. `info` has ``batch_size``
-        and ``randomness``. See ``torch.library.register_vmap``.
+        `in_dims` has an entry for each positional argument, then for each tensor that is keyword-only: the batched
+        dimension, or None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
 
         Instead of a function, the name of a strategy: "sequential" calls the op for each element of the batch;
         "expand_dims" and "broadcast_all" call it once, batch dimensions in front, for ops that take any leading
         dimensions: tensors that are not batched get a dimension of size 1 there, or are expanded to the batch's size.
 
         Raises:
-            UnsupportedError: the op takes tensors by keyword only.
             CallbackError: `func` cannot be called with the op's arguments.
 
         Example:
@@ -317,8 +337,6 @@ class CustomOpDef(Generic[P, R]):
         """
         if func is None:
             return functools.partial(self.register_vmap, lib=lib)
-        if self.schema.keyword_only_tensors:
-            raise keyword_only_tensors_error("register_vmap", self._qualname, self.schema.keyword_only_tensors)
         self._register(lib, self._rules.vmap.register, func)
         return func
 
@@ -430,11 +448,9 @@ class CustomOpDef(Generic[P, R]):
         """Come back after having been removed."""
         old = self._definition
         self._definition = Definition.define(old.name, old.schema, old.tags, self._text)
-        self._definition.when = old.when
+        self._definition.when, self._definition.differentiable = old.when, old.differentiable
         self._opoverload = self._definition.overload
         self._install()
-        for kernel in self._raw:
-            kernel.install()
 
     def _uninstall(self, error: UnregisteredError) -> None:
         definition = self._definition
@@ -468,26 +484,6 @@ class CustomOpDef(Generic[P, R]):
 
     def _record(self, undo: Undo) -> None:
         self._registry._record(undo)
-
-
-class _RawKernel:
-    """A kernel at dispatch keys, at all of them or at none. Calling it takes it back."""
-
-    def __init__(self, op: CustomOpDef[Any, Any], keys: tuple[str, ...], fn: Fn) -> None:
-        self.op, self.keys, self.fn = op, keys, fn
-        self.install()
-        op._raw.append(self)
-
-    def install(self) -> None:
-        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
-            for key in self.keys:
-                undos.callback(self.op._definition.impl(self.fn, key, apart=True, raw=True))
-            self.undos = undos.pop_all()
-
-    def __call__(self) -> None:
-        if self in self.op._raw:
-            self.op._raw.remove(self)
-            self.undos.close()
 
 
 def _end(undo: Undo, library: weakref.ref[Library]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ import torch
 
 from customops import _bypass
 from customops._call import Fn, bind_kernel
-from customops._definition import Definition, Name, When
+from customops._definition import Definition, Name, When, with_pt2_compliant
+from customops._formula import ALL, Differentiable
+from customops._hints import schema_of
 from customops._op import CustomOpDef
-from customops._rules.autograd import keyword_only_tensors_error
 from customops._rules.kernel import DeviceTypes, check_devices
-from customops._schema import Schema
-from customops.errors import DefinitionError, UnregisteredError
+from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
+from customops._trampoline import when_to_check
+from customops.errors import DefinitionError, SchemaError, UnregisteredError, location_of, where
 
 if TYPE_CHECKING:
     from customops._registry import Registry
@@ -32,12 +35,37 @@ class Plan:
     text: str | None
     when: When
     bypass: bool
+    differentiable: Differentiable = ALL
+
+    @classmethod
+    def of(
+        cls,
+        name: Name,
+        fn: Fn,
+        *,
+        mutates_args: str | tuple[str, ...],
+        device_types: DeviceTypes,
+        schema: str | None,
+        tags: Tags,
+        check: When | None,
+        bypass: bool,
+        differentiable: bool | Sequence[bool],
+        nondiff_args: str | tuple[str, ...],
+    ) -> Plan:
+        """The plan for what `Registry.custom_op` was given."""
+        op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
+        if schema is None:
+            wanted = schema_of(fn, mutates_args, all_tags, op=op)
+        else:
+            wanted = _manual_schema(schema, mutates_args, op, fn)
+            check_tags(wanted, all_tags, op=op, where=location_of(fn))
+        gradients = Differentiable.of(differentiable, nondiff_args, wanted, op)
+        when = when_to_check(check, op)
+        return cls(name, fn, wanted, all_tags, device_types, schema, when, bypass, gradients)
 
     def check(self) -> tuple[str | None, ...]:
         """Raise what can be found wrong without changing anything; returns the device types."""
         op = str(self.name)
-        if self.schema.keyword_only_tensors and torch.Tag.out not in self.tags:
-            raise keyword_only_tensors_error("custom_op", op, self.schema.keyword_only_tensors)
         if not isinstance(self.bypass, bool):
             raise DefinitionError("bypass must be True or False", op=op, got=repr(self.bypass))
         if self.bypass:
@@ -52,12 +80,28 @@ class Plan:
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
             cls: Any = _bypassing(self) if self.bypass else CustomOpDef
-            op: CustomOpDef[Any, Any] = cls(registry, definition, self.fn, self.text, self.when)
+            op: CustomOpDef[Any, Any] = cls(registry, definition, self.fn, self.text, self.when, self.differentiable)
             op._install(devices)
         except BaseException:
             definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
             raise
         return op
+
+
+def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: Fn) -> Schema:
+    """Parse ``schema=``, which must agree with `mutates_args`."""
+    check_nameless(text, op)
+    schema = parse(text)
+    written = {argument.name for argument in schema.mutated}
+    if mutates_args != "unknown" and written != set(mutates_args):
+        raise SchemaError(
+            f"the schema and mutates_args disagree: by the schema, the op mutates {written or '{}'}",
+            op=op,
+            expected=f"mutates_args={tuple(sorted(written))}",
+            got=f"mutates_args={mutates_args!r}, schema={text!r}",
+            where=where(fn),
+        )
+    return schema
 
 
 def _bypassing(plan: Plan) -> type[CustomOpDef[Any, Any]]:

@@ -6,7 +6,7 @@ it once more. An op is written as a fast kernel, and its gradient as what torch 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from customops import _compat
 from customops._call import Fn, bind_kernel
 from customops._definition import Definition
+from customops._formula import is_differentiable
+from customops._schema import Schema
 from customops.errors import AutogradError, name_of, where
 
 
@@ -24,6 +26,7 @@ class Formulas(NamedTuple):
     backward: Fn
     jvp: Fn
     setup_context: Fn
+    originals: tuple[str, ...]
 
 
 def formulas(fn: Fn, definition: Definition) -> Formulas:
@@ -32,12 +35,11 @@ def formulas(fn: Fn, definition: Definition) -> Formulas:
     Raises:
         CallbackError: `fn` does not take the op's arguments.
     """
-    op = str(definition.name)
-    bind_kernel(fn, definition.schema, op, "function to differentiate")
-    again = _Again(fn, op)
-    if definition.schema.keyword_only:
-        return Formulas(again.backward, again.jvp, again.setup_with_keywords)
-    return Formulas(again.backward, again.jvp, again.setup)
+    op, schema = str(definition.name), definition.schema
+    bind_kernel(fn, schema, op, "function to differentiate")
+    again = _Again(fn, op, schema)
+    setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
+    return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
 
 
 class _OfLeaves:
@@ -66,9 +68,10 @@ class _OfLeaves:
 class _Again:
     """One function, and the ways to differentiate it at the inputs of a call."""
 
-    def __init__(self, fn: Fn, op: str) -> None:
+    def __init__(self, fn: Fn, op: str, schema: Schema) -> None:
         self.fn = fn
         self.op = op
+        self.schema = schema
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         self.setup_with_keywords(ctx, inputs, {}, output)
@@ -88,19 +91,29 @@ class _Again:
         chosen = [i for i, is_chosen in enumerate(of) if is_chosen]
         return _OfLeaves(self.fn, leaves, spec, chosen), [leaves[i] for i in chosen]
 
+    def _inputs(self, leaves: Iterable[Any], spec: Any) -> list[Any]:
+        """What stands for each input: the positional arguments, then the tensors that are keyword-only."""
+        args, named = _compat.tree_unflatten(leaves, spec)
+        return [*args, *(named[argument.name] for argument in self.schema.keyword_only_tensors)]
+
     def backward(self, ctx: Any, *grads: Any) -> Any:
-        needed = _compat.tree_leaves(list(ctx.needs_input_grad))
         others, spec = ctx._customops_again
-        left_out = len(others) - len(needed)  # at their defaults, or by keyword
-        of = [needs and other is None for needs, other in zip([*needed, *[False] * left_out], others, strict=True)]
+        places = self._inputs(range(len(others)), spec)
+        chosen: set[int] = set()
+        for flag, place in zip(ctx.needs_input_grad, places, strict=False):  # the rest is at its default
+            if isinstance(flag, list):
+                chosen |= {i for i, needs in zip(place, flag, strict=True) if needs}
+            elif flag:
+                chosen.add(place)
+        of = [i in chosen for i in range(len(others))]
         call, inputs = self._call(ctx, of)
         outputs, pull_back, *_ = torch.func.vjp(call, *inputs)
         cotangents = [leaf for leaf in _compat.tree_leaves(list(grads)) if is_differentiable(leaf)]
         self._check(outputs, cotangents)
         found = iter(pull_back(tuple(cotangents)))
-        flat = [next(found) if is_chosen else None for is_chosen in of]
-        args, _ = _compat.tree_unflatten(flat, spec)
-        return tuple(args)
+        gradients = self._inputs([next(found) if is_chosen else None for is_chosen in of], spec)
+        arguments = (*self.schema.positional, *self.schema.keyword_only_tensors)
+        return tuple(each if a.holds_tensors else None for a, each in zip(arguments, gradients, strict=True))
 
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
@@ -120,8 +133,3 @@ class _Again:
                 got=", ".join(f"{shape} {dtype}" for shape, dtype in got),
                 where=where(self.fn),
             )
-
-
-def is_differentiable(value: Any) -> bool:
-    """A tensor of a dtype that has gradients."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, overload
@@ -21,15 +21,13 @@ from customops._definition import (
     When,
     lock,
     refused,
-    with_pt2_compliant,
 )
-from customops._hints import schema_of, written_names
+from customops._hints import written_names
 from customops._op import CustomOpDef
 from customops._plan import Plan
 from customops._rules.kernel import DeviceTypes, dispatch_keys
-from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
-from customops._trampoline import when_to_check
-from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError, location_of, where
+from customops._schema import Tags, check_nameless, normalize_tags
+from customops.errors import DefinitionError, RegistrationError, UnregisteredError, location_of, where
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,6 +46,8 @@ class Options(TypedDict, total=False):
     on_conflict: OnConflict
     check: When | None
     bypass: bool
+    differentiable: bool | Sequence[bool]
+    nondiff_args: str | Iterable[str]
 
 
 class Registry:
@@ -104,6 +104,8 @@ class Registry:
         on_conflict: OnConflict = "replace",
         check: When | None = None,
         bypass: bool = False,
+        differentiable: bool | Sequence[bool] = True,
+        nondiff_args: str | Iterable[str] = (),
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -121,10 +123,12 @@ class Registry:
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
             bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
+            differentiable: False for an op whose results never require grad, or a flag for each return.
+            nondiff_args: names of tensors that have no gradient, even if they require grad.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
-            DefinitionError: the name, the tags, or a conflict.
+            DefinitionError: the name, the tags, another option, or a conflict.
             CallbackError: the function does not take the arguments of `schema`.
 
         Example:
@@ -132,32 +136,21 @@ class Registry:
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
-        request = functools.partial(
-            self._define,
-            _own_name(name),
-            mutates_args=written_names(mutates_args, name),
-            device_types=device_types,
-            schema=schema,
-            tags=tags,
-            on_conflict=on_conflict,
-            check=check,
-            bypass=bypass,
-        )
+        options = {
+            "mutates_args": written_names(mutates_args, name),
+            "device_types": device_types,
+            "schema": schema,
+            "tags": tags,
+            "check": check,
+            "bypass": bypass,
+            "differentiable": differentiable,
+            "nondiff_args": nondiff_args if isinstance(nondiff_args, str) else tuple(nondiff_args),
+        }
+        request = functools.partial(self._define, _own_name(name), on_conflict, options)
         return request if fn is None else request(fn)
 
     def _define(
-        self,
-        name: Name,
-        fn: Callable[..., Any],
-        /,
-        *,
-        mutates_args: str | tuple[str, ...],
-        device_types: DeviceTypes,
-        schema: str | None,
-        tags: Tags,
-        on_conflict: OnConflict,
-        check: When | None,
-        bypass: bool,
+        self, name: Name, on_conflict: OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
@@ -168,14 +161,7 @@ class Registry:
                 expected='"replace", "error" or "reuse"',
                 got=repr(on_conflict),
             )
-        all_tags = with_pt2_compliant(normalize_tags(tags))
-        if schema is None:
-            wanted = schema_of(fn, mutates_args, all_tags, op=str(name))
-        else:
-            wanted = _manual_schema(schema, mutates_args, name, fn)
-            check_tags(wanted, all_tags, op=str(name), where=location_of(fn))
-        when = when_to_check(check, str(name))
-        plan = Plan(name, fn, wanted, all_tags, device_types, schema, when, bypass)
+        plan = Plan.of(name, fn, **options)
         with lock:
             existing = _compat.find_overload(name.packet, name.overload)
             if existing is None:
@@ -434,22 +420,6 @@ def _own_name(text: str) -> Name:
             fix=f'use one of your own, e.g. "mylib::{name.name}"',
         )
     return name
-
-
-def _manual_schema(text: str, mutates_args: str | tuple[str, ...], name: Name, fn: Callable[..., Any]) -> Schema:
-    """Parse ``schema=``, which must agree with `mutates_args`."""
-    check_nameless(text, str(name))
-    schema = parse(text)
-    written = {argument.name for argument in schema.mutated}
-    if mutates_args != "unknown" and written != set(mutates_args):
-        raise SchemaError(
-            f"the schema and mutates_args disagree: by the schema, the op mutates {written or '{}'}",
-            op=str(name),
-            expected=f"mutates_args={tuple(sorted(written))}",
-            got=f"mutates_args={mutates_args!r}, schema={text!r}",
-            where=where(fn),
-        )
-    return schema
 
 
 _AGAIN = "define it again, or use the new object"

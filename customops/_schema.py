@@ -162,13 +162,11 @@ class Schema:
 
     @functools.cached_property
     def is_differentiable(self) -> bool:
-        """Functional, or a plain view: one tensor in, one view of it out."""
-        if self.mutated or not self.returns:
-            return False
+        """Can it have a formula? Not if it neither returns nor writes, nor if it returns a view but a plain one."""
         if not self.is_view:
-            return True
+            return bool(self.returns or self.mutated)
         tensors_in = sum(a.is_tensor for a in self.arguments)
-        return tensors_in == 1 and sum(r.is_tensor for r in self.returns) == 1
+        return not self.mutated and tensors_in == 1 and sum(r.is_tensor for r in self.returns) == 1
 
     @functools.cached_property
     def device_argument(self) -> Argument | None:

@@ -339,7 +339,13 @@ Make = Callable[[], tuple[Fn, Any]]
 
 
 def autograd(
-    schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, direct: dict[int, Cell | None], make: Make
+    schema: Schema,
+    tags: tuple[torch.Tag, ...],
+    op: str,
+    when: When,
+    watched: tuple[Argument, ...],
+    direct: dict[int, Cell | None],
+    make: Make,
 ) -> Callable[..., Any]:
     """The function at the Autograd key: do what the device's kernel does, where that is all there is to do.
 
@@ -349,11 +355,17 @@ def autograd(
     something is, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its arguments as they are. All
     else is done by `general`.
     """
-    return written_when_called("autograd", functools.partial(_autograd, schema, tags, op, when, direct, make))
+    return written_when_called("autograd", functools.partial(_autograd, schema, tags, op, when, watched, direct, make))
 
 
 def _autograd(
-    schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, direct: dict[int, Cell | None], make: Make
+    schema: Schema,
+    tags: tuple[torch.Tag, ...],
+    op: str,
+    when: When,
+    watched: tuple[Argument, ...],
+    direct: dict[int, Cell | None],
+    make: Make,
 ) -> Source:
     general, node = make()
     source = Source("autograd", schema)
@@ -364,7 +376,7 @@ def _autograd(
     source.parameters = ["$keyset", "/", *always, *rest, *named]
     source.line("$cell = $direct.get($keyset.raw_repr())", direct=direct)
     source.line("if $cell is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
-    source.line(f"    if not ({_requires_grad(source, schema)}):", below_autograd=_compat.below_autograd)
+    source.line(f"    if not ({_requires_grad(source, schema, watched)}):", below_autograd=_compat.below_autograd)
     source.indent = "        "
     if rest or named:  # the kernel's trampoline knows the defaults
         call_direct(source, passed)
@@ -381,11 +393,11 @@ def _autograd(
     return source
 
 
-def _requires_grad(source: Source, schema: Schema) -> str:
+def _requires_grad(source: Source, schema: Schema, watched: tuple[Argument, ...]) -> str:
     """An expression for: is anything to be differentiated?"""
     source.objects["is_grad_enabled"] = torch.is_grad_enabled
-    tensors = [argument for argument in schema.positional[: always_passed(schema)] if argument.holds_tensors]
-    others = [argument for argument in schema.arguments if argument.holds_tensors and argument not in tensors]
+    tensors = [argument for argument in schema.positional[: always_passed(schema)] if argument in watched]
+    others = [argument for argument in watched if argument not in tensors]
     if not others and len(tensors) <= 3 and all(argument.is_tensor for argument in tensors):
         each = [
             f"({local(a)} is not None and {local(a)}.requires_grad)"

@@ -12,10 +12,12 @@ import torch
 from torch.library import Library as Library
 from torch.library import fallthrough_kernel as fallthrough_kernel
 from torch.library import get_kernel as get_kernel
+from typing_extensions import Unpack
 
 from customops import _compat
 from customops._op import CustomOpDef
 from customops._registry import default
+from customops._rules.autograd import Options
 from customops._rules.kernel import DeviceTypes
 from customops._schema import Tags
 from customops.errors import RegistrationError
@@ -88,9 +90,10 @@ def register_autograd(
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
+    **options: Unpack[Options],
 ) -> None:
     """`CustomOpDef.register_autograd` on any op."""
-    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib)
+    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
 
 
 def register_jvp(
@@ -100,9 +103,10 @@ def register_jvp(
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
+    **options: Unpack[Options],
 ) -> None:
     """`CustomOpDef.register_jvp` on any op."""
-    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib)
+    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
 def register_autograd_from(op: Op, fn: F, /, *, lib: Library | None = None) -> F:

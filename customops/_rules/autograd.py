@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
 from customops import _compat, _node, _trampoline
 from customops._call import Fn, bind
 from customops._definition import Definition, Undo, lock, nothing
-from customops._node import Formula, Lengths
-from customops._schema import Argument
+from customops._formula import Formula, Layout, list_outputs, tensor_names, written_values
 from customops._slots import Slots
 from customops._trampoline import Cell
-from customops.errors import AutogradError, RegistrationError, UnsupportedError
+from customops.errors import AutogradError, RegistrationError
 
 
 class Node:
@@ -26,6 +27,15 @@ class Node:
         self.apply: Fn | None = None
 
 
+class Options(TypedDict, total=False):
+    """What `CustomOpDef.register_autograd` and `CustomOpDef.register_jvp` take beside the callbacks."""
+
+    nondiff_args: str | Iterable[str]
+    grads_of: str | Iterable[str] | None
+    originals: str | Iterable[str]
+    materialize_grads: bool
+
+
 class AutogradRule:
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
@@ -33,49 +43,63 @@ class AutogradRule:
         self.definition = definition
         self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
         self._node = Node()
+        self._current: Current | None = None
 
     def install(self, definition: Definition) -> None:
         self.definition = definition
         self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
 
-    def register(self, backward: Fn, setup_context: Fn | None) -> Undo:
-        self._refuse("register_autograd", self.definition.schema.is_differentiable)
-        op, schema = str(self.definition.name), self.definition.schema
-        bind(backward, op, "backward", "ctx", *(f"grad{i}" for i in range(len(schema.returns))))
-        self._bind_setup_context(setup_context)
-        return self._slots.set("backward", Formula(backward, setup_context))
+    def register(self, backward: Fn, setup_context: Fn | None, options: Options) -> Undo:
+        self._refuse("register_autograd")
+        formula = self._formula(backward, setup_context, options)
+        outputs = len(self.definition.schema.returns) + len(formula.grads_of)
+        bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
+        return self._slots.set("backward", formula)
 
-    def register_jvp(self, jvp: Fn, setup_context: Fn | None) -> Undo:
-        op, schema = str(self.definition.name), self.definition.schema
-        self._refuse("register_jvp", schema.is_differentiable and not schema.is_view)
-        bind(jvp, op, "jvp", "ctx", *(f"{argument.name}_tangent" for argument in schema.positional))
-        self._bind_setup_context(setup_context)
-        return self._slots.set("jvp", Formula(jvp, setup_context))
+    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: Options) -> Undo:
+        self._refuse("register_jvp", is_view=self.definition.schema.is_view)
+        formula, schema = self._formula(jvp, setup_context, options), self.definition.schema
+        inputs = (*schema.positional, *schema.keyword_only_tensors)
+        bind(jvp, str(self.definition.name), "jvp", "ctx", *(f"{argument.name}_tangent" for argument in inputs))
+        return self._slots.set("jvp", formula)
 
-    def _bind_setup_context(self, setup_context: Fn | None) -> None:
+    def _formula(self, fn: Fn, setup_context: Fn | None, options: Options) -> Formula:
+        """The formula with its options, if they fit the op."""
+        schema, op = self.definition.schema, str(self.definition.name)
         if setup_context is not None:
             names = ["ctx", "inputs", "keyword_only_inputs", "output"]
-            if not self.definition.schema.keyword_only:
+            if not schema.keyword_only:
                 names.remove("keyword_only_inputs")
-            bind(setup_context, str(self.definition.name), "setup_context", **{name: name for name in names})
+            bind(setup_context, op, "setup_context", **{name: name for name in names})
+        formula = Formula(
+            fn,
+            setup_context,
+            tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op),
+            originals=tensor_names(options.get("originals", ()), "originals", schema, op),
+            materialize_grads=options.get("materialize_grads", True),
+        )
+        grads_of = options.get("grads_of")
+        return formula._replace(grads_of=written_values(grads_of, formula, schema, op))
 
-    def _refuse(self, what: str, is_differentiable: bool) -> None:
+    def _refuse(self, what: str, *, is_view: bool = False) -> None:
         """Raise for an op that cannot have a formula of this kind."""
         op, schema = str(self.definition.name), self.definition.schema
         if torch.Tag.out in self.definition.tags:
             raise RegistrationError(
                 "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
             )
-        if not is_differentiable:
+        if not self.definition.differentiable.op:
             raise RegistrationError(
-                "cannot register autograd on a non-functional operator: it mutates an input, returns a view in a way "
-                "autograd has no rule for, or returns nothing",
+                f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
+            )
+        if not schema.is_differentiable or is_view:
+            raise RegistrationError(
+                "cannot register autograd on a non-functional operator: it returns a view in a way autograd has no "
+                "rule for, or it neither returns nor writes anything",
                 op=op,
                 got=str(schema),
-                fix="register the gradient on an op that returns new tensors",
+                fix="register the gradient on an op that returns new tensors, or writes to its arguments",
             )
-        if schema.keyword_only_tensors:
-            raise keyword_only_tensors_error(what, op, schema.keyword_only_tensors)
 
     def _install_trampoline(self, key: str, apart: bool) -> Undo:
         definition = self.definition
@@ -86,6 +110,7 @@ class AutogradRule:
             definition.tags,
             str(definition.name),
             definition.when,
+            definition.differentiable.watched(definition.schema),
             definition.direct.at_autograd,
             self._make,
         )
@@ -95,25 +120,50 @@ class AutogradRule:
         return _general(self, self.definition), self._node if _node.is_flat(self.definition.schema) else None
 
     def _forget_node(self) -> None:
-        self._node.apply = None
+        self._node.apply = self._current = None
 
-    def apply(self) -> Fn:
-        """The ``apply`` of the node for the formula that is registered now."""
+    def current(self) -> Current:
+        """The node for the formulas that are registered now."""
         # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
+        current = self._current
+        if current is not None:
+            return current
         with lock:
-            values = self._slots.values
-            if self._node.apply is None:
-                self._node.apply = _node.node(self.definition, values.get("backward"), values.get("jvp")).apply
-            return self._node.apply
+            if self._current is None:
+                backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
+                self._current = current = Current.of(self.definition, backward, jvp)
+                # Elsewhere the trampoline's own look at the arguments is not enough.
+                if _node.is_flat(self.definition.schema) and not current.ignores:
+                    self._node.apply = current.function.apply
+            return self._current
 
 
-def keyword_only_tensors_error(what: str, op: str, arguments: tuple[Argument, ...]) -> UnsupportedError:
-    return UnsupportedError(
-        f"{what} with kwarg-only Tensor args is not supported",
-        op=op,
-        argument=", ".join(argument.name for argument in arguments),
-        fix="make the tensors positional: move them before the *",
-    )
+class Current(NamedTuple):
+    """The node of an op for the formulas of the moment."""
+
+    function: Any
+    layout: Layout
+    #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
+    ignores: frozenset[int | str]
+
+    @classmethod
+    def of(cls, definition: Definition, backward: Formula | None, jvp: Formula | None) -> Current:
+        formulas = [formula for formula in (backward, jvp) if formula is not None]
+        layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
+        ignored = [
+            (i, argument)
+            for i, argument in enumerate(layout.inputs)
+            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_written
+        ]
+        ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
+        return cls(_node.node(definition, layout, backward, jvp), layout, ignores)
+
+    def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments that matter."""
+        if not self.ignores:
+            return (*args, *kwargs.values())
+        values = [value for i, value in enumerate(args) if i not in self.ignores]
+        return (*values, *(value for name, value in kwargs.items() if name not in self.ignores))
 
 
 _AS_THEY_ARE = nullcontext()
@@ -130,32 +180,9 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     return _AS_THEY_ARE
 
 
-class _Call:
-    """How one differentiated call reaches the op, and how flat values map to the user's arguments."""
-
-    __slots__ = ("definition", "input_lengths", "kernel", "keyset", "keywords", "output_lengths")
-
-    def __init__(
-        self,
-        definition: Definition,
-        keyset: Any,
-        kernel: Fn | None,
-        keywords: dict[str, Any],
-        input_lengths: Lengths,
-    ) -> None:
-        self.definition = definition
-        self.keyset = keyset
-        self.kernel = kernel  # what to call for a plain key set; else the op is redispatched
-        self.keywords = keywords
-        self.input_lengths = input_lengths
-        self.output_lengths: Lengths = None
-
-    def __call__(self, *args: Any) -> Any:
-        if self.kernel is not None:
-            return self.kernel(*args, **self.keywords)
-        with _modes_of_lower_levels(self.keyset), _compat.below_autograd():
-            keyset = self.keyset & _compat.after_autograd
-            return self.definition.overload.redispatch(keyset, *args, **self.keywords)
+def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with _modes_of_lower_levels(keyset), _compat.below_autograd():
+        return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
 
 
 def _general(rule: AutogradRule, definition: Definition) -> Fn:
@@ -164,17 +191,19 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     schema, direct = definition.schema, definition.direct.at_autograd
     is_out, converts_nothing = torch.Tag.out in definition.tags, _node.converts_nothing(schema)
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
-    list_inputs = tuple(argument.is_tensor_list for argument in schema.positional)
-    any_requires_grad = _trampoline.any_requires_grad(schema)
+    returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
+    is_flat, any_requires_grad = _node.is_flat(schema), _trampoline.any_requires_grad(schema)
 
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
             cell = definition.find_direct(keyset)
+        current = rule.current()
+        watched = current.watched(args, kwargs)
         may_have = _compat.forward_ad_active() or (definition.direct.tangents_seen and _compat.tangents_may_hide())
-        has_tangents = may_have and _compat.any_tangent((*args, *kwargs.values()))
+        has_tangents = may_have and _compat.any_tangent(watched)
         if has_tangents and not definition.direct.tangents_seen:
             definition.saw_tangents()
-        if torch.is_grad_enabled() and any_requires_grad(*args, **kwargs):
+        if torch.is_grad_enabled() and any_requires_grad(*watched):
             if is_out:
                 raise _out_error(definition)
         elif not has_tangents:
@@ -183,14 +212,16 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
                 return overload.redispatch(keyset & after, *args, **kwargs)
             finally:
                 del guard
-        flat, lengths = _node.flatten(args, list_inputs)
-        kernel = cell.direct if cell is not None and converts_nothing else None
-        call = _Call(definition, keyset, kernel, kwargs, lengths)
-        result = _compat.apply_function(rule.apply(), call, *flat)
+        fn = cell.direct if cell is not None and converts_nothing else None
+        fn = fn or functools.partial(_redispatch, overload, keyset)
+        if is_flat:
+            return _compat.apply_function(current.function, fn, *args)
+        call = _node.Call(fn, args, kwargs, tensors)
+        result = _compat.apply_function(current.function, call, *call.flatten(args, kwargs, current.layout))
         if not schema.returns:
             return None
         outputs = _node.regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
-        return outputs[0] if returns_one else outputs
+        return outputs[0] if returns_one else outputs[:returns]
 
     return _compat.outside_dynamo(general)
 

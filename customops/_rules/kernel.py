@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -254,3 +254,42 @@ def _reaches_kernel(op: str, key: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+class RawRule:
+    """Kernels of the user's own at dispatch keys, as they are."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._kernels: list[_Raw] = []
+
+    def install(self, definition: Definition) -> None:
+        self.definition = definition
+        for kernel in self._kernels:
+            kernel.undos = self._at_all_keys(kernel)
+
+    def register(self, keys: tuple[str, ...], fn: Fn) -> Undo:
+        """Put `fn` at all of the keys, or at none."""
+        kernel = _Raw(keys, fn)
+        kernel.undos = self._at_all_keys(kernel)
+        self._kernels.append(kernel)
+        return functools.partial(self._take_back, kernel)
+
+    def _at_all_keys(self, kernel: _Raw) -> ExitStack:
+        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
+            for key in kernel.keys:
+                undos.callback(self.definition.impl(kernel.fn, key, apart=True, raw=True))
+            return undos.pop_all()
+
+    def _take_back(self, kernel: _Raw) -> None:
+        if kernel in self._kernels:
+            self._kernels.remove(kernel)
+            kernel.undos.close()
+
+
+class _Raw:
+    """A kernel, and how to take it back from where it is."""
+
+    def __init__(self, keys: tuple[str, ...], fn: Fn) -> None:
+        self.keys, self.fn = keys, fn
+        self.undos = ExitStack()

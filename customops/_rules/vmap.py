@@ -16,6 +16,7 @@ from torch import Tensor
 from customops import _compat
 from customops._call import Fn, bind, filler
 from customops._definition import Definition, Undo
+from customops._schema import Schema
 from customops._slots import Slots
 from customops.errors import DefinitionError, UnsupportedError
 
@@ -46,14 +47,38 @@ class VmapRule:
 
 def _trampoline(slots: Slots[None, Fn], definition: Definition) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
-    overload, fill = definition.overload, filler(definition.schema)
+    overload, fill, operands = definition.overload, filler(definition.schema), _Operands(definition.schema)
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         if fill is not None:
             args, kwargs = fill(args, kwargs)
-        return _compat.call_vmap_rule(slots.values[None], overload, args, kwargs)
+        if not operands.names:
+            return _compat.call_vmap_rule(slots.values[None], overload, args, kwargs)
+        rule = functools.partial(operands.call_rule, slots.values[None])
+        values, others = operands.join(args, kwargs)
+        return _compat.call_vmap_rule(rule, functools.partial(operands.call, overload), values, others)
 
     return _compat.outside_dynamo(vmap)
+
+
+class _Operands:
+    """What may be batched: the positional arguments, then the tensors that are keyword-only."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.arguments = (*schema.positional, *schema.keyword_only_tensors)
+        self.positional = len(schema.positional)
+        self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
+
+    def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        others = {name: value for name, value in kwargs.items() if name not in self.names}
+        return (*args, *(kwargs[name] for name in self.names)), others
+
+    def call(self, fn: Callable[..., Any], /, *operands: Any, **others: Any) -> Any:
+        named = dict(zip(self.names, operands[self.positional :], strict=True))
+        return fn(*operands[: self.positional], **named, **others)
+
+    def call_rule(self, rule: Fn, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
+        return self.call(functools.partial(rule, info, in_dims), *operands, **others)
 
 
 # Strategies -----------------------------------------------------------------------------------------------------
@@ -67,28 +92,40 @@ def _strategy(name: str, definition: Definition) -> Fn:
             expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
             got=repr(name),
         )
-    in_place = torch.Tag.inplace in definition.tags
-    return _Strategy(STRATEGIES[name], definition, in_place)
+    if torch.Tag.out in definition.tags:
+        raise UnsupportedError(
+            "a vmap strategy for an op with torch.Tag.out",
+            op=str(definition.name),
+            fix="register_vmap(fn), or batch the functional op",
+        )
+    return _Strategy(STRATEGIES[name], definition)
+
+
+#: The op, with all that may be batched given by position.
+Op = Callable[..., Any]
 
 
 class _Strategy:
     """A rule made of a strategy and the op it calls."""
 
-    def __init__(self, run: Callable[..., Any], definition: Definition, in_place: bool) -> None:
+    def __init__(self, run: Callable[..., Any], definition: Definition) -> None:
         self.run = run
         self.definition = definition
-        self.in_place = in_place
+        self.operands = _Operands(definition.schema)
+        self.in_place = torch.Tag.inplace in definition.tags
 
-    def __call__(self, info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         self._refuse_unbatched_writes(in_dims)
-        result = self.run(self.definition, info.batch_size, in_dims, args, kwargs)
+        operands, others = self.operands.join(args, kwargs)
+        op = functools.partial(self.operands.call, self.definition.overload, **others)
+        result = self.run(op, info.batch_size, in_dims, operands, str(self.definition.name))
         if self.in_place:
             return args[0], in_dims[0]  # the argument itself, with its batch where it is
         return result, 0
 
     def _refuse_unbatched_writes(self, in_dims: tuple[Any, ...]) -> None:
         """Each element of the batch would write its own value to one and the same tensor."""
-        for argument, dims in zip(self.definition.schema.positional, in_dims, strict=True):
+        for argument, dims in zip(self.operands.arguments, in_dims, strict=True):
             if argument.is_written and any(dim is None for dim in (dims if isinstance(dims, list) else [dims])):
                 raise UnsupportedError(
                     "vmap over an op that writes to a tensor which is not batched itself",
@@ -98,33 +135,32 @@ class _Strategy:
                 )
 
 
-def _sequential(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _sequential(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
     """Call the op once for each element of the batch, and stack what it returns."""
     results = []
     for i in range(size):
         select = functools.partial(_select, i)
-        element = [_map(select, value, dims) for value, dims in zip(args, in_dims, strict=True)]
-        results.append(definition.overload(*element, **kwargs))
-    return _stack(results, definition)
+        results.append(op(*(_map(select, value, dims) for value, dims in zip(operands, in_dims, strict=True))))
+    return _stack(results, name)
 
 
 def _select(i: int, x: Tensor, dim: int | None) -> Tensor:
     return x if dim is None else x.select(dim, i)
 
 
-def _expand_dims(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _expand_dims(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
     """Call the op once, batches in front; a tensor without one gets a dimension of size 1 there."""
-    return definition.overload(*(_map(_batch_first, *pair) for pair in zip(args, in_dims, strict=True)), **kwargs)
+    return op(*(_map(_batch_first, *pair) for pair in zip(operands, in_dims, strict=True)))
 
 
-def _broadcast_all(definition: Definition, size: int, in_dims: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _broadcast_all(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
     """Call the op once, batches in front; a tensor without one is expanded to the size of the batch."""
 
     def expand(x: Tensor, dim: int | None) -> Tensor:
         batched = _batch_first(x, dim)
         return batched.expand(size, *batched.shape[1:])
 
-    return definition.overload(*(_map(expand, *pair) for pair in zip(args, in_dims, strict=True)), **kwargs)
+    return op(*(_map(expand, *pair) for pair in zip(operands, in_dims, strict=True)))
 
 
 #: name -> what it does with one level of vmap.
@@ -146,23 +182,23 @@ def _map(fn: Callable[[Tensor, int | None], Any], value: Any, dims: Any) -> Any:
     return fn(value, dims) if isinstance(value, Tensor) else value
 
 
-def _stack(results: list[Any], definition: Definition) -> Any:
+def _stack(results: list[Any], name: str) -> Any:
     """Results of the elements -> the result of the batch, of the same structure."""
     if not results:
         raise UnsupportedError(
             'vmap strategy "sequential" over an empty batch: nothing tells the shape of the result',
-            op=str(definition.name),
+            op=name,
             fix='register_vmap("expand_dims"), or a function',
         )
     first = results[0]
     if isinstance(first, Tensor):
         return torch.stack(results)
     if isinstance(first, (list, tuple)):
-        return type(first)(_stack(list(items), definition) for items in zip(*results, strict=True))
+        return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
     if any(result != first for result in results):
         raise UnsupportedError(
             "an op under vmap returned numbers that differ between the elements of the batch",
-            op=str(definition.name),
+            op=name,
             got=", ".join(map(repr, results[:6])),
             fix="return a tensor instead",
         )

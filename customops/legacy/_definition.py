@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class InvalidSchemaError(SchemaError, AssertionError):
 class SchemaPlan(Plan):
     """A plan without a function; `fn` raises where a kernel is missing."""
 
-    pair: Pair
+    pair: Pair = field(kw_only=True)
 
     def check(self) -> tuple[str | None, ...]:
         return (None,)
@@ -135,7 +135,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
     when, tags = when_to_check(None, op), with_pt2_compliant(tags)
-    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, False, Pair(op, schema))
+    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, False, pair=Pair(op, schema))
     with lock:
         if _compat.find_overload(name.packet) is not None:
             raise RegistrationError(

@@ -1,0 +1,197 @@
+"""What a backward and a jvp returned: put in order, counted, and compared with what it is the gradient of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from customops import _compat
+from customops._call import Fn
+from customops._formula import Layout
+from customops.errors import AutogradError, where
+
+#: Of a tensor, `_compat.metadata`; of what has no gradient, None; a list of these for a list of tensors.
+Expected = Any
+
+
+def expected_of(value: Any, needs: Any) -> Expected:
+    """What the gradient of an input has to be like; `needs` is its entry of ``ctx.needs_input_grad``."""
+    if isinstance(value, (list, tuple)):
+        flags = needs if isinstance(needs, list) else [needs] * len(value)
+        return [expected_of(item, flag) for item, flag in zip(value, flags, strict=True)]
+    return _compat.metadata(value) if needs and isinstance(value, Tensor) else None
+
+
+class InputGradients:
+    """Checks what the backward of an op returns."""
+
+    def __init__(self, layout: Layout, op: str, backward: Fn) -> None:
+        self.layout = layout
+        self.op = op
+        self.backward = backward
+
+    def flat(
+        self, result: Any, passed: Sequence[int], expected: Sequence[Expected], *, none_allowed: bool
+    ) -> list[Any]:
+        """The gradients of the inputs that were passed, lists laid out flat.
+
+        Args:
+            result: a gradient for each input, or for each one that was passed, or a dict by name.
+            passed: the inputs, by index.
+            expected: for each of them, see `expected_of`.
+            none_allowed: None may stand for zero: a return was not used, and its gradient was None too.
+        """
+        inputs = self.layout.inputs
+        gradients = self._by_name(result) if isinstance(result, dict) else result
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        are_first = list(passed) == list(range(len(passed)))
+        if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
+            raise self._wrong_count(len(gradients), len(passed) if are_first else len(inputs))
+        for i, gradient in enumerate(gradients):
+            if gradient is not None and i not in passed:
+                raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
+        flat: list[Any] = []
+        for i, each in zip(passed, expected, strict=True):
+            name, gradient = inputs[i].name, gradients[i]
+            if isinstance(each, list):
+                items = self._items(gradient, name, len(each))
+                for k, (item, of_item) in enumerate(zip(items, each, strict=True)):
+                    self._check(item, of_item, f"{name}[{k}]", none_allowed)
+                flat += items
+            elif gradient is not None and not inputs[i].holds_tensors:
+                raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient))
+            else:
+                self._check(gradient, each, name, none_allowed)
+                flat.append(gradient)
+        return flat
+
+    def _by_name(self, gradients: dict[str, Any]) -> tuple[Any, ...]:
+        """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
+        names = [argument.name for argument in self.layout.inputs]
+        unknown = [name for name in gradients if name not in names]
+        if unknown:
+            raise AutogradError(
+                "backward returned gradients by name, and one has the name of no argument that could have a gradient",
+                op=self.op,
+                argument=str(unknown[0]),
+                expected=", ".join(names),
+                where=where(self.backward),
+            )
+        return tuple(gradients.get(name) for name in names)
+
+    def _items(self, gradient: Any, name: str, length: int) -> Sequence[Any]:
+        if gradient is None:
+            return [None] * length
+        if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
+            raise self._misfit(name, f"a list of {length} gradients", _describe(gradient))
+        return gradient
+
+    def _check(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> None:
+        if gradient is None:
+            if expected is not None and not none_allowed:
+                raise self._none(name)
+        elif not isinstance(gradient, Tensor):
+            raise self._misfit(name, "a Tensor or None", _describe(gradient))
+        elif expected is not None and (got := _compat.metadata(gradient)) != expected:
+            raise self._misfit(name, f"like the argument: {_text(expected)}", _text(got), _remedy(got, expected))
+
+    def _none(self, name: str) -> AutogradError:
+        argument = name.partition("[")[0]
+        return AutogradError(
+            "backward returned None for an argument that needs a gradient",
+            op=self.op,
+            argument=name,
+            expected="its gradient; zeros, if it is zero",
+            got="None",
+            where=where(self.backward),
+            fix=f'if the op is not differentiable in it, say so: register_autograd(..., nondiff_args=("{argument}",))',
+        )
+
+    def _wrong_count(self, got: int, passed: int) -> AutogradError:
+        inputs = self.layout.inputs
+        expected = f"{passed}" if passed == len(inputs) else f"{passed} or {len(inputs)}"
+        return AutogradError(
+            f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
+            op=self.op,
+            expected=f"one for each of {', '.join(argument.name for argument in inputs)}",
+            where=where(self.backward),
+            fix="return None for an input that has no gradient",
+        )
+
+    def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
+        return AutogradError(
+            "backward returned a gradient that does not fit its input",
+            op=self.op,
+            argument=argument,
+            expected=expected,
+            got=got,
+            where=where(self.backward),
+            fix=fix,
+        )
+
+
+class OutputTangents:
+    """Checks what the jvp of an op returns."""
+
+    def __init__(self, layout: Layout, op: str, jvp: Fn) -> None:
+        self.layout = layout
+        self.op = op
+        self.jvp = jvp
+
+    def check(self, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:
+        """Raise unless there is a tangent for each output, like it; None for what has none."""
+        if len(tangents) != len(expected):
+            raise self._misfit("the returns", f"{len(expected)} tangents", f"{len(tangents)}")
+        for i, (tangent, each) in enumerate(zip(tangents, expected, strict=True)):
+            name = self.layout.name_of_output(i)
+            if not isinstance(each, list):
+                self._check(tangent, each, name)
+                continue
+            if not isinstance(tangent, (list, tuple)) or len(tangent) != len(each):
+                raise self._misfit(name, f"a list of {len(each)} tangents", _describe(tangent))
+            for k, (item, of_item) in enumerate(zip(tangent, each, strict=True)):
+                self._check(item, of_item, f"{name}[{k}]")
+
+    def _check(self, tangent: Any, expected: Expected, name: str) -> None:
+        if expected is None:
+            if tangent is not None:
+                raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
+        elif not isinstance(tangent, Tensor):
+            raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
+        elif (got := _compat.metadata(tangent)) != expected:
+            raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
+
+    def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
+        return AutogradError(
+            "jvp returned tangents that do not fit the returns",
+            op=self.op,
+            argument=name,
+            expected=expected,
+            got=got,
+            where=where(self.jvp),
+        )
+
+
+def _describe(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, (list, tuple)) else ""
+    return type(value).__name__ + size
+
+
+def _text(metadata: Any) -> str:
+    shape, dtype, device = metadata
+    return f"shape {list(shape)}, {dtype}, {device}"
+
+
+def _remedy(got: Any, expected: Any) -> str | None:
+    """What turns a gradient into what was expected, where that can be guessed."""
+    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    if device != wanted_device:
+        return None
+    if shape == wanted:
+        return f"gradient.to({wanted_dtype})" if dtype != wanted_dtype else None
+    sizes = list(zip(reversed(list(shape)), reversed(list(wanted)), strict=False))
+    if len(shape) >= len(wanted) and all(size == of or of == 1 for size, of in sizes):
+        return f"sum over what was broadcast in the forward: gradient.sum_to_size({list(wanted)})"
+    return None

@@ -1,0 +1,172 @@
+"""What autograd cannot see by itself: writes that it could not follow, and tensors made while it did not look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._formula import is_differentiable
+from customops.errors import AutogradError
+
+# Writes ---------------------------------------------------------------------------------------------------------
+
+
+def check_write(tensor: Tensor, argument: str, op: str) -> None:
+    """Raise where autograd could not take the op into the history of a tensor that it is about to write.
+
+    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
+    """
+    problem = fix = None
+    base = tensor._base
+    if tensor.requires_grad and tensor.is_leaf:
+        problem, fix = "a leaf Variable that requires grad is being used in an in-place operation", "x.clone()"
+    elif base is not None and base.requires_grad and base.is_leaf:
+        problem = "a view of a leaf Variable that requires grad is being used in an in-place operation"
+        fix = "a view of x.clone()"
+    elif base is not None and not _compat.is_fresh_view(tensor):
+        problem = (
+            "a view is being modified in-place that autograd cannot follow: one of several that a function returned "
+            "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
+        )
+        fix = "a view of its own, e.g. x[i] in place of x.unbind()[i]; or x.clone()"
+    if problem is not None:
+        fix = f"pass {fix}, or call the op under torch.no_grad()"
+        raise AutogradError(problem, op=op, argument=argument, fix=fix)
+
+
+def unfollowed_write(argument: str, op: str) -> AutogradError:
+    """The error for a tensor with a history that is written, where the formula says nothing about its new value."""
+    return AutogradError(
+        "the op writes to a tensor that requires grad, and by its formula the new value has no gradient",
+        op=op,
+        argument=argument,
+        fix=f'pass one that does not require grad (.detach()), or register_autograd(..., grads_of=("{argument}",))',
+    )
+
+
+# Tensors without a history --------------------------------------------------------------------------------------
+
+
+class _Lost(NamedTuple):
+    """Tensors that a ctx holds, made in setup_context, where nothing is recorded."""
+
+    links: tuple[Tensor, ...]  # whose history is that of the op's inputs
+    saved: frozenset[int]
+    attributes: frozenset[str]
+
+
+class _Link(torch.autograd.Function):
+    """Of nothing, with the history of its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.count = len(inputs)
+        return inputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None,) * ctx.count
+
+
+def _links(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Tensors of nothing, with the history of the inputs that have one."""
+    tensors = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    if not _compat.transforms_active():
+        with torch.enable_grad():
+            return (cast(Any, _Link).apply(*tensors),)
+    with torch.inference_mode(False):  # at all levels, and an autograd.Function has one
+        return tuple(x.reshape(-1)[:0].clone() for x in tensors)
+
+
+class _Unrecorded(torch.autograd.Function):
+    """The same tensor, with a history that ends in an error: here something is missing."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(error: AutogradError, tensor: Tensor, *links: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.error = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise ctx.error
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise ctx.error
+
+
+def remember_lost(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Note what a second derivative would take for a constant: tensors kept on `ctx` that are no inputs or outputs.
+
+    To a backward that is not differentiated itself they are as good as any. The others get an error instead of zeros:
+    see `watched`.
+    """
+    kept = ctx.__dict__
+    for tensor in ctx.to_save or ():
+        if tensor is not None and not tensor.requires_grad:
+            break
+    else:
+        if not kept:
+            return
+    known = {id(value) for value in (*inputs, *outputs) if isinstance(value, Tensor)}
+    saved = [i for i, tensor in enumerate(ctx.to_save or ()) if _is_lost(tensor, known)]
+    attributes = [name for name, value in kept.items() if any(_is_lost(tensor, known) for tensor in _tensors(value))]
+    if saved or attributes:
+        ctx._customops_lost = _Lost(_links(inputs), frozenset(saved), frozenset(attributes))
+
+
+def _is_lost(value: Any, known: set[int]) -> bool:
+    return is_differentiable(value) and not value.requires_grad and id(value) not in known
+
+
+def _tensors(value: Any) -> Iterable[Any]:
+    """A tensor, or what is in a list, tuple or dict."""
+    return _compat.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,)
+
+
+def watched(ctx: Any, op: str) -> Any:
+    """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a gradient."""
+    return _Watched(ctx, op) if "_customops_lost" in ctx.__dict__ else ctx
+
+
+class _Watched:
+    """A ctx. Attributes go through to it."""
+
+    def __init__(self, ctx: Any, op: str) -> None:
+        vars(self).update(_ctx=ctx, _op=op)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        lost: _Lost = self._ctx._customops_lost
+        if name == "saved_tensors":
+            return tuple(
+                self._unrecorded(tensor, f"tensor {i} of save_for_backward") if i in lost.saved else tensor
+                for i, tensor in enumerate(value)
+            )
+        if name not in lost.attributes:
+            return value
+        leaves, spec = _compat.tree_flatten(value)
+        return _compat.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
+
+    def _unrecorded(self, tensor: Any, what: str) -> Any:
+        if not _is_lost(tensor, set()):
+            return tensor
+        error = AutogradError(
+            f"a second derivative would be wrong: the backward uses {what}, which was computed where nothing is "
+            "recorded, so its derivative is not known",
+            op=self._op,
+            fix="save the inputs and compute it from them in backward, or make it a return of the op",
+        )
+        return cast(Any, _Unrecorded).apply(error, tensor, *self._ctx._customops_lost.links)
