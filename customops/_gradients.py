@@ -16,12 +16,11 @@ from customops.errors import AutogradError, where
 Expected = Any
 
 
-def expected_of(value: Any, needs: Any) -> Expected:
+def expected_of(value: Any, needs: Any, compares: bool) -> Expected:
     """What the gradient of an input has to be like; `needs` is its entry of ``ctx.needs_input_grad``."""
-    if isinstance(value, (list, tuple)):
-        flags = needs if isinstance(needs, list) else [needs] * len(value)
-        return [expected_of(item, flag) for item, flag in zip(value, flags, strict=True)]
-    return _compat.metadata(value) if needs and isinstance(value, Tensor) else None
+    if isinstance(needs, list):
+        return [expected_of(item, flag, compares) for item, flag in zip(value, needs, strict=True)]
+    return _compat.metadata(value) if needs and compares else None
 
 
 class InputGradients:

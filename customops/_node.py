@@ -14,7 +14,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn, filler
-from customops._definition import Definition
+from customops._definition import Definition, When
 from customops._formula import Formula, Layout, is_differentiable
 from customops._gradients import InputGradients, OutputTangents, expected_of
 from customops._history import check_write, remember_lost, unfollowed_write, watched
@@ -42,12 +42,12 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
     formulas = [formula for formula in (backward, jvp) if formula is not None]
     set_up = _SetUp(definition.schema, formulas)
     finish = _Outputs(layout, for_jvp=jvp is not None, materializes=all(f.materialize_grads for f in formulas))
-    has_formula = bool(formulas)
+    has_formula, compares = bool(formulas), Compares(definition.when)
     statics = {
-        "forward": _flat_forward(definition.schema, layout, set_up, finish)
+        "forward": _flat_forward(definition.schema, layout, set_up, finish, compares)
         if is_flat(definition.schema)
-        else _forward(definition, layout, set_up, finish, has_formula=has_formula),
-        "backward": _backward(definition, layout, backward),
+        else _forward(definition, layout, set_up, finish, compares, has_formula=has_formula),
+        "backward": _backward(definition, layout, backward, compares),
         "jvp": _jvp(definition, layout, jvp),
     }
     name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
@@ -55,6 +55,20 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
     function = type(name, (_compat.SingleLevelFunction,), marked)
     _compat.context_class(function).set_materialize_grads = _set_materialize_grads
     return function
+
+
+class Compares:
+    """Are the gradients of a formula compared with its inputs? As ``check=`` says; "first" is the first backward."""
+
+    __slots__ = ("is_on", "once")
+
+    def __init__(self, when: When) -> None:
+        self.is_on = when != "never"
+        self.once = when == "first"
+
+    def was_right(self) -> None:
+        if self.once:
+            self.is_on = False
 
 
 # Forward --------------------------------------------------------------------------------------------------------
@@ -113,7 +127,7 @@ class _Outputs:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
-        elif self.are_several and any(None in each if isinstance(each, list) else each is None for each in metadata):
+        elif self.are_several and any(each is None for each in _flat(metadata)):
             ctx.materialize_grads = False
             ctx._customops_zeros = metadata
             if self.for_jvp:
@@ -136,7 +150,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [item for item in items if isinstance(item, Tensor)]
 
 
-def _flat_forward(schema: Schema, layout: Layout, set_up: _SetUp, finish: _Outputs) -> Fn:
+def _flat_forward(schema: Schema, layout: Layout, set_up: _SetUp, finish: _Outputs, compares: Compares) -> Fn:
     """The forward of an op whose arguments and returns are those of the node."""
     below_autograd, metadata, returns_tuple = _compat.below_autograd, _compat.metadata, len(schema.returns) > 1
     sets_up, differentiable = bool(set_up.callbacks), layout.differentiable
@@ -159,13 +173,22 @@ def _flat_forward(schema: Schema, layout: Layout, set_up: _SetUp, finish: _Outpu
             remember_lost(ctx, args, result if returns_tuple else (result,))
         if not finish.is_idle or "_customops_materialize" in ctx.__dict__:
             finish(ctx, args, result if returns_tuple else (result,))
-        ctx._customops_expected = [metadata(x) if needs else None for x, needs in zip(args, needed, strict=True)]
+        is_on = compares.is_on
+        ctx._customops_expected = [metadata(x) if n and is_on else None for x, n in zip(args, needed, strict=True)]
         return result
 
     return forward
 
 
-def _forward(definition: Definition, layout: Layout, set_up: _SetUp, finish: _Outputs, *, has_formula: bool) -> Fn:
+def _forward(
+    definition: Definition,
+    layout: Layout,
+    set_up: _SetUp,
+    finish: _Outputs,
+    compares: Compares,
+    *,
+    has_formula: bool,
+) -> Fn:
     """The forward of any op. Its `Call` knows which inputs there are, and is told which outputs there are."""
     op, writes = str(definition.name), bool(layout.written)
     returns_tuple = len(definition.schema.returns) > 1
@@ -195,7 +218,7 @@ def _forward(definition: Definition, layout: Layout, set_up: _SetUp, finish: _Ou
             remember_lost(ctx, (*flat, *_flat(before.values())), _flat(outputs))
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
-        ctx._customops_expected = list(map(expected_of, values, flags))
+        ctx._customops_expected = [expected_of(*pair, compares.is_on) for pair in zip(values, flags, strict=True)]
         dirty = _dirty(layout, inputs, has_formula) if writes else []
         return _laid_out(ctx, call, layout, outputs, dirty)
 
@@ -265,7 +288,7 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
 # Backward and jvp -----------------------------------------------------------------------------------------------
 
 
-def _backward(definition: Definition, layout: Layout, formula: Formula | None) -> Fn:
+def _backward(definition: Definition, layout: Layout, formula: Formula | None, compares: Compares) -> Fn:
     if formula is None:
         return _missing(definition)
     user_backward, op, flat = formula.fn, str(definition.name), is_flat(definition.schema)
@@ -283,10 +306,13 @@ def _backward(definition: Definition, layout: Layout, formula: Formula | None) -
         if flat:
             values = result if type(result) is tuple else (result,)
             if len(values) == len(expected) and all(map(_is_like, values, expected, of_tensors)):
+                compares.was_right()
                 return (None, *values)
         passed = range(len(expected)) if flat else ctx._customops_passed
-        none_allowed = None in grads or any(isinstance(grad, list) and None in grad for grad in grads)
-        return (None, *check.flat(result, passed, expected, none_allowed=none_allowed))
+        none_allowed = any(grad is None for grad in _flat(grads))
+        gradients = check.flat(result, passed, expected, none_allowed=none_allowed)
+        compares.was_right()
+        return (None, *gradients)
 
     return backward
 

@@ -257,12 +257,12 @@ def test_one_gradient_parameter_for_each_return(registry: Registry, ns: str) -> 
 # Ops that cannot have a formula ---------------------------------------------------------------------------------------
 
 
-def test_an_op_that_mutates_cannot_have_a_formula(registry: Registry, ns: str) -> None:
-    mutates = registry.custom_op(f"{ns}::op", lambda x: None, mutates_args="unknown", schema="(Tensor(a!) x) -> ()")
+def test_an_op_that_does_nothing_cannot_have_a_formula(registry: Registry, ns: str) -> None:
+    idle = registry.custom_op(f"{ns}::op", lambda x: None, mutates_args=(), schema="(Tensor x) -> ()")
     with pytest.raises(RuntimeError, match="cannot register autograd on a non-functional operator"):
-        mutates.register_autograd(times(3))
+        idle.register_autograd(lambda ctx: None)
     with pytest.raises(RuntimeError, match="non-functional"):
-        customops.register_autograd(f"{ns}::op", times(3))
+        customops.register_autograd(f"{ns}::op", lambda ctx: None)
 
 
 def test_an_out_op_cannot_have_a_formula(registry: Registry, ns: str) -> None:
@@ -280,18 +280,6 @@ def test_an_out_op_cannot_have_a_formula(registry: Registry, ns: str) -> None:
     library.define("foreign(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         customops.register_autograd(f"{ns}::foreign", times(3), lib=library)
-    library._destroy()
-
-
-@pytest.mark.parametrize("type_", ["Tensor", "Tensor?", "Tensor[]"])
-def test_tensors_by_keyword_only_are_refused(ns: str, type_: str) -> None:
-    # 18: from register_autograd on an op of a library, as from custom_op.
-    library = Library(ns, "FRAGMENT")
-    library.define(f"op(Tensor x, *, {type_} y) -> Tensor")
-    with pytest.raises(NotImplementedError, match="kwarg-only Tensor args") as raised:
-        customops.register_autograd(f"{ns}::op", times(3), lib=library)
-    assert isinstance(raised.value, UnsupportedError)
-    assert raised.value.argument == "y"
     library._destroy()
 
 
@@ -527,12 +515,6 @@ def test_an_input_left_at_its_default_has_no_gradient(power: Any) -> None:
     assert raised.value.argument == "c"
 
 
-def test_a_gradient_of_the_wrong_shape_is_refused_by_torch(double: Any) -> None:
-    double.register_autograd(lambda ctx, grad: grad.new_ones(5))
-    with pytest.raises(RuntimeError, match="invalid gradient"):
-        double(leaf(1.0, 2.0)).sum().backward()
-
-
 # Lists of tensors -----------------------------------------------------------------------------------------------------
 
 
@@ -587,8 +569,11 @@ def test_the_same_tensor_twice_in_a_list(combine: Any) -> None:
 def test_none_for_a_whole_list(combine: Any, returned: Any) -> None:
     combine.register_autograd(lambda ctx, grad: returned)
     x = leaf(1.0, 2.0)
-    combine([x, x * 2]).sum().backward()
-    assert x.grad is None or x.grad.tolist() == [0.0, 0.0]
+    with pytest.raises(AutogradError, match="None for an argument that needs a gradient") as raised:
+        combine([torch.ones(2), x * 2]).sum().backward()
+    assert raised.value.argument == "xs[1]"
+    combine.register_autograd(lambda ctx, grad: returned, nondiff_args="xs")
+    assert not combine([torch.ones(2), x * 2]).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -796,8 +781,8 @@ def test_outputs_that_are_no_tensors(stats: Any) -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [4.0, 4.0]
     assert seen[0] == (Tensor, int, Tensor, float, bool)
-    # Integers have no gradient; torch hands over zeros of their type.
-    assert seen[1] == [torch.float32, None, torch.int64, None, None]
+    # Integers have no gradient. (torch hands over zeros of their type.)
+    assert seen[1] == [torch.float32, None, None, None, None]
 
 
 def test_outputs_that_are_no_tensors_under_transforms_and_compile(registry: Registry, ns: str) -> None:
@@ -1484,9 +1469,9 @@ def test_export_keeps_the_op_and_its_gradient(product: Any, ns: str) -> None:
 def test_registering_again_reaches_compiled_functions_after_a_reset(product: Any) -> None:
     compiled = torch.compile(lambda x: product(x, x), backend="aot_eager", fullgraph=True)
     assert_same_gradients(compiled, lambda x: plain(x, x), X)
-    product.register_autograd(lambda ctx, grad: (grad * 3, None))
+    product.register_autograd(lambda ctx, grad: (grad * 3, grad * 2))
     torch._dynamo.reset()
-    assert_same_gradients(compiled, lambda x: 3 * x, X)
+    assert_same_gradients(compiled, lambda x: 5 * x, X)
 
 
 # Subclasses and modes -------------------------------------------------------------------------------------------------
@@ -1608,19 +1593,23 @@ def test_gradients_by_name(registry: Registry, ns: str, by: tuple[float, ...]) -
     op = product_by_name(registry, ns, lambda ctx, grad: {"y": grad * ctx.saved_tensors[0] * factor})
     x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
     assert_same = torch.testing.assert_close
-    assert_same(torch.autograd.grad(op(x, y, *by).sum(), y), torch.autograd.grad((x * y * factor).sum(), y))
-    (grad,) = torch.autograd.grad(op(x, y, *by).sum(), x, allow_unused=True)
-    assert grad is None
+    detached = x.detach()
+    assert_same(torch.autograd.grad(op(detached, y, *by).sum(), y), torch.autograd.grad((x * y * factor).sum(), y))
+    with pytest.raises(AutogradError, match="None for an argument that needs a gradient") as raised:
+        op(x, y, *by).sum().backward()
+    assert raised.value.argument == "x"
 
 
 def test_gradients_by_a_wrong_name(registry: Registry, ns: str) -> None:
     op = product_by_name(registry, ns, lambda ctx, grad: {"x": grad, "z": grad})
-    with pytest.raises(AutogradError, match="has the name of no positional argument") as caught:
+    with pytest.raises(AutogradError, match="has the name of no argument that could have a gradient") as caught:
         op(leaf(1.0), leaf(2.0)).backward()
     assert (caught.value.argument, caught.value.expected) == ("z", "x, y, by")
 
 
-@pytest.mark.parametrize("backward", [lambda ctx, grad: (grad, grad, grad), lambda ctx, grad: {"x": grad, "by": grad}])
+@pytest.mark.parametrize(
+    "backward", [lambda ctx, grad: (grad, grad, grad), lambda ctx, grad: {"x": grad, "y": grad, "by": grad}]
+)
 def test_a_gradient_for_a_number(registry: Registry, ns: str, backward: Any) -> None:
     op = product_by_name(registry, ns, backward)
     with pytest.raises(AutogradError, match="does not fit its input") as caught:

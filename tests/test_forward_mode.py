@@ -296,9 +296,10 @@ def test_an_op_of_somebody_else(registry: Registry, ns: str) -> None:
     ("wrong", "message"),
     [
         (lambda ctx, t: (t, t), "1 tangents"),
-        (lambda ctx, t: t.unsqueeze(0), "shape and dtype"),
-        (lambda ctx, t: t.double(), "shape and dtype"),
-        (lambda ctx, t: 1.0, "a Tensor or None"),
+        (lambda ctx, t: t.unsqueeze(0), "shape [1]"),
+        (lambda ctx, t: t.double(), "torch.float64"),
+        (lambda ctx, t: 1.0, "a Tensor; zeros, if it is zero"),
+        (lambda ctx, t: None, "got:      NoneType"),
     ],
 )
 def test_tangents_that_do_not_fit(registry: Registry, ns: str, wrong: Any, message: str) -> None:
@@ -336,13 +337,10 @@ def test_what_is_refused(registry: Registry, ns: str) -> None:
     with pytest.raises(CallbackError, match="setup_context"):
         op.register_jvp(lambda ctx, tangent: tangent, setup_context=lambda ctx: None)
 
-    def write(x: Tensor) -> None:
-        x.add_(1)
-
-    for schema, fn, mutated in (
-        ("(Tensor(a!) x) -> ()", write, ("x",)),
-        ("(Tensor(a) x) -> Tensor(a)", lambda x: x[:1], ()),
+    for schema, fn in (
+        ("(Tensor x) -> ()", lambda x: None),
+        ("(Tensor(a) x) -> Tensor(a)", lambda x: x[:1]),
     ):
-        wrong = registry.custom_op(f"{ns}::wrong", fn, mutates_args=mutated, schema=schema)
+        wrong = registry.custom_op(f"{ns}::wrong", fn, mutates_args=(), schema=schema)
         with pytest.raises(RegistrationError, match="non-functional"):
             wrong.register_jvp(lambda ctx, tangent: tangent)

@@ -250,12 +250,6 @@ def test_inplace_without_grad_mode(registry: Registry, ns: str) -> None:
         assert y.tolist() == [2, 2]
 
 
-def test_inplace_may_not_have_a_gradient_formula(registry: Registry, ns: str) -> None:
-    op = define_add_(registry, ns)
-    with pytest.raises(RegistrationError, match="non-functional operator"):
-        op.register_autograd(lambda ctx, grad: (grad, grad))
-
-
 # item 31
 @pytest.mark.parametrize("tag", [INPLACE, OUT])
 def test_a_fake_for_a_tagged_op_is_used_with_a_warning(registry: Registry, ns: str, tag: Any) -> None:

@@ -9,7 +9,7 @@ import math
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
 from customops import CustomOpDef, Registry
-from customops.errors import CallbackError, DefinitionError, SchemaError, UnsupportedError
+from customops.errors import CallbackError, DefinitionError, SchemaError
 
 
 def run_at(op: Any, key: str, *args: Any, **kwargs: Any) -> Any:
@@ -645,34 +645,6 @@ def test_keyword_only_defaults(registry: Registry, ns: str) -> None:
     x = torch.tensor([1.0, 2.0])
     assert_close(op(x), x.double())
     assert_close(op(x, by=1.5, dtype=torch.float32), torch.tensor([1.0, 1.5]))
-
-
-# item 18
-@pytest.mark.parametrize("hint", [Tensor, Optional[Tensor], List[Tensor]])
-def test_keyword_only_tensors_are_refused(registry: Registry, ns: str, hint: Any) -> None:
-    def f(x: Tensor, *, y: Any) -> Tensor:
-        return x.clone()
-
-    f.__annotations__["y"] = hint
-    with pytest.raises(NotImplementedError, match="kwarg-only Tensor args") as caught:
-        registry.custom_op(f"{ns}::f", f, mutates_args=())
-    assert isinstance(caught.value, UnsupportedError)
-    assert (caught.value.op, caught.value.argument) == (f"{ns}::f", "y")
-    assert len(registry) == 0
-
-
-# item 18
-@pytest.mark.parametrize("schema", ["(Tensor x, *, Tensor y) -> Tensor", "(Tensor x, *, Tensor[] y) -> Tensor"])
-def test_autograd_and_vmap_with_keyword_only_tensors_are_refused(registry: Registry, ns: str, schema: str) -> None:
-    with torch.library._scoped_library(ns, "FRAGMENT") as lib:
-        lib.define(f"f{schema}")
-        op, name = registry.adopt(f"{ns}::f"), f"{ns}::f"
-        for register in (op.register_autograd, functools.partial(customops.register_autograd, name)):
-            with pytest.raises(NotImplementedError, match="kwarg-only Tensor args"):
-                register(lambda ctx, grad: grad, lib=lib)
-        for register in (op.register_vmap, functools.partial(customops.register_vmap, name)):
-            with pytest.raises(NotImplementedError, match="kwarg-only Tensor args"):
-                register(lambda info, in_dims, x, *, y: (x, 0), lib=lib)
 
 
 # item 25

@@ -264,7 +264,8 @@ def bad_hints(x: Any) -> Tensor:
         (add_one, {"device_types": []}, DefinitionError),
         (add_one, {"tags": "pointwise"}, DefinitionError),
         (add_one, {"tags": torch.Tag.inplace}, SchemaError),
-        (add_one, {"schema": "(*, Tensor x) -> Tensor"}, NotImplementedError),
+        (add_one, {"differentiable": (True, False)}, DefinitionError),
+        (add_one, {"nondiff_args": "z"}, DefinitionError),
     ],
 )
 @pytest.mark.parametrize("exists", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import customops
 from customops import Registry
-from customops.errors import CallbackError
+from customops.errors import CallbackError, UnsupportedError
 
 
 def scale_fn(x: Tensor, y: Tensor, by: float = 2.0, *, times: int = 1) -> Tensor:
@@ -133,12 +133,60 @@ def test_a_rule_that_cannot_be_called_is_refused(scale: Any, rule: Any) -> None:
         scale.register_vmap(rule)
 
 
-def test_keyword_only_tensors_are_refused(registry: Registry, ns: str) -> None:
-    lib = torch.library.Library(ns, "FRAGMENT")
-    lib.define("f(*, Tensor x) -> Tensor")
-    with pytest.raises(NotImplementedError, match="register_vmap with kwarg-only Tensor args"):
-        registry.adopt(f"{ns}::f").register_vmap(lambda info, in_dims, *, x: (x, 0))
-    lib._destroy()
+@pytest.fixture
+def weigh(registry: Registry, ns: str) -> Any:
+    @registry.custom_op(f"{ns}::weigh", mutates_args=())
+    def weigh(x: Tensor, *, weights: list[Tensor], bias: Tensor | None = None, times: float = 1.0) -> Tensor:
+        result = x * times + sum(weights)
+        return result if bias is None else result + bias
+
+    return weigh
+
+
+def weigh_in_torch(x: Tensor, *, weights: list[Tensor], bias: Tensor | None = None, times: float = 1.0) -> Tensor:
+    return x * times + sum(weights) + (0 if bias is None else bias)
+
+
+@pytest.mark.parametrize("rule", ["sequential", "expand_dims", "broadcast_all", "function"])
+def test_keyword_only_tensors(weigh: Any, rule: Any) -> None:
+    seen = []
+
+    def function(info: Any, in_dims: Any, x: Tensor, *, weights: Any, bias: Any, times: float) -> Any:
+        seen.append(in_dims)
+        front = [[t if d is None else t.movedim(d, 0) for t, d in zip(ts, ds, strict=True)] for ts, ds in (
+            ([x], in_dims[:1]), (weights, in_dims[1]), ([bias], in_dims[2:]))]  # fmt: skip
+        return weigh(front[0][0], weights=front[1], bias=front[2][0], times=times), 0
+
+    weigh.register_vmap(function if rule == "function" else rule)
+    x, a, b, bias = torch.randn(3, 2), torch.randn(2), torch.randn(2, 3), torch.randn(3, 2)
+
+    def call(f: Any) -> Any:
+        def g(x: Tensor, b: Tensor, bias: Tensor) -> Any:
+            return f(x, weights=[a, b], bias=bias, times=2.0)
+
+        return torch.vmap(g, in_dims=(0, 1, 0))(x, b, bias)
+
+    torch.testing.assert_close(call(weigh), call(weigh_in_torch))
+    left_out = torch.vmap(lambda b: weigh(x[0], weights=[a, b]), in_dims=1)(b)
+    torch.testing.assert_close(left_out, torch.vmap(lambda b: weigh_in_torch(x[0], weights=[a, b]), in_dims=1)(b))
+    if rule == "function":
+        assert seen[0] == (0, [None, 1], 0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_keyword_only_tensor_without_a_rule(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::times", lambda x, *, by: x * by, mutates_args=(),
+                            schema="(Tensor x, *, Tensor by) -> Tensor")  # fmt: skip
+    x, by = torch.randn(3, 2), torch.randn(2, 3)
+    result = torch.vmap(lambda x, by: op(x, by=by), in_dims=(0, 1))(x, by)
+    torch.testing.assert_close(result, x * by.t())
+
+
+def test_no_strategy_for_an_out_op(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::sin", lambda x, *, out: torch.sin(x, out=out), mutates_args={"out"},
+                            schema="(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=torch.Tag.out)  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"a vmap strategy for an op with torch\.Tag\.out"):
+        op.register_vmap("sequential")
 
 
 # Strategies -----------------------------------------------------------------------------------------------------
