@@ -728,7 +728,7 @@ def view(make: Maker) -> Program:
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(grad[..., :1]), grad], -1)
 
-    op = make(tail, backward=backward, fake=lambda x: x[..., 1:], schema="(Tensor(a) x) -> Tensor(a)")
+    op = make(tail, backward=backward, fake=tail, vmap=in_front, schema="(Tensor(a) x) -> Tensor(a)")
 
     def call(fn: Fn, x: Tensor) -> Tensor:
         return fn(x * x) ** 2

@@ -187,12 +187,15 @@ class Wrapped(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wrappers = {id(x.held): x for x in tree_leaves((args, kwargs)) if isinstance(x, cls)}
         args, kwargs = tree_map(lambda x: x.held if isinstance(x, cls) else x, (args, kwargs or {}))
         result = func(*args, **kwargs)
-        returned = {id(x) for x in tree_leaves(result)}
-        written = [x for x in tree_leaves(args) if isinstance(x, Tensor) and id(x) in returned]
-        assert len(written) <= 1
-        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
+        return tree_map(lambda x: cls._wrap(x, wrappers) if isinstance(x, Tensor) else x, result)
+
+    @classmethod
+    def _wrap(cls, held: Tensor, wrappers: dict[int, Any]) -> Any:
+        """The wrapper that was written, or a new one. Lazy conjugation is not for subclasses."""
+        return wrappers[id(held)] if id(held) in wrappers else cls(held.resolve_conj().resolve_neg())
 
 
 def subclass(f: Fn, inputs: Inputs) -> Any:
