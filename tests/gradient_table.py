@@ -1,12 +1,13 @@
-"""Every way to differentiate, applied to every op of gradient_ops.py. Run it to print the table of docs/gradients.md."""
+"""Every way to differentiate, and every op of gradient_ops.py. Run this to print the table of docs/gradients.md."""
 
 from __future__ import annotations
 
 import functools
-import threading
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -155,18 +156,8 @@ def checkpointed(f: Fn, inputs: Inputs, *, use_reentrant: bool) -> Any:
 
 
 def threads(f: Fn, inputs: Inputs) -> Any:
-    results: list[Any] = [None] * 4
-
-    def work(i: int) -> None:
-        for _ in range(3):
-            results[i] = backward(f, inputs)
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(results))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return results
+    with ThreadPoolExecutor(4) as workers:
+        return list(workers.map(lambda _: backward(f, inputs), range(12)))
 
 
 def dispatch_mode(f: Fn, inputs: Inputs) -> Any:
@@ -345,7 +336,7 @@ TRANSFORMS: dict[str, Transform] = {
     "saved_tensors_hooks": Transform(saved_hooks, backward),
     "checkpoint": Transform(functools.partial(checkpointed, use_reentrant=False), backward),
     "checkpoint, reentrant": Transform(functools.partial(checkpointed, use_reentrant=True), backward),
-    "threads": Transform(threads, lambda f, inputs: [backward(f, inputs)] * 4),
+    "threads": Transform(threads, lambda f, inputs: [backward(f, inputs)] * 12),
     "TorchDispatchMode": Transform(dispatch_mode, backward),
     "tensor subclass": Transform(subclass, backward),
     "grad": Transform(_over_all(grad, Loss)),
@@ -425,17 +416,30 @@ def column(shape: Callable[[Maker], Program], maker: Maker) -> dict[str, str]:
     for name, transform in TRANSFORMS.items():
         torch._dynamo.reset()
         cells[name] = measure(transform, program)
+        unwind()
     return cells
+
+
+def unwind() -> None:
+    """Leave the levels that an error left open."""
+    while torch._C._functorch.peek_interpreter_stack() is not None:
+        torch._C._functorch.pop_dynamic_layer_stack()
+    while forward_ad._current_level >= 0:
+        forward_ad.exit_dual_level()
 
 
 # The table ------------------------------------------------------------------------------------------------------
 
 
+def letters() -> str:
+    """One for each op."""
+    return ascii_letters[: len(SHAPES)]
+
+
 def table(ours: dict[str, dict[str, str]], theirs: dict[str, dict[str, str]]) -> str:
     """Two tables side by side: a line for each transform, a letter for each op. The arguments have columns."""
-    letters = ascii_letters[: len(SHAPES)]
-    width = max(map(len, TRANSFORMS))
-    lines = [f"{'':{width}}  {'customops':{len(letters)}}  torch.library", f"{'':{width}}  {letters}  {letters}"]
+    width, top = max(map(len, TRANSFORMS)), letters()
+    lines = [f"{'':{width}}  {'customops':{len(top)}}  torch.library", f"{'':{width}}  {top}  {top}"]
     for name in TRANSFORMS:
         halves = ("".join(cells[shape][name] for shape in SHAPES) for cells in (ours, theirs))
         lines.append("  ".join([f"{name:{width}}", *halves]))
@@ -444,12 +448,13 @@ def table(ours: dict[str, dict[str, str]], theirs: dict[str, dict[str, str]]) ->
         counts = [Counter(cell for column in cells.values() for cell in column.values()) for cells in (ours, theirs)]
         lines.append(f"{symbol}  {counts[0][symbol]:4}  {counts[1][symbol]:4}  {meaning}")
     lines.append("")
-    lines += [f"{letter}  {(shape.__doc__ or '').strip()}" for letter, shape in zip(letters, SHAPES.values())]
+    lines += [f"{letter}  {shape.__doc__}" for letter, shape in zip(top, SHAPES.values(), strict=True)]
     return "\n".join(lines)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    logging.disable()
     torch.set_num_threads(1)
     ours, theirs = Maker(Registry(), "table_ours"), TorchMaker("table_theirs")
     print(table(*({name: column(shape, maker) for name, shape in SHAPES.items()} for maker in (ours, theirs))))
