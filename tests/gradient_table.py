@@ -19,6 +19,7 @@ from modes import DispatchLog
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.export.experimental import _export_forward_backward
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -292,6 +293,14 @@ def exported(f: Fn, inputs: Inputs) -> Any:
     return backward(f, inputs, torch.export.export(OfInputs(Loss(f)), inputs()).module())
 
 
+def exported_step(f: Fn, inputs: Inputs) -> Any:
+    """Forward and backward in one graph."""
+    net = Net(Loss(f), inputs())
+    step = _export_forward_backward(torch.export.export(net, ()))
+    _, *gradients = step.graph_module(*net.values)
+    return gradients
+
+
 def compiled(f: Fn, inputs: Inputs, backend: str) -> Any:
     return backward(f, inputs, torch.compile(Loss(f), fullgraph=True, backend=backend))
 
@@ -360,6 +369,7 @@ TRANSFORMS: dict[str, Transform] = {
     "FakeTensorMode": Transform(fake, lambda f, inputs: [(x.shape, x.dtype, x.device) for x in inputs()]),
     "make_fx(grad)": Transform(traced_grad, traced_grad_plain),
     "export": Transform(exported, backward),
+    "export, training step": Transform(exported_step, backward),
     "compile, aot_eager": Transform(functools.partial(compiled, backend="aot_eager"), backward),
     "compile, inductor": Transform(functools.partial(compiled, backend="inductor"), backward),
     "compile(grad)": _compiled_over_all(grad, Loss),
