@@ -205,7 +205,9 @@ def _forward(
             result = call.fn(*args, **kwargs)
         finally:
             del guard
-        if returns_tuple and type(result) is not tuple:
+        if layout.in_place:
+            result = args[0]
+        elif returns_tuple and type(result) is not tuple:
             result = tuple(result)
         outputs = result if isinstance(result, tuple) else () if result is None else (result,)
         outputs += tuple(inputs.get(i) for i in layout.new_values)
@@ -229,8 +231,6 @@ def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], di
     """What the node returns: its outputs, lists laid out flat, and everything that it is the new history of."""
     if dirty:
         ctx.mark_dirty(*dirty)
-    if dirty and layout.in_place:  # the argument itself: under functionalization the result is another object
-        outputs = (dirty[0],)
     leaves, lengths = flatten(outputs, layout.list_outputs)
     lengths = lengths or [None] * len(leaves)
     leaves += tuple(x for x in dirty if all(x is not leaf for leaf in leaves))
@@ -363,7 +363,8 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula | None) -> Fn:
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.without_tangent, flatten(results, layout.list_outputs)[0]))
-        outputs = _written_tangents(layout, given, outputs)
+        if layout.written:
+            outputs = _compat.call_jvp(_written_tangents, layout, given, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return jvp

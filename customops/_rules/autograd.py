@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 
 from customops import _compat, _node, _trampoline
-from customops._call import Fn, bind
+from customops._call import Fn, bind, written_results
 from customops._definition import Definition, Undo, lock, nothing
 from customops._formula import Formula, Layout, list_outputs, tensor_names, written_values
 from customops._slots import Slots
@@ -193,6 +193,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
     returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
     is_flat, any_requires_grad = _node.is_flat(schema), _trampoline.any_requires_grad(schema)
+    written = written_results(schema, definition.tags)
 
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
@@ -209,9 +210,10 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
         elif not has_tangents:
             guard = below_autograd()  # half the price of a `with`
             try:
-                return overload.redispatch(keyset & after, *args, **kwargs)
+                result = overload.redispatch(keyset & after, *args, **kwargs)
             finally:
                 del guard
+            return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
         fn = fn or functools.partial(_redispatch, overload, keyset)
         if is_flat:
