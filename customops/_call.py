@@ -187,6 +187,22 @@ def _describe(value: Any) -> str:
     return name if module in ("builtins", "torch") else f"{module}.{name}"
 
 
+def written_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
+    """``f(args, kwargs)``: what an in-place or out op returns, which is what it was given to write to.
+
+    Under functionalization what comes back from below is another tensor, and a compiler would not know that both are
+    the same memory.
+    """
+    if torch.Tag.inplace in tags:
+        return lambda args, kwargs: args[0]
+    if torch.Tag.out not in tags:
+        return None
+    names = [argument.name for argument in schema.mutated]
+    if len(names) == 1:
+        return lambda args, kwargs: kwargs[names[0]]
+    return lambda args, kwargs: tuple(kwargs[name] for name in names)
+
+
 def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
     """The error for a kernel that returned something else than what it was to write to."""
     first = schema.positional[0].name

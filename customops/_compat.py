@@ -27,6 +27,7 @@ from torch._library import simple_registry as _torch_registry
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _refresh_packet
+from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
 
@@ -353,13 +354,17 @@ def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict
 
 def any_tangent(values: tuple[Any, ...]) -> bool:
     """Does a tensor among `values` (lists opened one level) carry a tangent? torch has one level of them, 0."""
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            # Other layouts cannot carry one, and torch fails to look.
-            if isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested:
-                if forward_ad.unpack_dual(item, level=0).tangent is not None:
-                    return True
-    return False
+    guard = _C._DisableTorchDispatch()  # looking is an op, which a tracer would record
+    try:
+        for value in values:
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                # Other layouts cannot carry one, and torch fails to look.
+                if isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested:
+                    if forward_ad.unpack_dual(item, level=0).tangent is not None:
+                        return True
+        return False
+    finally:
+        del guard
 
 
 # Library --------------------------------------------------------------------------------------------------------

@@ -117,6 +117,8 @@ class Definition:
     removed: Exception | None = None
     when: When = "always"
     differentiable: Differentiable = ALL
+    #: What stands for an in-place or out op under functionalization.
+    twin: Definition | None = None
     _added: list[Library] = field(default_factory=list)
     #: The Python kernels at each key, newest last.
     _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
@@ -290,6 +292,8 @@ class Definition:
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
         self.removed = error
+        if self.twin is not None:
+            self.twin.remove(error)
         for library in self._added:
             _compat.destroy_library(library)
         self._added.clear()

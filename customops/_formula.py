@@ -99,21 +99,27 @@ def written_values(grads_of: str | Iterable[str] | None, formula: Formula, schem
     written = [argument.name for argument in schema.mutated]
     if grads_of is None:
         return () if schema.returns else tuple(name for name in written if name not in formula.nondiff_args)
-    chosen = tensor_names(grads_of, "grads_of", schema, op)
+    chosen = written_names(grads_of, "grads_of", schema, op)
     returned = [ret.alias for ret in schema.returns if ret.alias is not None]
-    for argument in schema.arguments:
+    for argument in schema.mutated:
         if argument.name not in chosen:
             continue
         problem = None
-        if not argument.is_written:
-            problem = "the op does not write to it"
-        elif argument.alias in returned:
+        if argument.alias in returned:
             problem = "it is returned, so backward gets a gradient for it already"
         elif argument.name in formula.nondiff_args:
             problem = "it is one of nondiff_args"
         if problem is not None:
             raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=argument.name)
     return tuple(name for name in written if name in chosen)
+
+
+def written_names(given: str | Iterable[str], what: str, schema: Schema, op: str) -> frozenset[str]:
+    """As `tensor_names`, of arguments that the op writes to."""
+    names = tensor_names(given, what, schema, op)
+    for name in names.difference(argument.name for argument in schema.mutated):
+        raise RegistrationError(f"{what}= names an argument, but the op does not write to it", op=op, argument=name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,9 @@ class Layout:
     #: The inputs of which setup_context gets a copy from before the write.
     originals: tuple[int, ...]
     in_place: bool
+    #: The input that comes first in the node, if not the first one: one that is written, and may be a view. Autograd
+    #: takes the first gradient of a node that wrote to a view for that of the view.
+    first: int | None
 
     @classmethod
     def of(
@@ -158,6 +167,7 @@ class Layout:
             written=tuple(i for i, argument in enumerate(inputs) if argument.is_written),
             originals=tuple(i for i, name in enumerate(names) if name in originals),
             in_place=torch.Tag.inplace in tags,
+            first=names.index(grads_of[0]) if len(grads_of) == 1 else None,
         )
 
     def name_of_output(self, i: int) -> str:

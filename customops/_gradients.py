@@ -45,7 +45,7 @@ class InputGradients:
         inputs = self.layout.inputs
         gradients = self._by_name(result) if isinstance(result, dict) else result
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-        are_first = list(passed) == list(range(len(passed)))
+        are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
             raise self._wrong_count(len(gradients), len(passed) if are_first else len(inputs))
         for i, gradient in enumerate(gradients):

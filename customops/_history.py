@@ -15,10 +15,11 @@ from customops.errors import AutogradError
 # Writes ---------------------------------------------------------------------------------------------------------
 
 
-def check_write(tensor: Tensor, argument: str, op: str) -> None:
+def check_write(tensor: Tensor, argument: str, op: str, *, is_only: bool) -> None:
     """Raise where autograd could not take the op into the history of a tensor that it is about to write.
 
-    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
+    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled, and that for nodes
+    which write to views: the new value is to be their only output.
     """
     problem = fix = None
     base = tensor._base
@@ -33,6 +34,9 @@ def check_write(tensor: Tensor, argument: str, op: str) -> None:
             "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
         )
         fix = "a view of its own, e.g. x[i] in place of x.unbind()[i]; or x.clone()"
+    elif base is not None and not is_only:
+        problem = "a view is being modified in-place by an op with other differentiable results: autograd cannot do it"
+        fix = "x.clone(), and copy the result back"
     if problem is not None:
         fix = f"pass {fix}, or call the op under torch.no_grad()"
         raise AutogradError(problem, op=op, argument=argument, fix=fix)

@@ -199,26 +199,28 @@ def _forward(
         if writes and has_formula:
             _check_writes(layout, inputs, op)
         before = _copies(layout, inputs)
-        args, kwargs = call.arguments(values)
+        args, kwargs = call.arguments(inputs, layout)
         guard = _compat.below_autograd()
         try:
             result = call.fn(*args, **kwargs)
         finally:
             del guard
-        if returns_tuple and type(result) is not tuple:
+        if layout.in_place:
+            result = args[0]
+        elif returns_tuple and type(result) is not tuple:
             result = tuple(result)
         outputs = result if isinstance(result, tuple) else () if result is None else (result,)
         outputs += tuple(inputs.get(i) for i in layout.new_values)
-        flags = regroup(ctx.needs_input_grad[1:], call.lengths)
-        flags = tuple(_mask(flag, layout.differentiable[i]) for i, flag in zip(passed, flags, strict=True))
+        needed = regroup(ctx.needs_input_grad[1:], call.lengths)
+        flags = {i: _mask(flag, layout.differentiable[i]) for i, flag in zip(passed, needed, strict=True)}
         ctx.needs_input_grad = call.needs_input_grad(flags, layout)
         if set_up.callbacks:
-            seen = call.arguments(tuple({**inputs, **before}.values())) if before else (args, kwargs)
+            seen = call.arguments({**inputs, **before}, layout) if before else (args, kwargs)
             set_up(ctx, *seen, result)
             remember_lost(ctx, (*flat, *_flat(before.values())), _flat(outputs))
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
-        ctx._customops_expected = [expected_of(*pair, compares.is_on) for pair in zip(values, flags, strict=True)]
+        ctx._customops_expected = [expected_of(inputs[i], flags[i], compares.is_on) for i in passed]
         dirty = _dirty(layout, inputs, has_formula) if writes else []
         return _laid_out(ctx, call, layout, outputs, dirty)
 
@@ -229,8 +231,6 @@ def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], di
     """What the node returns: its outputs, lists laid out flat, and everything that it is the new history of."""
     if dirty:
         ctx.mark_dirty(*dirty)
-    if dirty and layout.in_place:  # the argument itself: under functionalization the result is another object
-        outputs = (dirty[0],)
     leaves, lengths = flatten(outputs, layout.list_outputs)
     lengths = lengths or [None] * len(leaves)
     leaves += tuple(x for x in dirty if all(x is not leaf for leaf in leaves))
@@ -250,11 +250,12 @@ def _flat(values: Iterable[Any]) -> list[Any]:
 
 def _check_writes(layout: Layout, inputs: dict[int, Any], op: str) -> None:
     """Raise for a write that would go past the history of a tensor, before it is done."""
+    is_only = len(layout.outputs) == 1 and not layout.list_outputs[0]
     for i in layout.written:
         followed = layout.in_place or i in layout.new_values
         for tensor in _tensors(inputs.get(i)):
             if followed:
-                check_write(tensor, layout.inputs[i].name, op)
+                check_write(tensor, layout.inputs[i].name, op, is_only=is_only)
             elif tensor.requires_grad:
                 raise unfollowed_write(layout.inputs[i].name, op)
 
@@ -363,7 +364,8 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula | None) -> Fn:
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.without_tangent, flatten(results, layout.list_outputs)[0]))
-        outputs = _written_tangents(layout, given, outputs)
+        if layout.written:
+            outputs = _compat.call_jvp(_written_tangents, layout, given, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return jvp
@@ -424,30 +426,36 @@ class Call:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
         """The node's inputs."""
-        values = (*args, *(kwargs[name] for name in self.names))
-        flat, self.lengths = flatten(values, tuple(layout.inputs[i].is_tensor_list for i in self.indices(layout)))
+        passed = self.indices(layout)
+        values = [args[i] if i < self.passed else kwargs[layout.inputs[i].name] for i in passed]
+        flat, self.lengths = flatten(tuple(values), tuple(layout.inputs[i].is_tensor_list for i in passed))
         return flat
 
     def indices(self, layout: Layout) -> list[int]:
-        """Which inputs of the node were passed?"""
-        rest = range(layout.positional, len(layout.inputs))
-        return [*range(self.passed), *(i for i in rest if layout.inputs[i].name in self.names)]
+        """Which inputs were passed, in the order in which the node has them."""
+        passed = list(range(self.passed))
+        if self.names:
+            rest = range(layout.positional, len(layout.inputs))
+            passed += [i for i in rest if layout.inputs[i].name in self.names]
+        if layout.first in passed:
+            passed.remove(layout.first)
+            passed.insert(0, layout.first)
+        return passed
 
-    def arguments(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the op is called with; `values` are the inputs, lists as lists."""
-        named = dict(zip(self.names, values[self.passed :], strict=True))
-        return values[: self.passed], {**self.keywords, **named} if named else self.keywords
+    def arguments(self, inputs: dict[int, Any], layout: Layout) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the op is called with; `inputs` are by index, lists as lists."""
+        args = tuple(inputs[i] for i in range(self.passed))
+        named = {layout.inputs[i].name: value for i, value in inputs.items() if i >= layout.positional}
+        return args, {**self.keywords, **named} if named else self.keywords
 
-    def needs_input_grad(self, flags: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
+    def needs_input_grad(self, flags: dict[int, Any], layout: Layout) -> tuple[Any, ...]:
         """The flags of the inputs that were passed, as a backward sees them.
 
         That is an entry for each positional argument that was passed; if there are tensors that are keyword-only, for
         each positional argument and each of them, so that each has its place.
         """
-        if layout.positional == len(layout.inputs):
-            return flags
-        given = dict(zip(self.indices(layout), flags, strict=True))
-        return tuple(given.get(i, False) for i in range(len(layout.inputs)))
+        entries = self.passed if layout.positional == len(layout.inputs) else len(layout.inputs)
+        return tuple(flags.get(i, False) for i in range(entries))
 
 
 def flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[tuple[Any, ...], Lengths]:

@@ -18,7 +18,7 @@ from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
 from customops._formula import ALL, Differentiable
 from customops._recompute import formulas
-from customops._rules import mutation
+from customops._rules import functionalization, mutation
 from customops._rules.autocast import AutocastRule
 from customops._rules.autograd import AutogradRule, Options
 from customops._rules.fake import FakeRule
@@ -66,6 +66,7 @@ class _Rules:
         self.autocast.install(definition)
         self.vmap.install(definition)
         self.torch_dispatch.install(definition)
+        functionalization.install(definition)
 
 
 class CustomOpDef(Generic[P, R]):

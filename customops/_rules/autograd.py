@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 
 from customops import _compat, _node, _trampoline
-from customops._call import Fn, bind
+from customops._call import Fn, bind, written_results
 from customops._definition import Definition, Undo, lock, nothing
-from customops._formula import Formula, Layout, list_outputs, tensor_names, written_values
+from customops._formula import Formula, Layout, list_outputs, tensor_names, written_names, written_values
 from customops._slots import Slots
 from customops._trampoline import Cell
 from customops.errors import AutogradError, RegistrationError
@@ -75,7 +75,7 @@ class AutogradRule:
             fn,
             setup_context,
             tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op),
-            originals=tensor_names(options.get("originals", ()), "originals", schema, op),
+            originals=written_names(options.get("originals", ()), "originals", schema, op),
             materialize_grads=options.get("materialize_grads", True),
         )
         grads_of = options.get("grads_of")
@@ -169,19 +169,21 @@ class Current(NamedTuple):
 _AS_THEY_ARE = nullcontext()
 
 
-def _modes_of_lower_levels(keyset: Any) -> Any:
+def _modes_below(keyset: Any, writes: bool) -> Any:
     """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
 
     Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
-    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
+    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself. And a write
+    that AOTAutograd sees with them off is one that it takes for not differentiable.
     """
-    if keyset.has(_compat.DispatchKey.FuncTorchDynamicLayerBackMode):
+    keys = _compat.DispatchKey
+    if keyset.has(keys.FuncTorchDynamicLayerBackMode) or (writes and keyset.has(keys.Python)):
         return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
     return _AS_THEY_ARE
 
 
-def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_of_lower_levels(keyset), _compat.below_autograd():
+def _redispatch(overload: Any, keyset: Any, writes: bool, /, *args: Any, **kwargs: Any) -> Any:
+    with _modes_below(keyset, writes), _compat.below_autograd():
         return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
 
 
@@ -193,6 +195,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
     returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
     is_flat, any_requires_grad = _node.is_flat(schema), _trampoline.any_requires_grad(schema)
+    writes, written = bool(schema.mutated), written_results(schema, definition.tags)
 
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
@@ -209,11 +212,12 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
         elif not has_tangents:
             guard = below_autograd()  # half the price of a `with`
             try:
-                return overload.redispatch(keyset & after, *args, **kwargs)
+                result = overload.redispatch(keyset & after, *args, **kwargs)
             finally:
                 del guard
+            return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
-        fn = fn or functools.partial(_redispatch, overload, keyset)
+        fn = fn or functools.partial(_redispatch, overload, keyset, writes)
         if is_flat:
             return _compat.apply_function(current.function, fn, *args)
         call = _node.Call(fn, args, kwargs, tensors)
