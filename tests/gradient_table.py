@@ -436,6 +436,11 @@ def unwind() -> None:
         torch._C._functorch.pop_dynamic_layer_stack()
     while forward_ad._current_level >= 0:
         forward_ad.exit_dual_level()
+    try:
+        torch._C._enter_dual_level()
+    except RuntimeError:  # there is at most one, so one is open
+        pass
+    torch._C._exit_dual_level(level=0)
 
 
 # The table ------------------------------------------------------------------------------------------------------
