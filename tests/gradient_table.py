@@ -436,6 +436,7 @@ def unwind() -> None:
         torch._C._functorch.pop_dynamic_layer_stack()
     while forward_ad._current_level >= 0:
         forward_ad.exit_dual_level()
+    torch._C._autograd._saved_tensors_hooks_enable()
     try:
         torch._C._enter_dual_level()
     except RuntimeError:  # there is at most one, so one is open
