@@ -35,15 +35,16 @@ class Differentiable(NamedTuple):
         """
         if given is True and not nondiff_args:
             return ALL if not schema.returns else _all(len(schema.returns))
-        flags = (given,) * len(schema.returns) if isinstance(given, bool) else tuple(given)
-        if len(flags) != len(schema.returns) or not all(isinstance(flag, bool) for flag in flags):
+        flags: Any = (given,) * len(schema.returns) if isinstance(given, bool) else given
+        if not isinstance(flags, (tuple, list)) or [type(flag) for flag in flags] != [bool] * len(schema.returns):
             raise DefinitionError(
                 "differentiable= is True, False, or one of them for each return",
                 op=op,
                 expected=f"{len(schema.returns)} flags, for {schema}",
                 got=repr(given),
             )
-        return cls(flags, tensor_names(nondiff_args, "nondiff_args", schema, op), given is True or True in flags)
+        nondiff = tensor_names(nondiff_args, "nondiff_args", schema, op)
+        return cls(tuple(flags), nondiff, given is True or True in flags)
 
     def watched(self, schema: Schema) -> tuple[Argument, ...]:
         """The arguments that, if they require grad, make a call one to be differentiated. A write always matters."""
