@@ -17,6 +17,7 @@ import torch.autograd.forward_ad as forward_ad
 from gradient_ops import Maker, Program, TorchMaker
 from modes import DispatchLog
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.export.experimental import _export_forward_backward
@@ -302,11 +303,9 @@ def exported_step(f: Fn, inputs: Inputs) -> Any:
 
 
 def compiled(f: Fn, inputs: Inputs, backend: str) -> Any:
-    return backward(f, inputs, torch.compile(Loss(f), fullgraph=True, backend=backend))
-
-
-def compiled_func(f: Fn, inputs: Inputs, transform: Fn) -> Any:
-    return torch.compile(lambda: transform(f, inputs), fullgraph=True, backend="aot_eager")()
+    """What was compiled with other formulas lies in torch's cache on disk, which takes no notice of formulas."""
+    with fresh_cache():
+        return backward(f, inputs, torch.compile(Loss(f), fullgraph=True, backend=backend))
 
 
 def compiled_transform(transform: Fn, kind: type[Vector], f: Fn, inputs: Inputs) -> Any:
