@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import gradient_table
 import pytest
 import torch
-from gradient_ops import Maker, MakerFromFunctions, Program
+from gradient_ops import Maker, MakerFromFunctions, Program, save
 from gradient_table import RAISES, RIGHT, SHAPES, TRANSFORMS, WRONG, Loss, compare
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from customops import Registry
-from customops.errors import UnsupportedError
+from customops.errors import AutogradError, UnsupportedError
 
 #: torch warns when it batches an op by a loop, and of what it does itself.
 pytestmark = [
@@ -253,6 +253,69 @@ def test_torch_itself_linearizes_past_a_write() -> None:
         return x * calls
 
     assert torch.func.linearize(count, torch.ones(1))[1](torch.ones(1)) == 0  # it is 1
+
+
+# Writes ---------------------------------------------------------------------------------------------------------
+
+
+def fill(registry: Registry, ns: str) -> Any:
+    """An op that returns nothing, with a formula for both modes."""
+
+    def kernel(x: Tensor, out: Tensor) -> None:
+        out.copy_(x * x)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        save(ctx, inputs[0])
+
+    op = registry.custom_op(f"{ns}::fill", kernel, mutates_args={"out"})
+    op.register_autograd(
+        lambda ctx, grad: (2 * grad * ctx.saved_tensors[0], torch.zeros_like(grad)), setup_context=setup_context
+    )
+    op.register_jvp(lambda ctx, tangent, _: 2 * ctx.saved_tensors[0] * tangent, setup_context=setup_context)
+    return op
+
+
+@pytest.mark.xfail(reason="a tensor from outside of the transform is written, and the gradient is zero")
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
+def test_a_transform_does_not_write_what_is_outside(registry: Registry, ns: str, transform: Any) -> None:
+    """The result would be lost. torch refuses that for its own in-place ops, which write their first argument."""
+    op, out = fill(registry, ns), torch.zeros(())
+
+    def call(x: Tensor) -> Tensor:
+        op(x, out)
+        return out * 1
+
+    with pytest.raises(RuntimeError, match="captured"):
+        transform(call)(torch.tensor(3.0))
+
+
+@pytest.mark.xfail(reason="what is saved of the other argument is the new value")
+def test_an_argument_that_is_written_and_given_twice(registry: Registry, ns: str) -> None:
+    """It is 2 x, or an error; the formula saved x, which was written as `out`."""
+    x = torch.tensor(3.0, requires_grad=True)
+    y = x * 1
+    try:
+        fill(registry, ns)(y, y)
+    except AutogradError:
+        return
+    y.backward()
+    assert x.grad == 6
+
+
+@pytest.mark.xfail(reason="without a formula, what is written has no history, and nothing says so")
+def test_a_buffer_without_a_formula(registry: Registry, ns: str) -> None:
+    def kernel(x: Tensor, out: Tensor) -> None:
+        out.copy_(x * x)
+
+    op = registry.custom_op(f"{ns}::fill", kernel, mutates_args={"out"})
+    x, out = torch.tensor(3.0, requires_grad=True), torch.zeros(())
+
+    def step() -> None:
+        op(x, out)
+        (out + x).backward()
+
+    with pytest.raises(AutogradError, match="no autograd formula"):
+        step()
 
 
 # The page -------------------------------------------------------------------------------------------------------
