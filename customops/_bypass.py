@@ -16,7 +16,8 @@ from torch.compiler import is_dynamo_compiling
 from customops import _compat
 from customops._definition import When
 from customops._schema import Argument, Schema
-from customops._trampoline import Source, call_direct, local, run
+from customops._source import Source, local
+from customops._trampoline import call_direct, run
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.

@@ -63,6 +63,10 @@ class _Lost(NamedTuple):
     attributes: frozenset[str]
 
 
+#: Types of what is kept on a ctx most often, beside tensors.
+HOLD_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
+
+
 class _Link(torch.autograd.Function):
     """Of nothing, with the history of its arguments."""
 
@@ -115,12 +119,6 @@ def remember_lost(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> No
     see `watched`.
     """
     kept = ctx.__dict__
-    for tensor in ctx.to_save or ():
-        if tensor is not None and not tensor.requires_grad:
-            break
-    else:
-        if not kept:
-            return
     known = {id(value) for value in (*inputs, *outputs) if isinstance(value, Tensor)}
     saved = [i for i, tensor in enumerate(ctx.to_save or ()) if _is_lost(tensor, known)]
     attributes = [name for name, value in kept.items() if any(_is_lost(tensor, known) for tensor in _tensors(value))]

@@ -26,7 +26,8 @@ from customops._rules.kernel import DeviceTypes, KernelRule, RawRule, device_lis
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 from customops._schema import Schema
-from customops._trampoline import source_of, when_to_check
+from customops._source import source_of
+from customops._trampoline import when_to_check
 from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:

@@ -7,11 +7,8 @@ would be a closure over ``*args`` is written out for the op at hand, and compile
 from __future__ import annotations
 
 import functools
-import inspect
-import keyword
 import os
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast, get_args
 
 import torch
@@ -30,7 +27,8 @@ from customops._call import (
 )
 from customops._definition import When
 from customops._schema import Argument, Return, Schema
-from customops.errors import DefinitionError, UnsupportedError
+from customops._source import Source, always_passed, as_tuple, local, may_be_none, written_when_called
+from customops.errors import DefinitionError
 
 
 def when_to_check(given: Any, op: str) -> When:
@@ -57,100 +55,6 @@ class Cell:
     def set(self, fn: Fn) -> None:
         self.fn = fn
         self.unchecked = True
-
-
-class Source:
-    """A function in the making: its parameters, its lines, and the objects that they refer to.
-
-    ``$name`` is a name of ours, spelled so that no argument of the op has it. Arguments go by their own names.
-    """
-
-    def __init__(self, name: str, schema: Schema) -> None:
-        self.name = name
-        self.parameters: list[str] = []
-        self.lines: list[str] = []
-        self.indent = ""
-        self.objects: dict[str, Any] = {}
-        self._prefix = "_"
-        while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
-            self._prefix += "_"
-
-    def line(self, text: str, **objects: Any) -> None:
-        """Add a line. `objects` are what its ``$names`` stand for, where these are not variables of the function."""
-        self.lines.append(self.indent + text)
-        self.objects |= objects
-
-    @property
-    def text(self) -> str:
-        body = "".join(f"    {line}\n" for line in self.lines)
-        return f"def {self.name}({', '.join(self.parameters)}):\n{body}".replace("$", self._prefix)
-
-    def build(self) -> Any:
-        namespace = {self._prefix + name: value for name, value in self.objects.items()}
-        exec(_compiled(self.text, self.name), namespace)
-        return namespace[self.name]
-
-
-Write = Callable[[], Source]
-
-
-def written_when_called(name: str, write: Write) -> Callable[..., Any]:
-    """A function that is written when it is first called: of a library's ops, most programs call few."""
-    namespace: dict[str, Any] = {}
-    fn = types.FunctionType(_blank.__code__, namespace, name)
-    namespace["become"] = functools.partial(_become, fn, write)
-    return _compat.outside_dynamo(fn)
-
-
-def _blank(*args: Any, **kwargs: Any) -> Any:
-    return become(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
-
-
-def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
-    """Make a blank function what it is to be, and call it. The dispatcher keeps the object that it was given."""
-    written = write().build()
-    _compat.outside_dynamo(written)
-    fn.__globals__.update(written.__globals__)
-    fn.__defaults__, fn.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
-    fn.__code__ = written.__code__  # last: another thread may be about to call it
-    return fn(*args, **kwargs)
-
-
-def source_of(fn: Any) -> str:
-    """The text of a function that was made here; "" for others."""
-    become = getattr(inspect.unwrap(fn), "__globals__", {}).get("become")
-    return become.args[1]().text if isinstance(become, functools.partial) and become.func is _become else ""
-
-
-@functools.lru_cache(maxsize=512)  # ops of one shape share the code
-def _compiled(text: str, name: str) -> Any:
-    return compile(text, f"<customops {name}>", "exec")
-
-
-# Arguments ------------------------------------------------------------------------------------------------------
-
-
-def always_passed(schema: Schema) -> int:
-    """How many positional arguments a call always has: trailing ones that equal their default are not passed."""
-    return max((i + 1 for i, argument in enumerate(schema.positional) if not argument.has_default), default=0)
-
-
-def local(argument: Argument) -> str:
-    """The variable that holds an argument. Positional ones may be called anything; keyword-only ones are parameters."""
-    if not keyword.iskeyword(argument.name) and argument.name != "__debug__":
-        return argument.name
-    if argument.kwarg_only:
-        raise UnsupportedError(
-            f"a keyword-only argument cannot be called {argument.name!r}: that is a keyword of Python",
-            argument=argument.name,
-            fix="rename it, or make it positional",
-        )
-    return f"${argument.name}"
-
-
-def may_be_none(argument: Argument, schema: Schema) -> bool:
-    """Torch takes None for a Tensor, too; but a call with no tensor at all does not get to a kernel of a device."""
-    return argument.type != "Tensor" or sum(a.holds_tensors for a in schema.arguments) > 1
 
 
 # Kernels --------------------------------------------------------------------------------------------------------
@@ -241,21 +145,17 @@ def _all_arguments(schema: Schema) -> str:
     return ", ".join([*map(local, schema.positional), *named])
 
 
-def _tuple(items: Iterable[str]) -> str:
-    return "(" + "".join(f"{item}, " for item in items).rstrip() + ")"
-
-
 def _bump_versions(source: Source, schema: Schema) -> None:
     written = [local(argument) for argument in schema.mutated]
     if [argument.type for argument in schema.mutated] == ["Tensor"]:
         if may_be_none(schema.mutated[0], schema):
             source.line(f"if {written[0]} is not None:")
-            source.line(f"    $increment_version({_tuple(written)})", increment_version=_compat.increment_version)
+            source.line(f"    $increment_version({as_tuple(written)})", increment_version=_compat.increment_version)
         else:
-            source.line(f"$increment_version({_tuple(written)})", increment_version=_compat.increment_version)
+            source.line(f"$increment_version({as_tuple(written)})", increment_version=_compat.increment_version)
         return
     source.line(
-        f"$increment_version($tensors_in({_tuple(written)}))",
+        f"$increment_version($tensors_in({as_tuple(written)}))",
         increment_version=_compat.increment_version,
         tensors_in=tensors_in,
     )
@@ -322,8 +222,8 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
     results = "($result,)" if len(schema.returns) == 1 else "$result"
     if not tensors and [ret.type for ret in schema.returns] == ["Tensor"]:
         return
-    source.line(f"if $any_alias({_tuple(tensors)}, {{}}, {results}):", any_alias=_compat.any_alias)
-    positional = _tuple(map(local, schema.positional))
+    source.line(f"if $any_alias({as_tuple(tensors)}, {{}}, {results}):", any_alias=_compat.any_alias)
+    positional = as_tuple(map(local, schema.positional))
     named = ", ".join(f"{argument.name!r}: {local(argument)}" for argument in schema.keyword_only)
     source.line(
         f"    raise $alias_error($result, $fn, {positional}, {{{named}}})",
@@ -388,7 +288,7 @@ def _autograd(
         source.line("    if $apply is not None:")
         source.line(f"        return $apply($cell.direct, {passed})")
     source.line(
-        f"return $general($keyset, $cell, {_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
+        f"return $general($keyset, $cell, {as_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )
     return source
 

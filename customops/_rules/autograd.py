@@ -12,6 +12,7 @@ import torch
 from customops import _compat, _node, _trampoline
 from customops._call import Fn, bind, written_results
 from customops._definition import Definition, Undo, lock, nothing
+from customops._flattening import Call, regroup
 from customops._formula import Formula, Layout, list_outputs, tensor_names, written_names, written_values
 from customops._slots import Slots
 from customops._trampoline import Cell
@@ -220,11 +221,11 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
         fn = fn or functools.partial(_redispatch, overload, keyset, writes)
         if is_flat:
             return _compat.apply_function(current.function, fn, *args)
-        call = _node.Call(fn, args, kwargs, tensors)
+        call = Call(fn, args, kwargs, tensors)
         result = _compat.apply_function(current.function, call, *call.flatten(args, kwargs, current.layout))
         if not schema.returns:
             return None
-        outputs = _node.regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
+        outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
         return outputs[0] if returns_one else outputs[:returns]
 
     return _compat.outside_dynamo(general)

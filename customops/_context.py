@@ -1,0 +1,133 @@
+"""What is done around the callbacks of a formula: setup_context is called, and `ctx` filled with what checks need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._call import filler
+from customops._definition import When
+from customops._formula import Formula, Layout, is_differentiable
+from customops._schema import Schema
+from customops.errors import UnsupportedError
+
+
+class Compares:
+    """Are the gradients of a formula compared with its inputs? As ``check=`` says; "first" is the first backward."""
+
+    __slots__ = ("is_on", "once")
+
+    def __init__(self, when: When) -> None:
+        self.is_on = when != "never"
+        self.once = when == "first"
+
+    def was_right(self) -> None:
+        if self.once:
+            self.is_on = False
+
+
+class SetUp:
+    """Calls the setup_contexts of the formulas, each once."""
+
+    def __init__(self, schema: Schema, formulas: Sequence[Formula]) -> None:
+        given = [formula.setup_context for formula in formulas]
+        self.callbacks = tuple(dict.fromkeys(callback for callback in given if callback is not None))
+        self.fill = filler(schema)
+        self.has_keywords = bool(schema.keyword_only)
+        #: The only callback, if it is called with what the kernel got.
+        is_simple = len(self.callbacks) == 1 and self.fill is None and not self.has_keywords
+        self.simple = self.callbacks[0] if is_simple else None
+
+    def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.fill is not None:
+            args, kwargs = self.fill(args, kwargs)
+        if not _compat.transforms_active():
+            self._call(ctx, args, kwargs, output)
+            return
+        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
+            self._call(ctx, args, kwargs, output)
+
+    def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for callback in self.callbacks:
+            if self.has_keywords:
+                callback(ctx=ctx, inputs=args, keyword_only_inputs=kwargs, output=output)
+            else:
+                callback(ctx=ctx, inputs=args, output=output)
+
+
+class Outputs:
+    """What is to be known of a node's outputs once they are there.
+
+    torch fills in zeros for outputs that were not used, also for those that can have no gradient. Where there are such,
+    this is done here. ``ctx._customops_zeros`` has what the zeros are like, None for what stays None.
+    """
+
+    def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
+        self.flags = layout.outputs
+        self.for_jvp = for_jvp
+        self.materializes = materializes
+        self.all_differentiable = all(layout.outputs)
+        self.are_several = len(layout.outputs) > 1 or any(layout.list_outputs)
+        #: Is there nothing to be done for an op with one output?
+        self.is_idle = self.all_differentiable and materializes and not (for_jvp or self.are_several)
+
+    def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        """`outputs` has an item for each, lists as lists; `inputs` are flat."""
+        if not self.all_differentiable:
+            ctx.mark_non_differentiable(
+                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in tensors_of(each))
+            )
+        metadata = [_metadata(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
+        if self.for_jvp:
+            ctx._customops_results = metadata
+        if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
+            ctx.materialize_grads = False
+        elif self.are_several and any(each is None for each in flat_items(metadata)):
+            ctx.materialize_grads = False
+            ctx._customops_zeros = metadata
+            if self.for_jvp:
+                ctx._customops_zero_tangents = [_metadata(x, True) for x in inputs]
+
+
+def _metadata(value: Any, flag: bool) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_metadata(item, flag) for item in value]
+    return _compat.metadata(value) if flag and is_differentiable(value) else None
+
+
+def set_materialize_grads(ctx: Any, value: bool) -> None:
+    """``ctx.set_materialize_grads``; torch's own cannot be asked what it was set to."""
+    ctx._customops_materialize = value
+
+
+def or_zeros(grad: Any, like: Any) -> Any:
+    if isinstance(like, list):
+        return [or_zeros(*pair) for pair in zip(grad, like, strict=True)]
+    if grad is not None or like is None:
+        return grad
+    shape, dtype, device = like
+    if shape is None:
+        raise UnsupportedError(
+            "zeros for the gradient of a nested tensor that was not used",
+            fix="register_autograd(..., materialize_grads=False), and None stands for them",
+        )
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def flat_items(values: Iterable[Any]) -> list[Any]:
+    return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
+def mask(flag: Any, is_differentiable: bool) -> Any:
+    if is_differentiable:
+        return flag
+    return [False] * len(flag) if isinstance(flag, list) else False

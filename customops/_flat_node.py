@@ -1,0 +1,131 @@
+"""The forward and backward of a node that takes and returns what the op does. Every step in them counts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._call import Fn
+from customops._context import Compares, Outputs, SetUp, mask, or_zeros
+from customops._definition import Definition
+from customops._formula import Formula, Layout
+from customops._gradients import InputGradients
+from customops._history import HOLD_NO_TENSORS, remember_lost, watched
+from customops._schema import Schema
+from customops._source import Source, always_passed, as_tuple, local, written_when_called
+
+
+def forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, compares: Compares) -> Fn:
+    """``forward(ctx, kernel, *args)``, written for the op."""
+    return written_when_called("forward", functools.partial(_forward, schema, layout, set_up, finish, compares))
+
+
+def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, compares: Compares) -> Source:
+    source = Source("forward", schema)
+    always = schema.positional[: always_passed(schema)]
+    rest = ["*$rest"] if len(always) < len(schema.positional) else []
+    names = [*map(local, always), *rest]
+    args, outputs = as_tuple(names), "$result" if len(schema.returns) > 1 else "($result,)"
+    source.parameters = ["$ctx", "$kernel", *names]
+    source.line("$guard = $below_autograd()", below_autograd=_compat.below_autograd)
+    for line in ("try:", f"    $result = $kernel({', '.join(names)})", "finally:", "    del $guard"):
+        source.line(line)
+    if len(schema.returns) > 1:
+        source.line("if $type($result) is not $tuple:", type=type, tuple=tuple)
+        source.line("    $result = $tuple($result)")
+    source.line("$needs = $ctx.needs_input_grad[1:]")
+    if any(a.holds_tensors and not flag for a, flag in zip(layout.inputs, layout.differentiable, strict=True)):
+        source.line(
+            "$needs = $tuple($map($mask, $needs, $differentiable))",
+            tuple=tuple,
+            map=map,
+            mask=mask,
+            differentiable=layout.differentiable,
+        )
+    source.line("$ctx.needs_input_grad = $needs")
+    if set_up.callbacks:
+        _set_up(source, schema, set_up, args, outputs)
+    idle = "'_customops_materialize' in $ctx.__dict__" if finish.is_idle else "True"
+    source.line(f"if {idle}:")
+    source.line(f"    $finish($ctx, {args}, {outputs})", finish=finish)
+    _expect(source, schema, compares)
+    source.line("return $result")
+    return source
+
+
+def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: str) -> None:
+    """Add the lines that call setup_context, and look at what it keeps: see `remember_lost`."""
+    if set_up.simple is None:
+        source.line(f"$set_up($ctx, {args}, {{}}, $result)", set_up=set_up)
+    else:
+        source.line("if $transforms_active():", transforms_active=_compat.transforms_active)
+        source.line(f"    $set_up($ctx, {args}, {{}}, $result)", set_up=set_up)
+        source.line("else:")
+        source.line(f"    $callback(ctx=$ctx, inputs={args}, output=$result)", callback=set_up.simple)
+    known = [local(a) for a in schema.positional[: always_passed(schema)] if a.holds_tensors]
+    known += ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
+    source.line("$kept = $ctx.__dict__")
+    source.line("$lost = $kept and not $no_tensors.issuperset($map($type, $kept.values()))", map=map, type=type)
+    source.line("for $saved in $ctx.to_save or ():", no_tensors=HOLD_NO_TENSORS)
+    source.line(f"    if {' and '.join(f'$saved is not {name}' for name in known)}:")
+    source.line("        $lost = True")
+    source.line("if $lost:")
+    source.line(f"    $remember_lost($ctx, {args}, {outputs})", remember_lost=remember_lost)
+
+
+def _expect(source: Source, schema: Schema, compares: Compares) -> None:
+    """Add the lines that keep what the gradients are to be like. See `_compat.metadata`.
+
+    A kernel that is called directly gets plain tensors, with shapes that can be compared; else it is a partial.
+    """
+    always = schema.positional[: always_passed(schema)]
+    direct, other = (
+        [
+            f"{text.format(local(argument))} if $needs[{i}] else None" if argument.holds_tensors else "None"
+            for i, argument in enumerate(always)
+        ]
+        for text in ("({0}.shape, {0}.dtype, {0}.device)", "$metadata({0})")
+    )
+    if len(always) < len(schema.positional):
+        rest = f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{len(always)}:]))"
+        direct, other = [*direct, rest], [*other, rest]
+    source.line("if not $compares.is_on:", compares=compares, metadata=_compat.metadata, zip=zip)
+    source.line("    $ctx._customops_expected = (None,) * $len($needs)", len=len)
+    source.line("elif $type($kernel) is $partial:", type=type, partial=functools.partial)
+    source.line(f"    $ctx._customops_expected = {as_tuple(other)}")
+    source.line("else:")
+    source.line(f"    $ctx._customops_expected = {as_tuple(direct)}")
+
+
+def backward_of(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
+    """``backward(ctx, *grads)``, with what it returns compared."""
+    user_backward, op, is_grad_enabled = formula.fn, str(definition.name), torch.is_grad_enabled
+    check = InputGradients(layout, op, user_backward)
+    of_tensors, are_several = tuple(argument.holds_tensors for argument in layout.inputs), len(layout.outputs) > 1
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if are_several and "_customops_zeros" in ctx.__dict__:
+            grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
+        result = user_backward(watched(ctx, op) if is_grad_enabled() else ctx, *grads)
+        values = result if type(result) is tuple else (result,)
+        expected = ctx._customops_expected
+        if len(values) == len(expected):
+            for value, like, is_tensor in zip(values, expected, of_tensors, strict=False):
+                if like is None:
+                    if value is not None and not (is_tensor and isinstance(value, Tensor)):
+                        break
+                elif not isinstance(value, Tensor) or like != (value.shape, value.dtype, value.device):
+                    break
+            else:
+                compares.was_right()
+                return (None, *values)
+        none_allowed = any(grad is None for grad in grads)
+        gradients = check.flat(result, range(len(expected)), expected, none_allowed=none_allowed)
+        compares.was_right()
+        return (None, *gradients)
+
+    return backward
