@@ -69,7 +69,7 @@ FAULTS: dict[tuple[str, str], tuple[str, str]] = {
         for name in ("jacfwd", "hessian", "jacfwd(jacrev)", "jacrev(jacfwd)", "compile(jacfwd)")
     },
     **{(shape, "jacrev(jacfwd)"): (RAISES, _SAVED) for shape in ("in_place", "in_place_original", "buffers")},
-    **{(shape, "grad(vmap)"): (RAISES, _VIEWS) for shape in ("buffer", "accumulate", "buffers", "keyword_buffer")},
+    **{(shape, "grad(vmap)"): (RAISES, _VIEWS) for shape in ("accumulate", "buffers")},
 }
 
 
