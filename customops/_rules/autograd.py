@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -124,7 +124,7 @@ class AutogradRule:
         self._node.apply = self._current = None
 
     def current(self) -> Current:
-        """The node for the formulas that are registered now."""
+        """What holds for the formulas that are registered now."""
         # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
         current = self._current
         if current is not None:
@@ -132,32 +132,40 @@ class AutogradRule:
         with lock:
             if self._current is None:
                 backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = current = Current.of(self.definition, backward, jvp)
-                # Elsewhere the trampoline's own look at the arguments is not enough.
-                if _node.is_flat(self.definition.schema) and not current.ignores:
-                    self._node.apply = current.function.apply
+                self._current = Current(self, backward, jvp)
             return self._current
 
 
-class Current(NamedTuple):
-    """The node of an op for the formulas of the moment."""
+class Current:
+    """The node of an op for the formulas of the moment; it is made when the op is first differentiated."""
 
-    function: Any
-    layout: Layout
-    #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
-    ignores: frozenset[int | str]
-
-    @classmethod
-    def of(cls, definition: Definition, backward: Formula | None, jvp: Formula | None) -> Current:
+    def __init__(self, rule: AutogradRule, backward: Formula | None, jvp: Formula | None) -> None:
+        definition = rule.definition
         formulas = [formula for formula in (backward, jvp) if formula is not None]
-        layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
+        self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
         ignored = [
             (i, argument)
             for i, argument in enumerate(layout.inputs)
             if argument.holds_tensors and not layout.differentiable[i] and not argument.is_written
         ]
-        ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
-        return cls(_node.node(definition, layout, backward, jvp), layout, ignores)
+        #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
+        self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
+        self._rule = rule
+        self._formulas = backward, jvp
+        self._function: Any = None
+
+    @property
+    def function(self) -> Any:
+        if self._function is not None:
+            return self._function
+        rule = self._rule
+        with lock:
+            if self._function is None:
+                self._function = _node.node(rule.definition, self.layout, *self._formulas)
+                # Where something is ignored, the trampoline's own look at the arguments is not enough.
+                if rule._current is self and _node.is_flat(rule.definition.schema) and not self.ignores:
+                    rule._node.apply = self._function.apply
+            return self._function
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments that matter."""
