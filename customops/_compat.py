@@ -279,10 +279,11 @@ def call_jvp(jvp: Callable[..., Any], *args: Any) -> Any:
         return jvp(*args)
 
 
-def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tensor | None]:
+def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
     """The tangents that the results of ``call()`` have, from what it uses."""
     with forward_ad._set_fwd_grad_enabled(True):
-        return [forward_ad.unpack_dual(result, level=0).tangent for result in call()]
+        duals = [forward_ad.unpack_dual(result, level=0) for result in call()]
+        return [torch.zeros_like(dual.primal) if dual.tangent is None else dual.tangent for dual in duals]
 
 
 def without_tangent(value: Any) -> Any:

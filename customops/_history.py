@@ -52,6 +52,16 @@ def unfollowed_write(argument: str, op: str) -> AutogradError:
     )
 
 
+def given_twice(argument: str, op: str) -> AutogradError:
+    """The error for a tensor that is written and read: setup_context would save the new value for the old one."""
+    return AutogradError(
+        "the op writes to a tensor that it is also given as another argument, and is to be differentiated",
+        op=op,
+        argument=argument,
+        fix="pass a copy (.clone()) for one of them",
+    )
+
+
 # Tensors without a history --------------------------------------------------------------------------------------
 
 
