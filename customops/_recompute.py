@@ -14,7 +14,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn, bind_kernel
-from customops._context import flat_items
+from customops._context import flat_metadata
 from customops._definition import Definition
 from customops._formula import is_differentiable
 from customops._schema import Schema
@@ -121,7 +121,7 @@ class _Again:
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
         others, _ = ctx._customops_again
-        wanted = [metadata is not None for metadata in flat_items(ctx._customops_results)]
+        wanted = [metadata is not None for metadata in flat_metadata(ctx._customops_results)]
         call, _inputs = self._call(ctx, [False] * len(others), wanted)
         return call.like_result(_compat.tangents_of(call))
 
