@@ -57,8 +57,9 @@ DeviceIndex existing(int64_t index) {
 
 DeviceIndex exchange(DeviceIndex index) { return std::exchange(current_device, existing(index)); }
 
-// The autograd engine starts a thread for each device that this counts; backward of toy:1 runs on the second one. There
-// is one stream a device, and its work is done when a call returns.
+// The autograd engine starts a thread for each device that this counts; backward of toy:1 runs on the second one. Where a
+// gradient goes from one device to the other, it waits for an event. There is one stream a device here, and its work is
+// done when a call returns, so nothing has to wait.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kToy; }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -68,16 +69,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(Device device) const noexcept override { current_device = device.index(); }
   c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
   void synchronizeDevice(DeviceIndex) const override {}
+  void record(void**, const c10::Stream&, DeviceIndex, c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void synchronizeEvent(void*) const override {}
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 // -- Memory ----------------------------------------------------------------------------------------------------------
 
-// Every block that is alive, by its address: for the count of bytes, and to tell whose a pointer is. Pinned memory
-// belongs to the CPU, whose index is -1.
+// Every block that is alive, by its address: for the count of bytes, and to know pinned memory, which belongs to the
+// CPU (index -1).
 struct Memory {
   struct Block {
     int64_t bytes;
@@ -96,12 +99,12 @@ struct Memory {
     return {data, data, &release, device};
   }
 
-  optional<Device> owner(const void* pointer) {
+  bool is_pinned(const void* pointer) {
     std::lock_guard lock(mutex);
     auto after = blocks.upper_bound(pointer);
-    if (after == blocks.begin()) return std::nullopt;
+    if (after == blocks.begin()) return false;
     auto& [data, block] = *std::prev(after);
-    return pointer < static_cast<const char*>(data) + block.bytes ? optional(block.device) : std::nullopt;
+    return block.device.is_cpu() && pointer < static_cast<const char*>(data) + block.bytes;
   }
 
   static void release(void* data);
@@ -136,7 +139,7 @@ struct Storage final : c10::StorageImpl {
 // torch calls this for torch.UntypedStorage(device="toy"), and `allocate` below does for tensors.
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
     c10::StorageImpl::use_byte_size_t how, c10::SymInt bytes, c10::DataPtr data, c10::Allocator* from, bool resizable) {
-  if (!data) data = from->allocate(bytes.expect_int());
+  if (data.device().type() != kToy) data = from->allocate(bytes.expect_int());
   return c10::make_intrusive<Storage>(how, bytes, std::move(data), from, resizable);
 }
 
@@ -185,8 +188,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   const at::Generator& getDefaultGenerator(DeviceIndex index) const override { return default_generator(index); }
   at::Generator getNewGenerator(DeviceIndex i) const override { return at::make_generator<Generator>(existing(i)); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
-  bool isPinnedPtr(const void* data) const override { return memory.owner(data) == Device(at::kCPU); }
-  Device getDeviceFromPtr(void* data) const override { return memory.owner(data).value(); }
+  bool isPinnedPtr(const void* data) const override { return memory.is_pinned(data); }
   void resizePrivateUse1Bytes(const c10::Storage& s, size_t bytes) const override { resize_storage(s, bytes); }
 };
 
@@ -335,11 +337,16 @@ Tensor add(const Tensor& a, const Tensor& b, const Scalar& alpha) {
   return add_out(a, b, alpha, out);
 }
 
-// Beside the dispatcher torch has tables of inner loops by device. at::native::abs_out does all the rest of abs, and
-// at::native::quantize_per_tensor of quantizing.
+// Beside the dispatcher torch has tables of inner loops, by device. at::native::abs_out does all the rest of abs, and
+// at::native::quantize_per_tensor that of quantizing.
 void abs_loop(at::TensorIteratorBase& iter) {
   auto result = host(iter.output());
   at::abs_out(result, host(iter.input()));
+}
+
+Tensor quantize(const Tensor& self, double scale, int64_t zero_point, ScalarType dtype) {
+  c10::DeviceGuard guard(self.device()); // the result is made by our allocator
+  return at::native::quantize_per_tensor(self, scale, zero_point, dtype);
 }
 
 void quantize_loop(const Tensor& from, Tensor& to, double scale, int64_t zero_point) {
@@ -386,22 +393,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
 std::mutex fallback_mutex;
 std::unordered_map<c10::OperatorName, int64_t> fallbacks;
 
-// The device of a call. torch's cpu_fallback would mix devices without a word. A number may be on the CPU, and so may
-// what `index` is given: a list with gaps, which is no TensorList.
-DeviceIndex device_of_call(const OperatorHandle& op, std::span<IValue> arguments) {
+// A tensor that stands for a number may be on the CPU when all others are on toy.
+bool is_number(const Tensor& tensor) { return tensor.is_cpu() && tensor.dim() == 0; }
+
+// The device of a call. torch's cpu_fallback would mix devices without a word. What `index` is given is a list with gaps
+// and no TensorList, so indices may be on the CPU.
+Device device_of_call(const OperatorHandle& op, std::span<IValue> arguments) {
   Where found;
   auto see = [&](const Tensor& tensor) {
-    if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) return;
+    if (!tensor.defined() || is_number(tensor)) return;
     if (!found) found = tensor.device();
-    TORCH_CHECK(*found == tensor.device(), "Expected all tensors to be on the same device, but ", op.operator_name(),
-                " got ", *found, " and ", tensor.device());
+    TORCH_CHECK(*found == tensor.device() && found->type() == kToy, "Expected all tensors to be on the same device, but ",
+                op.operator_name(), " got ", *found, " and ", tensor.device());
   };
   for (auto& argument : arguments) {
     if (argument.isTensor()) see(argument.toTensor());
-    if (argument.isTensorList()) for (const Tensor& tensor : argument.toTensorVector()) see(tensor);
+    if (argument.isTensorList())
+      for (const Tensor& tensor : argument.toTensorVector()) see(tensor);
     if (argument.isDevice() && !found) found = argument.toDevice();
   }
-  return existing(found ? found->index() : -1);
+  return {kToy, existing(found ? found->index() : -1)};
 }
 
 void fallback(const OperatorHandle& op, Stack* stack) {
@@ -409,9 +420,14 @@ void fallback(const OperatorHandle& op, Stack* stack) {
   auto arguments = std::span(*stack).last(parameters.size());
   auto device = device_of_call(op, arguments);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].name() != "generator") continue;
-    auto generator = arguments[i].isNone() ? default_generator(device) : arguments[i].toGenerator();
-    if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) arguments[i] = ours->host;
+    auto& argument = arguments[i];
+    if (parameters[i].name() == "generator") {
+      auto generator = argument.isNone() ? default_generator(device.index()) : argument.toGenerator();
+      if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) argument = ours->host;
+    } else if (argument.isTensor() && argument.toTensor().defined() && is_number(argument.toTensor())) {
+      // The result goes where the first tensor is.
+      if (!argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) argument = argument.toTensor().to(device);
+    }
   }
   std::unique_lock lock(fallback_mutex);
   ++fallbacks[op.operator_name()];
@@ -482,7 +498,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("add.Tensor", &add);
   m.impl("add.out", &add_out);
   m.impl("abs.out", &at::native::abs_out);
-  m.impl("quantize_per_tensor", &at::native::quantize_per_tensor);
+  m.impl("quantize_per_tensor", &quantize);
   m.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
   m.impl("convolution_overrideable", CppFunction::makeFromBoxedFunction<&convolution>());
