@@ -26,7 +26,9 @@
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <map>
+#include <mutex>
 #include <set>
 #include <span>
 
@@ -57,9 +59,9 @@ DeviceIndex existing(int64_t index) {
 
 DeviceIndex exchange(DeviceIndex index) { return std::exchange(current_device, existing(index)); }
 
-// The autograd engine starts a thread for each device that this counts; backward of toy:1 runs on the second one. Where a
-// gradient goes from one device to the other, it waits for an event. There is one stream a device here, and its work is
-// done when a call returns, so nothing has to wait.
+// The autograd engine starts a thread for each device that this counts; backward of toy:1 runs on the second one. It
+// records an event where a gradient goes from one device to the other. Here a device has one stream, and work is done
+// when a call returns, so nothing ever waits.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kToy; }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -88,7 +90,7 @@ struct Memory {
   };
   std::mutex mutex;
   std::map<const void*, Block> blocks;
-  std::array<int64_t, kDevices + 1> live{};
+  std::array<std::atomic<int64_t>, kDevices + 1> live{};
 
   c10::DataPtr allocate(size_t bytes, Device device) {
     if (bytes == 0) return {nullptr, device};
@@ -133,7 +135,12 @@ REGISTER_ALLOCATOR(kToy, &device_allocator)
 struct Storage final : c10::StorageImpl {
   using c10::StorageImpl::StorageImpl;
   int64_t resizes = 0;
-  static Storage& of(const c10::Storage& storage) { return dynamic_cast<Storage&>(*storage.unsafeGetStorageImpl()); }
+
+  static Storage& of(const c10::Storage& storage) {
+    auto* ours = dynamic_cast<Storage*>(storage.unsafeGetStorageImpl());
+    TORCH_CHECK(ours, "this storage, on ", storage.device(), ", is not one that toy made");
+    return *ours;
+  }
 };
 
 // torch calls this for torch.UntypedStorage(device="toy"), and `allocate` below does for tensors.
@@ -362,10 +369,17 @@ void quantize_loop(const Tensor& from, Tensor& to, double scale, int64_t zero_po
 // torch asks which way F.scaled_dot_product_attention shall go: through our two kernels or, for what these cannot do,
 // through the formula in plain operations.
 int64_t choose_attention(
-    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask, double dropout, bool causal,
-    optional<double> scale, bool grouped) {
-  bool ours = q.dim() == 4 && q.size(-1) == v.size(-1) && q.is_floating_point() && dropout == 0 && !grouped &&
-      !(mask && mask->requires_grad()) && at::globalContext().userEnabledOverrideableSDP();
+    const Tensor& q, const Tensor& k, const Tensor& v, const optional<Tensor>& mask, double dropout, bool /*causal*/,
+    optional<double> /*scale*/, bool grouped) {
+  auto like_q = [&](const Tensor& t) {
+    return t.dim() == 4 && t.size(0) == q.size(0) && t.size(1) == q.size(1) && t.size(3) == q.size(3) &&
+        t.scalar_type() == q.scalar_type() && t.stride(3) == 1 && t.numel() > 0;
+  };
+  auto plain = [](const Tensor& mask) {
+    return (mask.dim() == 2 || mask.dim() == 4) && mask.stride(-1) == 1 && !mask.requires_grad();
+  };
+  bool ours = like_q(q) && like_q(k) && like_q(v) && (!mask || plain(*mask)) && q.is_floating_point() && dropout == 0 &&
+      !grouped && at::globalContext().userEnabledOverrideableSDP();
   return static_cast<int64_t>(ours ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
@@ -396,15 +410,15 @@ std::unordered_map<c10::OperatorName, int64_t> fallbacks;
 // A tensor that stands for a number may be on the CPU when all others are on toy.
 bool is_number(const Tensor& tensor) { return tensor.is_cpu() && tensor.dim() == 0; }
 
-// The device of a call. torch's cpu_fallback would mix devices without a word. What `index` is given is a list with gaps
-// and no TensorList, so indices may be on the CPU.
+// The device of a call. torch's cpu_fallback would mix devices without a word. The indices that `index` takes are a
+// list with gaps, which is no TensorList: they may be on the CPU.
 Device device_of_call(const OperatorHandle& op, std::span<IValue> arguments) {
   Where found;
   auto see = [&](const Tensor& tensor) {
     if (!tensor.defined() || is_number(tensor)) return;
     if (!found) found = tensor.device();
-    TORCH_CHECK(*found == tensor.device() && found->type() == kToy, "Expected all tensors to be on the same device, but ",
-                op.operator_name(), " got ", *found, " and ", tensor.device());
+    TORCH_CHECK(*found == tensor.device() && tensor.is_privateuseone(), op.operator_name(),
+                ": expected all tensors to be on the same device, but got ", *found, " and ", tensor.device());
   };
   for (auto& argument : arguments) {
     if (argument.isTensor()) see(argument.toTensor());
@@ -432,7 +446,7 @@ void fallback(const OperatorHandle& op, Stack* stack) {
   std::unique_lock lock(fallback_mutex);
   ++fallbacks[op.operator_name()];
   lock.unlock();
-  at::native::cpu_fallback(op, stack, /*error_on_views=*/true); // what it returned would be a copy
+  at::native::cpu_fallback(op, stack, /*error_on_views=*/true); // it would return a copy and no view
 }
 
 c10::Dict<std::string, int64_t> fallback_counts() {
@@ -457,13 +471,14 @@ void convolution_backward(const OperatorHandle&, Stack* stack) {
   fallback(find("aten::convolution_backward"), stack);
 }
 
-// Autocast for the ops that are registered with it: casts, and calls the op again below autocast.
+// Autocast for the ops that are registered with it: cast what is not double, as torch does, and call the op again.
 void in_lower_precision(const OperatorHandle& op, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(DispatchKey::AutocastPrivateUse1);
   auto dtype = at::autocast::get_autocast_dtype(kToy);
   for (auto& argument : std::span(*stack).last(op.schema().arguments().size())) {
     if (!argument.isTensor() || !argument.toTensor().is_privateuseone()) continue;
-    if (argument.toTensor().is_floating_point()) argument = argument.toTensor().to(dtype);
+    const Tensor& tensor = argument.toTensor();
+    if (tensor.is_floating_point() && tensor.scalar_type() != at::kDouble) argument = tensor.to(dtype);
   }
   op.callBoxed(stack);
 }
@@ -539,8 +554,8 @@ TORCH_LIBRARY(toy, m) {
   m.def("current_device() -> int", [] { return int64_t(current_device); });
   m.def("exchange_device(int index) -> int", [](int64_t index) { return int64_t(exchange(existing(index))); });
   m.def("default_generator(int index) -> Generator?", [](int64_t index) { return default_generator(index); });
-  m.def("live_bytes(int index) -> int", [](int64_t index) { return memory.live.at(existing(index) + 1); });
-  m.def("pinned_bytes() -> int", [] { return memory.live.at(0); });
+  m.def("live_bytes(int index) -> int", [](int64_t index) { return memory.live.at(existing(index) + 1).load(); });
+  m.def("pinned_bytes() -> int", [] { return memory.live.at(0).load(); });
   m.def("fallback_counts", &fallback_counts);
   m.def("reset_fallback_counts", &reset_fallback_counts);
   m.def("storage_resizes(Tensor x) -> int", [](const Tensor& x) { return Storage::of(x.storage()).resizes; });
