@@ -1,7 +1,7 @@
 """A small transformer, trained on the CPU and on the second toy device: `python demo.py` builds what it needs.
 
-Its attention is followed by a scaling that is an op of ours, with a kernel for the device. What has no kernel there runs
-on the CPU, and is counted.
+Its attention is followed by a scaling that is an op of ours, with a kernel for the device. What has no kernel there
+runs on the CPU, and is counted.
 """
 
 from __future__ import annotations

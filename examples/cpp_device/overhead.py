@@ -5,47 +5,47 @@ from __future__ import annotations
 import statistics
 import sys
 import timeit
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import toy
 
-#: Of four elements, so that what is measured is the way to the kernel.
-STATEMENTS: dict[str, str] = {
-    "empty": "torch.empty(4, device=device)",
-    "add": "x + y",
-    "sub": "x - y",
-    "view": "x.view(2, 2)",
-    "copy": "x.copy_(y)",
+
+class Cost(NamedTuple):
+    """Microseconds of a call."""
+
+    cpu: float
+    toy: float
+
+
+#: Statements, and what runs on the device. Tensors have four elements: what is measured is the way to the kernel.
+STATEMENTS = {
+    "empty": ("torch.empty(4, device=device)", "an allocation"),
+    "view": ("x.view(2, 2)", "the kernel that the CPU has"),
+    "add": ("x + y", "a kernel of the device"),
+    "copy": ("x.copy_(y)", "a kernel of the device"),
+    "sub": ("x - y", "the fallback: two copies to the CPU, one back"),
+    "mul": ("x * y", "the fallback, in the form with out="),
 }
-NOTES = {
-    "empty": "an allocation",
-    "add": "a kernel of our own",
-    "sub": "by the fallback: two copies to the CPU, one back",
-    "view": "the CPU's kernel on our tensor",
-    "copy": "all copies end in one kernel",
-}
 
 
-def measure(device: str, statement: str, *, number: int = 2000, repeat: int = 15) -> float:
-    """Microseconds of one call, the median of several runs."""
-    names = {"torch": torch, "device": device, "x": torch.ones(4, device=device), "y": torch.ones(4, device=device)}
-    timer = timeit.Timer(statement, globals=names)
-    timer.timeit(number)
-    return statistics.median(timer.repeat(repeat, number)) / number * 1e6
-
-
-def table(measure: Callable[[str, str], float] = measure) -> dict[str, tuple[float, float]]:
-    """Name to microseconds on the CPU and on the device, which has to be registered."""
-    return {name: (measure("cpu", text), measure("toy", text)) for name, text in STATEMENTS.items()}
+def measure(statement: str, *, number: int = 1000, repeat: int = 21) -> Cost:
+    """The medians of several runs. The devices take turns, so that what disturbs one disturbs the other."""
+    timers = []
+    for device in ("cpu", "toy"):
+        x, y = torch.ones(2, 4, device=device)
+        timers.append(timeit.Timer(statement, globals={"torch": torch, "device": device, "x": x, "y": y}))
+    runs = [[timer.timeit(number) for timer in timers] for _ in range(repeat)]
+    return Cost(*(statistics.median(times) / number * 1e6 for times in zip(*runs, strict=True)))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     toy.register(*sys.argv[1:])
     print(f"{'us':6} {'cpu':>6} {'toy':>6} {'ratio':>6}")
-    for name, (cpu, ours) in table().items():
-        print(f"{name:6} {cpu:6.2f} {ours:6.2f} {ours / cpu:6.1f}  {NOTES[name]}")
+    for name, (statement, how) in STATEMENTS.items():
+        cost = measure(statement)
+        print(f"{name:6} {cost.cpu:6.2f} {cost.toy:6.2f} {cost.toy / cost.cpu:6.1f}  {how}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def missing_tools() -> list[str]:
 
 
 def load(directory: str | Path | None = None) -> None:
-    """Build `toy.cpp` in a directory, by default in torch's cache of extensions, and load it; it is kept for next time."""
+    """Build `toy.cpp`, unless it is built already, and load it. The default directory is torch's for extensions."""
     if missing := missing_tools():
         raise RuntimeError(f"toy.cpp cannot be built without {' and '.join(missing)}: install it, and put it on PATH")
     if directory is not None:
