@@ -73,7 +73,7 @@ def python(*arguments: Any) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = [] if Path(str(arguments[0])).is_file() else ["-c"]
     command = [sys.executable, *code, *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}  # torch has one accelerator
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     return run
@@ -257,7 +257,8 @@ def test_empty() -> None:
         x = torch.empty(2, 3, dtype=dtype, device="toy:1")
         assert (x.shape, x.stride(), x.dtype, x.device) == ((2, 3), (3, 1), dtype, torch.device("toy:1"))
     assert torch.empty(2, 3, 4, 5, device="toy", memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
-    assert torch.empty(0, 3, device="toy").numel() == 0
+    assert torch.empty(0, 3, device="toy:1").stride() == (3, 1)
+    assert torch.empty(0, 3, device="toy:1").device.index == 1
     x = torch.empty_strided((2, 3), (1, 4), device="toy")
     assert (x.stride(), x.untyped_storage().nbytes()) == ((1, 4), 40)
     for wrong in [lambda: torch.empty(-1, device="toy"), lambda: torch.empty_strided((-1,), (1,), device="toy")]:
@@ -413,6 +414,8 @@ def test_storage_resize() -> None:
 def test_storage_of_our_own() -> None:
     storage = torch.UntypedStorage(12, device="toy:1")
     assert (storage.nbytes(), storage.device) == (12, torch.device("toy:1"))
+    storage.fill_(7)
+    assert (storage[3], storage.tolist()) == (7, [7] * 12)
     x = torch.empty(0, device="toy:1").set_(storage)
     assert torch.toy.storage_resizes(x) == 0  # raises for any StorageImpl but ours
     for tensor in [torch.ones(2, device="toy"), torch.ones(2).toy(), copy.deepcopy(x), x + x, x.new_empty(3)]:
@@ -488,6 +491,7 @@ def test_quantize() -> None:
             assert (ours.device, ours.dtype, ours.shape) == (torch.device("toy:1"), dtype, value.shape)
             assert (ours.q_scale(), ours.q_zero_point(), ours.qscheme()) == (0.1, 10, torch.per_tensor_affine)
             equal(ours.int_repr(), expected.int_repr())
+            equal(ours.dequantize(), expected.dequantize())
 
 
 @on_device
@@ -611,9 +615,16 @@ def test_fallback_of_ops_of_others() -> None:
     library.define("tail(Tensor(a) x) -> Tensor(a)")
     library.impl("twice", lambda x: x * 2, "CPU")
     library.impl("tail", lambda x: x[1:], "CPU")
+    library.define("count(Tensor x, Tensor(a!) n) -> ()")
+    library.impl("count", lambda x, n: n.add_(x.numel()) and None, "CPU")
     x = torch.ones(2, device="toy:1")
     equal(torch.ops.test_cpp_device.twice(x), torch.full((2,), 2.0))
     assert counted(lambda: torch.ops.test_cpp_device.twice(x)) == {"test_cpp_device::twice": 1}
+    n = torch.zeros((), device="toy:1")
+    torch.ops.test_cpp_device.count(x, n)
+    assert n.item() == 2
+    with pytest.raises(NotImplementedError, match="_copy_from_and_resize"):  # torch cannot write to the CPU here
+        torch.ops.test_cpp_device.count(x, torch.zeros(()))
     with pytest.raises(RuntimeError, match="tail"):  # a view of a copy would be no view
         torch.ops.test_cpp_device.tail(x)
 
@@ -972,6 +983,13 @@ def test_page_quotes_the_source() -> None:
     quoted = re.findall(r"```cpp\n(.*?)```", page, flags=re.DOTALL)
     assert len(quoted) == 2
     assert all(block in source for block in quoted)
+
+
+def test_beside_another_accelerator(build: Path) -> None:
+    fake = "import torch, toy; torch.accelerator.current_accelerator = lambda: torch.device('cuda')"
+    run = python(f"{fake}\ntry: toy.register()\nexcept RuntimeError as error: print(error, hasattr(torch, 'toy'))")
+    assert "in place of cuda" in run.stdout
+    assert run.stdout.endswith("False\n")
 
 
 def test_nothing_is_registered_here() -> None:

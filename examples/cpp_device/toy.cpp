@@ -23,6 +23,7 @@
 #include <ATen/ops/set_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/library.h>
 
@@ -143,7 +144,7 @@ struct Storage final : c10::StorageImpl {
   }
 };
 
-// torch calls this for torch.UntypedStorage(device="toy"), and `allocate` below does for tensors.
+// torch calls this for torch.UntypedStorage(device="toy"), and `empty_strided` below for tensors.
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
     c10::StorageImpl::use_byte_size_t how, c10::SymInt bytes, c10::DataPtr data, c10::Allocator* from, bool resizable) {
   if (data.device().type() != kToy) data = from->allocate(bytes.expect_int());
@@ -241,31 +242,24 @@ using Where = optional<Device>;
 using Pin = optional<bool>;
 using Format = optional<at::MemoryFormat>;
 
-Tensor allocate(size_t bytes, ScalarType dtype, Layout layout, Where device, Pin pin) {
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, Dtype dtype, Layout layout, Where device, Pin pin) {
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "toy has strided tensors, and no ", *layout, " ones");
   TORCH_CHECK(!pin.value_or(false), "only memory of the CPU can be pinned, not that of toy");
+  at::detail::check_size_nonnegative(size);
+  auto type = c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype));
+  auto bytes = at::detail::computeStorageNbytes(size, stride, type.itemsize());
   auto data = memory.allocate(bytes, {kToy, existing(device ? device->index() : -1)});
   auto storage = make_storage({}, bytes, std::move(data), &device_allocator, /*resizable=*/true);
-  return at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), DispatchKeySet(DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), DispatchKeySet(DispatchKey::PrivateUse1), type);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
 }
 
 Tensor empty(IntArrayRef size, Dtype dtype, Layout layout, Where device, Pin pin, Format format) {
   at::detail::check_size_nonnegative(size);
-  auto type = c10::dtype_or_default(dtype);
-  auto bytes = at::detail::computeStorageNbytesContiguous(size, c10::elementSize(type));
-  auto tensor = allocate(bytes, type, layout, device, pin);
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  auto tensor = empty_strided(size, c10::contiguous_strides(size), dtype, layout, device, pin);
   if (format) tensor.unsafeGetTensorImpl()->empty_tensor_restride(*format);
-  return tensor;
-}
-
-Tensor empty_strided(IntArrayRef size, IntArrayRef stride, Dtype dtype, Layout layout, Where device, Pin pin) {
-  at::detail::check_size_nonnegative(size);
-  auto type = c10::dtype_or_default(dtype);
-  auto tensor = allocate(
-      at::detail::computeStorageNbytes(size, stride, c10::elementSize(type)), type, layout, device, pin);
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
   return tensor;
 }
 
@@ -357,10 +351,16 @@ Tensor quantize(const Tensor& self, double scale, int64_t zero_point, ScalarType
 }
 
 void quantize_loop(const Tensor& from, Tensor& to, double scale, int64_t zero_point) {
-  AT_DISPATCH_QINT_TYPES(to.scalar_type(), "quantize_per_tensor", [&] {
-    auto* in = from.const_data_ptr<float>();
-    auto* out = to.data_ptr<scalar_t>();
+  AT_DISPATCH_QINT_TYPES(to.scalar_type(), "quantize", [&] {
+    auto [in, out] = std::pair(from.const_data_ptr<float>(), to.data_ptr<scalar_t>());
     for (int64_t i = 0; i < from.numel(); ++i) out[i] = at::native::quantize_val<scalar_t>(scale, zero_point, in[i]);
+  });
+}
+
+void dequantize_loop(const Tensor& from, Tensor& to, double scale, int64_t zero_point) {
+  AT_DISPATCH_QINT_TYPES(from.scalar_type(), "dequantize", [&] {
+    auto [in, out] = std::pair(from.const_data_ptr<scalar_t>(), to.data_ptr<float>());
+    for (int64_t i = 0; i < from.numel(); ++i) out[i] = at::native::dequantize_val(scale, zero_point, in[i]);
   });
 }
 
@@ -438,9 +438,10 @@ void fallback(const OperatorHandle& op, Stack* stack) {
     if (parameters[i].name() == "generator") {
       auto generator = argument.isNone() ? default_generator(device.index()) : argument.toGenerator();
       if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) argument = ours->host;
-    } else if (argument.isTensor() && argument.toTensor().defined() && is_number(argument.toTensor())) {
-      // The result goes where the first tensor is.
-      if (!argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) argument = argument.toTensor().to(device);
+    } else if (argument.isTensor() && argument.toTensor().defined() && !parameters[i].alias_info()) {
+      // The result goes where the first tensor is; a number of Python is not first, and would lose its weak dtype.
+      const Tensor& tensor = argument.toTensor();
+      if (is_number(tensor) && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) argument = tensor.to(device);
     }
   }
   std::unique_lock lock(fallback_mutex);
@@ -492,6 +493,7 @@ using torch::CppFunction;
 namespace at::native { // where these macros expect to be
 REGISTER_PRIVATEUSE1_DISPATCH(abs_stub, &abs_loop)
 REGISTER_PRIVATEUSE1_DISPATCH(quantize_tensor_per_tensor_affine_stub, &quantize_loop)
+REGISTER_PRIVATEUSE1_DISPATCH(dequantize_tensor_per_tensor_affine_stub, &dequantize_loop)
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &choose_attention)
 } // namespace at::native
 
@@ -525,7 +527,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 // A quantized tensor has a dispatch key of its own.
 TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
-  for (auto op : {"q_scale", "q_zero_point", "qscheme", "int_repr"})
+  for (auto op : {"q_scale", "q_zero_point", "qscheme", "int_repr", "dequantize.self"})
     m.impl(op, CppFunction::makeFromBoxedFunction<&kernel_of<DispatchKey::QuantizedCPU>>());
 }
 
