@@ -986,7 +986,7 @@ def test_page_quotes_the_source() -> None:
 
 
 def test_beside_another_accelerator(build: Path) -> None:
-    fake = "import torch, toy; torch.accelerator.current_accelerator = lambda: torch.device('cuda')"
+    fake = "import torch, toy; torch.accelerator.current_accelerator = lambda **_: torch.device('cuda')"
     run = python(f"{fake}\ntry: toy.register()\nexcept RuntimeError as error: print(error, hasattr(torch, 'toy'))")
     assert "in place of cuda" in run.stdout
     assert run.stdout.endswith("False\n")

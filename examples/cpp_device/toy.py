@@ -47,7 +47,7 @@ def register(directory: str | Path | None = None) -> None:
     """Make "toy" a device of this process. There is no way back, and no room for a second device."""
     if getattr(torch, NAME, None) is sys.modules[__name__]:
         return
-    if (other := torch.accelerator.current_accelerator()) is not None:
+    if (other := torch.accelerator.current_accelerator(check_available=True)) is not None:
         raise RuntimeError(
             f"torch would take {NAME} for its accelerator, in place of {other.type}, whose autograd then fails: hide "
             'that one first, as CUDA_VISIBLE_DEVICES="" does'
