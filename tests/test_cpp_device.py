@@ -609,6 +609,31 @@ def test_fallback_writes_back() -> None:
 
 
 @on_device
+def test_fallback_with_numbers() -> None:
+    number = torch.tensor(2.5)
+    for dtype in set(DTYPES) - {torch.bool}:
+        for size in [(3,), ()]:
+            x = sample(dtype, *size)
+            for op in [
+                lambda x: 2 - x,
+                lambda x: 1.1 - x,
+                lambda x: x - 1.1,
+                lambda x: number.to(x.device) - x,
+                lambda x: number - x,
+                lambda x: x - number,
+                lambda x: torch.where(x == x, 1, x),
+                lambda x: torch.where(torch.tensor(True), x, x),
+                lambda x: torch.gather(x, 0, torch.zeros_like(x, dtype=torch.int64)),
+            ]:
+                equal(op(x.to("toy:1")), op(x))
+                assert op(x.to("toy:1")).device == torch.device("toy:1")
+            if not dtype.is_complex:
+                positive = x.abs().clamp(min=1)
+                equal(5 // positive.to("toy:1"), 5 // positive)
+                equal(positive.toy() // 2, positive // 2)
+
+
+@on_device
 def test_fallback_of_ops_of_others() -> None:
     library = torch.library.Library("test_cpp_device", "DEF")
     library.define("twice(Tensor x) -> Tensor")

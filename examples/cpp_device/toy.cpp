@@ -20,6 +20,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/quantize_per_tensor_native.h>
+#include <ATen/ops/result_type.h>
 #include <ATen/ops/set_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -27,6 +28,7 @@
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -429,20 +431,28 @@ Device device_of_call(const OperatorHandle& op, std::span<IValue> arguments) {
   return {kToy, existing(found ? found->index() : -1)};
 }
 
+// cpu_fallback puts the result where the first tensor is: if that is a number of the CPU, it has to be moved. One of
+// Python gives way to the dtype of the tensor beside it, and there no longer would; so it is given that dtype.
+void move_first_number(const c10::FunctionSchema& schema, std::span<IValue> arguments, Device device) {
+  auto defined = [](const IValue& argument) { return argument.isTensor() && argument.toTensor().defined(); };
+  auto first = std::ranges::find_if(arguments, defined);
+  if (first == arguments.end() || !is_number(first->toTensor())) return;
+  if (schema.arguments()[first - arguments.begin()].alias_info()) return; // is written to, so stays
+  Tensor number = first->toTensor();
+  auto next = std::find_if(first + 1, arguments.end(), defined);
+  bool weak = number.unsafeGetTensorImpl()->is_wrapped_number() && next != arguments.end();
+  *first = number.to(device, weak ? at::result_type(number, next->toTensor()) : number.scalar_type());
+}
+
 void fallback(const OperatorHandle& op, Stack* stack) {
   auto& parameters = op.schema().arguments();
   auto arguments = std::span(*stack).last(parameters.size());
   auto device = device_of_call(op, arguments);
+  move_first_number(op.schema(), arguments, device);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    auto& argument = arguments[i];
-    if (parameters[i].name() == "generator") {
-      auto generator = argument.isNone() ? default_generator(device.index()) : argument.toGenerator();
-      if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) argument = ours->host;
-    } else if (argument.isTensor() && argument.toTensor().defined() && !parameters[i].alias_info()) {
-      // The result goes where the first tensor is; a number of Python is not first, and would lose its weak dtype.
-      const Tensor& tensor = argument.toTensor();
-      if (is_number(tensor) && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) argument = tensor.to(device);
-    }
+    if (parameters[i].name() != "generator") continue;
+    auto generator = arguments[i].isNone() ? default_generator(device.index()) : arguments[i].toGenerator();
+    if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) arguments[i] = ours->host;
   }
   std::unique_lock lock(fallback_mutex);
   ++fallbacks[op.operator_name()];
