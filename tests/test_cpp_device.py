@@ -1003,6 +1003,12 @@ def test_overhead(build: Path) -> None:
     assert [line.split()[0] for line in run.stdout.splitlines()[1:]] == ["empty", "view", "add", "copy", "sub", "mul"]
 
 
+def test_readme(build: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), flags=re.DOTALL)
+    run = python(block.replace("toy.register()", f"toy.register({str(build)!r})"))
+    assert "device='toy:1'" in run.stdout
+
+
 def test_page_quotes_the_source() -> None:
     page, source = (ROOT / "docs" / "cpp_device.md").read_text(), (EXAMPLE / "toy.cpp").read_text()
     quoted = re.findall(r"```cpp\n(.*?)```", page, flags=re.DOTALL)
