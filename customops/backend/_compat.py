@@ -1,0 +1,261 @@
+"""The private torch names that a device needs, each looked up once; `require` says which of them this torch lacks.
+
+Seen to exist on torch 2.13 and 2.15. Python's hook and guard are marked experimental there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import operator
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from customops import _compat as _core
+from customops.backend.errors import BackendError
+
+OpOverload = _core.OpOverload
+Library = _core.Library
+outside_dynamo = _core.outside_dynamo
+schema_of = _core.schema_of
+impl = _core.impl
+destroy_library = _core.destroy_library
+has_kernel = _core.has_kernel
+exclude_keys = _core.exclude_keys
+key_set = _core.key_set
+is_abstract = _core.is_abstract
+
+_missing: list[str] = []
+
+
+def _find(path: str) -> Any:
+    try:
+        return operator.attrgetter(path)(torch)
+    except AttributeError:
+        _missing.append(f"torch.{path}")
+        return None
+
+
+_C: Any = torch._C
+_to_dlpack = _find("_C._to_dlpack")
+_from_dlpack = _find("_C._from_dlpack")
+_register_hook = _find("_C._acc.register_python_privateuseone_hook")
+_register_guard = _find("_C._acc.register_python_privateuseone_device_guard")
+_Hooks = _find("_C._acc.PrivateUse1Hooks")
+_Guard = _find("_C._acc.DeviceGuard")
+_DeviceType = _find("_C._autograd.DeviceType")
+_rename = _find("_C._rename_privateuse1_backend")
+_registration = _find("utils.backend_registration")
+register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
+set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
+set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
+neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
+StorageBase: Any = _find("storage._StorageBase")
+_numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
+_run_backward = _find("autograd.graph._engine_run_backward")
+
+#: The dispatch key by which redispatching runs the CPU's kernel on the tensors as they are.
+CPU_KEYS: Any = _core.key_set("CPU")
+
+
+def require() -> None:
+    """Raise BackendError where torch lacks something that a device needs."""
+    if _missing:
+        raise BackendError(
+            "this torch cannot have a device from Python",
+            expected=", ".join(_missing),
+            got=f"torch {torch.__version__} without these names",
+            fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
+        )
+    device = _device_field(_to_dlpack(torch.empty(1, dtype=torch.uint8)))
+    if device.value != _packed(_CPU, 0):
+        raise BackendError(
+            "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
+            expected=f"device field {_packed(_CPU, 0):#x} for a CPU tensor",
+            got=f"{device.value:#x}",
+        )
+
+
+# The dispatcher -------------------------------------------------------------------------------------------------
+
+
+def backend_name() -> str:
+    """What PrivateUse1 is called now; ``privateuseone`` until it is renamed."""
+    return str(_C._get_privateuse1_backend_name())
+
+
+def rename(name: str) -> None:
+    torch.utils.rename_privateuse1_backend(name)
+
+
+def generate_methods(**options: Any) -> None:
+    torch.utils.generate_methods_for_privateuse1_backend(**options)
+
+
+def custom_mod_func(name: str) -> Any:
+    return _registration._get_custom_mod_func(name)
+
+
+#: Classes on which `generate_methods` sets ``<name>`` and ``is_<name>``, by the option that has it do so.
+def classes_with_methods() -> dict[str, list[type]]:
+    return {
+        "tensor": [torch.Tensor],
+        "module": [torch.nn.Module],
+        "packed_sequence": [torch.nn.utils.rnn.PackedSequence],
+        "storage": [StorageBase, torch.TypedStorage],
+    }
+
+
+def find_op(qualname: str) -> OpOverload | None:
+    """``ns::name`` or ``ns::name.overload`` to the OpOverload."""
+    name, _, overload = qualname.partition(".")
+    return _core.find_overload(name, "" if overload == "default" else overload)
+
+
+def full_name(op: OpOverload) -> str:
+    """``ns::name`` or ``ns::name.overload``, as schemas and this package write it."""
+    return str(op._name)
+
+
+def cpu_kernel_exists(op: OpOverload) -> bool:
+    """Would the dispatcher find anything to run for CPU tensors?"""
+    return bool(_C._dispatch_has_computed_kernel_for_dispatch_key(full_name(op), "CPU"))
+
+
+def accepts_numbers(op: OpOverload) -> bool:
+    """May a Python number be given where the schema says Tensor?"""
+    return _numbers_are_tensors(full_name(op).partition("::")[2].partition(".")[0])
+
+
+def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the CPU's kernel on the tensors as they are: for ops that touch sizes and strides alone."""
+    return op.redispatch(CPU_KEYS, *args, **kwargs)
+
+
+def below_autograd() -> Any:
+    return _core.below_autograd()
+
+
+def install_hooks() -> bool:
+    """Tell torch that the device is there; False where that was done before (it cannot be undone)."""
+    global _hook, _guard
+    if _hook is not None:
+        return False
+    _hook, _guard = _make_hook(), _make_guard()  # torch does not keep them alive
+    return bool(_register_hook(_hook)) and bool(_register_guard(_guard))
+
+
+_hook: Any = None
+_guard: Any = None
+
+
+def _make_hook() -> Any:
+    def yes(self: Any, *_: Any) -> bool:
+        return True
+
+    return type("Hooks", (_Hooks,), {"is_available": yes, "is_built": yes, "has_primary_context": yes})()
+
+
+def _make_guard() -> Any:
+    def type_(self: Any) -> Any:
+        return _DeviceType.PrivateUse1
+
+    return type("Guard", (_Guard,), {"type_": type_})()
+
+
+# Memory ---------------------------------------------------------------------------------------------------------
+
+#: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
+_CPU, _EXTENSION = 1, 12
+
+_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _device_field(capsule: Any) -> ctypes.c_int64:
+    """The device of a DLPack capsule: two 32-bit numbers, type and index, that follow the pointer to the data."""
+    return ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + 8)
+
+
+def _packed(type_: int, index: int) -> int:
+    return int.from_bytes(struct.pack("=ii", type_, index), sys.byteorder)
+
+
+_TO_CPU = _packed(_CPU, 0)
+_TO_DEVICE = [_packed(_EXTENSION, index) for index in range(64)]
+MAX_DEVICES = len(_TO_DEVICE)
+
+
+def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`outside_dynamo` for a bound method: it is the function behind it that has a code object."""
+    outside_dynamo(method.__func__)  # type: ignore[attr-defined]
+    return method
+
+
+def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive."""
+    capsule = _to_dlpack(tensor)
+    _device_field(capsule).value = _TO_DEVICE[index]
+    return _from_dlpack(capsule)  # type: ignore[no-any-return]
+
+
+def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits."""
+    capsule = _to_dlpack(tensor)
+    ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + 8).value = _TO_CPU
+    return _from_dlpack(capsule)  # type: ignore[no-any-return]
+
+
+def storage_key(storage: Any) -> int:
+    """What tells storages apart while they live."""
+    return int(storage._cdata)
+
+
+# Autograd -------------------------------------------------------------------------------------------------------
+
+
+def single_threaded_backward() -> None:
+    """Have ``backward`` run in the calling thread, for good.
+
+    The guard that Python can register says that there is one device, so the engine has no thread for the second one
+    and fails an internal assertion (engine.cpp). In the calling thread it needs none.
+    """
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return _run_backward(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        setattr(module, "_engine_run_backward", run_backward)  # noqa: B010
+
+
+@contextlib.contextmanager
+def lent_generator(generator: torch.Generator) -> Iterator[None]:
+    """Have the CPU's default generator go on where `generator` is, and `generator` from where that gets to."""
+    default = torch.default_generator
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+# Patches --------------------------------------------------------------------------------------------------------
+
+
+def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool]) -> None:
+    _core.remember_kernel(namespace, name, key, kernel)
+
+
+def overload_names(qualname: str) -> list[str]:
+    """``ns::name.overload`` for each overload of an op; none where there is no such op."""
+    return [
+        f"{qualname}.{schema.overload_name}".removesuffix(".") for schema in _C._jit_get_schemas_for_operator(qualname)
+    ]
