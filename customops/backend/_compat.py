@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import operator
-import struct
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +15,9 @@ import torch
 
 from customops import _compat as _core
 from customops.backend.errors import BackendError
+
+#: Plenty; torch keeps a device's index in eight bits.
+MAX_DEVICES = 64
 
 OpOverload = _core.OpOverload
 Library = _core.Library
@@ -53,12 +54,13 @@ _registration = _find("utils.backend_registration")
 register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
+is_zero_tensor: Callable[[torch.Tensor], bool] = _find("Tensor._is_zerotensor")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
 StorageBase: Any = _find("storage._StorageBase")
 _numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
 _run_backward = _find("autograd.graph._engine_run_backward")
 
-#: The dispatch key by which redispatching runs the CPU's kernel on the tensors as they are.
+#: By these keys redispatching runs the CPU's kernel on the tensors as they are.
 CPU_KEYS: Any = _core.key_set("CPU")
 
 
@@ -71,12 +73,12 @@ def require() -> None:
             got=f"torch {torch.__version__} without these names",
             fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
         )
-    device = _device_field(_to_dlpack(torch.empty(1, dtype=torch.uint8)))
-    if device.value != _packed(_CPU, 0):
+    type_, index = _device_field(_to_dlpack(torch.empty(1, dtype=torch.uint8)))[2:4]
+    if (type_, index) != (_CPU, 0):
         raise BackendError(
             "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
-            expected=f"device field {_packed(_CPU, 0):#x} for a CPU tensor",
-            got=f"{device.value:#x}",
+            expected=f"device {_CPU}:0 for a CPU tensor",
+            got=f"{type_}:{index}",
         )
 
 
@@ -167,47 +169,47 @@ def _make_guard() -> Any:
     return type("Guard", (_Guard,), {"type_": type_})()
 
 
-# Memory ---------------------------------------------------------------------------------------------------------
-
-#: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
-_CPU, _EXTENSION = 1, 12
-
-_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype = ctypes.c_void_p
-_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
-
-def _device_field(capsule: Any) -> ctypes.c_int64:
-    """The device of a DLPack capsule: two 32-bit numbers, type and index, that follow the pointer to the data."""
-    return ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + 8)
-
-
-def _packed(type_: int, index: int) -> int:
-    return int.from_bytes(struct.pack("=ii", type_, index), sys.byteorder)
-
-
-_TO_CPU = _packed(_CPU, 0)
-_TO_DEVICE = [_packed(_EXTENSION, index) for index in range(64)]
-MAX_DEVICES = len(_TO_DEVICE)
-
-
 def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
     """`outside_dynamo` for a bound method: it is the function behind it that has a code object."""
     outside_dynamo(method.__func__)  # type: ignore[attr-defined]
     return method
 
 
+# Memory ---------------------------------------------------------------------------------------------------------
+
+#: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
+_CPU, _EXTENSION = 1, 12
+
+#: The start of a capsule's struct as 32-bit numbers: a pointer to the data (64 bits), device type, device index.
+_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.POINTER(ctypes.c_int32)
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_NAME = ctypes.c_char_p(b"dltensor")
+
+
+def _device_field(capsule: Any) -> Any:
+    return _pointer_of(capsule, _NAME)
+
+
 def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive."""
     capsule = _to_dlpack(tensor)
-    _device_field(capsule).value = _TO_DEVICE[index]
+    fields = _pointer_of(capsule, _NAME)
+    if fields[2] != _CPU:
+        raise BufferError(f"memory of {tensor.device}, not of the CPU")
+    fields[2] = _EXTENSION
+    fields[3] = index
     return _from_dlpack(capsule)  # type: ignore[no-any-return]
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits."""
     capsule = _to_dlpack(tensor)
-    ctypes.c_int64.from_address(_pointer_of(capsule, b"dltensor") + 8).value = _TO_CPU
+    fields = _pointer_of(capsule, _NAME)
+    if fields[2] != _EXTENSION:
+        raise BufferError(f"memory of {tensor.device}")
+    fields[2] = _CPU
+    fields[3] = 0
     return _from_dlpack(capsule)  # type: ignore[no-any-return]
 
 

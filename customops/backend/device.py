@@ -97,7 +97,13 @@ class Backend:
         Raises:
             ValueError: the tensor is not on this device.
         """
-        return self._memory.lend(self._memory.require_here(tensor, "host()"))
+        if type(tensor) is not Tensor or tensor.is_cpu:
+            self._memory.require_here(tensor, "host()")
+        try:
+            return self._memory.lend(tensor)
+        except BufferError:
+            self._memory.require_here(tensor, "host()")
+            raise
 
     def numpy(self, tensor: Tensor) -> Array:
         """A NumPy array over the same memory.
@@ -129,15 +135,22 @@ class Backend:
         Raises:
             ValueError: it is no plain CPU memory: on another device, sparse, quantized, meta.
         """
+        if index != 0:
+            index = self._index(index)
+        if not isinstance(value, Tensor):
+            return self._memory.adopt(_from_numpy(value), index)
+        if not value.is_cpu or (type(value) is not Tensor and _compat.is_abstract(value)):
+            raise WrongDeviceError("wrap() takes memory of the CPU", op=self.name, got=f"a tensor on {value.device}")
+        if value.layout is not torch.strided or value.is_quantized:
+            raise WrongDeviceError("wrap() takes plain memory", op=self.name, got=f"{value.layout}, {value.dtype}")
+        if value.is_conj() or value.is_neg():
+            value = value.resolve_conj().resolve_neg()
+        return self._memory.adopt(value, index)
+
+    def _index(self, index: int | torch.device) -> int:
         if isinstance(index, torch.device):
             index = index.index if index.index is not None else self.module.current_device()
-        at = self._memory.check_index(index)
-        host = value if isinstance(value, Tensor) else _from_numpy(value)
-        if host.device.type != "cpu" or _compat.is_abstract(host):
-            raise WrongDeviceError("wrap() takes memory of the CPU", op=self.name, got=f"a tensor on {host.device}")
-        if host.layout is not torch.strided or host.is_quantized:
-            raise WrongDeviceError("wrap() takes plain memory", op=self.name, got=f"{host.layout}, {host.dtype}")
-        return self._memory.adopt(host.detach().resolve_conj().resolve_neg(), at)
+        return self._memory.check_index(index)
 
     def memory_allocated(self, index: int = 0) -> int:
         """Bytes of the tensors that are alive on a device."""

@@ -29,7 +29,7 @@ class Memory:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate
-        self._live: dict[weakref.ref[Tensor], tuple[int, int]] = {}  # owner -> index, bytes
+        self._live: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # owner, index, bytes
 
     # Making -----------------------------------------------------------------------------------------------------
 
@@ -67,15 +67,20 @@ class Memory:
             tensor = _compat.as_device(host, index)
         except (BufferError, RuntimeError) as error:
             raise self.cannot_hold(host) from error
-        self._live[weakref.ref(host, self._forget)] = (index, (owner if owner is not None else host).nbytes)
+        reference = weakref.ref(host, self._forget)
+        nbytes = host.nbytes if owner is None else owner.nbytes
+        self._live[id(reference)] = (reference, index, nbytes)  # references compare as what they refer to: not as keys
         return tensor
 
     def place(self, host: Tensor, index: int) -> Tensor:
         """What an op computed on the CPU, as a tensor of the device: in memory of `allocate`, if there is one."""
         if host.layout is not torch.strided or host.is_quantized:
             raise self.cannot_hold(host)
-        # torch makes zeros without memory for undefined gradients.
-        plain = host.clone() if _is_zero_tensor(host) else host.resolve_conj().resolve_neg()
+        plain = host
+        if host.is_conj() or host.is_neg():
+            plain = host.resolve_conj().resolve_neg()
+        elif _compat.is_zero_tensor(host):  # torch makes zeros without memory for undefined gradients
+            plain = host.clone()
         if self.allocate is None:
             return self.adopt(plain, index)
         tensor = self.empty(plain.shape, plain.stride(), plain.dtype, index)
@@ -128,10 +133,10 @@ class Memory:
 
     def allocated(self, index: int) -> int:
         """Bytes that are alive."""
-        return sum(nbytes for at, nbytes in list(self._live.values()) if at == index)
+        return sum(nbytes for _, at, nbytes in list(self._live.values()) if at == index)
 
     def _forget(self, reference: weakref.ref[Tensor]) -> None:
-        self._live.pop(reference, None)
+        self._live.pop(id(reference), None)
 
     # Indices ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +149,3 @@ class Memory:
             got=f"{self.name}:{index}",
             fix="register_backend(..., device_count=...)",
         )
-
-
-def _is_zero_tensor(tensor: Tensor) -> bool:
-    return bool(tensor._is_zerotensor())

@@ -97,7 +97,7 @@ class UserKernels:
 
     def checked(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> Fn:
         """`fn` as a kernel: for these dtypes, with the fallback where it returns NotImplemented, its result checked."""
-        plan, name, fallback = self.fallback.plan(op), self.fallback.name, self.fallback
+        plan, fallback = self.fallback.plan(op), self.fallback
         only = frozenset(dtypes) if dtypes is not None else None
         one_device = fallback.memory.device_count == 1 and plan.returns == (None,)
 
@@ -105,7 +105,7 @@ class UserKernels:
             if only is not None and any(dtype not in only for dtype in _dtypes(args, kwargs)):
                 return fallback(op, args, kwargs)
             result = fn(*args, **kwargs)
-            if one_device and type(result) is Tensor and result.device.type == name:
+            if one_device and type(result) is Tensor and result.get_device() == 0:
                 return result
             if result is NotImplemented:
                 return fallback(op, args, kwargs)
