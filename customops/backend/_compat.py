@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,6 +122,16 @@ def find_op(qualname: str) -> OpOverload | None:
 def full_name(op: OpOverload) -> str:
     """``ns::name`` or ``ns::name.overload``, as schemas and this package write it."""
     return str(op._name)
+
+
+def composites_of_the_cpu() -> list[str]:
+    """Ops of torch that have a kernel for the CPU, and a composite of other ops for devices without one."""
+    composites = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd")
+    return sorted(
+        name
+        for name in _C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and has_kernel(name, "CPU") and any(has_kernel(name, key) for key in composites)
+    )
 
 
 def cpu_kernel_exists(op: OpOverload) -> bool:
@@ -261,3 +272,11 @@ def overload_names(qualname: str) -> list[str]:
     return [
         f"{qualname}.{schema.overload_name}".removesuffix(".") for schema in _C._jit_get_schemas_for_operator(qualname)
     ]
+
+
+# torch's own tests of ops ---------------------------------------------------------------------------------------
+
+
+def op_infos() -> list[Any]:
+    """torch's database of ops with sample inputs. It takes seconds to load."""
+    return list(importlib.import_module("torch.testing._internal.common_methods_invocations").op_db)

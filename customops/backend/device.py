@@ -14,6 +14,7 @@ from customops.backend.errors import BackendError, BackendNameError, WrongDevice
 from customops.backend.fallback import Fallback, Policy, check_policy
 from customops.backend.memory import Memory
 from customops.backend.module import DeviceModule
+from customops.backend.shortcuts import Shortcuts
 from customops.backend.user_kernels import Fn, KernelHandle, UserKernels
 from customops.errors import CustomOpsError, UnsupportedError
 
@@ -34,13 +35,13 @@ class Backend:
         module: ``torch.<name>``.
     """
 
-    def __init__(self, name: str, memory: Memory, module: DeviceModule, fallback: Fallback) -> None:
+    def __init__(self, name: str, memory: Memory, module: DeviceModule, fallback: Fallback, shortcuts: Shortcuts) -> None:
         self.name = name
         self.device_count = memory.device_count
         self.module = module
         self._memory = memory
         self._fallback = fallback
-        self._kernels = UserKernels(fallback)
+        self._kernels = UserKernels(fallback, shortcuts)
 
     def __repr__(self) -> str:
         return f"<Backend {self.name!r}, {self.device_count} devices, fallback {self.fallback_policy!r}>"

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from customops.backend import _compat
+from customops.backend import _compat, journal
 from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
 from customops.backend.module import DeviceModule
@@ -51,11 +51,19 @@ class Fallback:
         plan = self.plan(op)
         if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
             return _compat.redispatch_to_cpu(op, *args, **kwargs)
-        if self.policy != "cpu":
-            self._object(plan)
-        call = Call(self, plan, args, kwargs)
+        record = journal.current()
+        try:
+            if self.policy != "cpu":
+                self._object(plan)
+            result = Call(self, plan, args, kwargs).run()
+        except Exception as error:
+            if record is not None:
+                record.fail(plan.name, error)
+            raise
         self.counts[plan.name] += 1
-        return call.run()
+        if record is not None:
+            record.fallback[plan.name] += 1
+        return result
 
     def _object(self, plan: Plan) -> None:
         fix = f"@backend.kernel({plan.name!r}), or fallback_policy = 'cpu'"

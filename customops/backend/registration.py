@@ -16,6 +16,8 @@ from customops.backend.fallback import Fallback, Policy, check_policy
 from customops.backend.memory import Allocate, Memory
 from customops.backend.module import DeviceModule, Devices
 from customops.backend.patches import Patches
+from customops.backend.shortcuts import Shortcuts, boxed
+from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
@@ -144,12 +146,14 @@ def _register(options: Options) -> Backend:
     names.generate_methods_for_privateuse1_backend(**{f"for_{method}": method in options.methods for method in names.METHODS})
     _compat.install_hooks()
     _install_kernels(essentials, fallback)
+    shortcuts = Shortcuts(fallback)
+    shortcuts.install()
     _install_pinning(name, options.pin_memory)
     _install_autocast(name)
     Patches(memory).install()
     if options.device_count > 1:
         _compat.single_threaded_backward()
-    return Backend(name, memory, module, fallback)
+    return Backend(name, memory, module, fallback, shortcuts)
 
 
 def _library(namespace: str, key: str = "") -> Any:
@@ -164,15 +168,19 @@ def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None
         _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), "PrivateUse1")
     for op in kernels.METADATA:
         _compat.impl(aten, op, kernels.view_of(op), "PrivateUse1")
+    for name in SUBSTITUTES:  # torch has kernels for some of these, which raise
+        substitute = _compat.find_op(name)
+        if substitute is not None:
+            _compat.impl(aten, name.partition("::")[2], boxed(fallback, substitute), "PrivateUse1")
     # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
     for key in ("Conjugate", "Negative"):
         for op in ("_copy_from", "_copy_from_and_resize"):
             _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
 
-    def boxed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
         return fallback(op, args, kwargs)
 
-    _library("_", "PrivateUse1").fallback(_compat.outside_dynamo(boxed))
+    _library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
 
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(

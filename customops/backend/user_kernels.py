@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from customops.backend import _compat
+from customops.backend import _compat, journal
 from customops.backend.errors import BackendError, KernelResultError
 from customops.backend.fallback import Fallback
 from customops.backend.plans import Plan
+from customops.backend.shortcuts import Shortcuts
 from customops.errors import where
 
 Fn = Callable[..., Any]
@@ -42,8 +44,9 @@ class KernelHandle:
 class UserKernels:
     """The kernels by op and dispatch key."""
 
-    def __init__(self, fallback: Fallback) -> None:
+    def __init__(self, fallback: Fallback, shortcuts: Shortcuts) -> None:
         self.fallback = fallback
+        self.shortcuts = shortcuts
         self.names: dict[tuple[str, str], Fn] = {}
 
     def find(self, op: object) -> Any:
@@ -73,16 +76,21 @@ class UserKernels:
                 fix="call .remove() on what registering it returned",
             )
         namespace, _, local = name.partition("::")
+        if key == "PrivateUse1":
+            self.shortcuts.kernel_added(name)
         library = _compat.Library(namespace, "IMPL")
         _compat.impl(library, local, kernel, key)
         self.names[name, key] = fn
+        return KernelHandle(name, fn, functools.partial(self._remove, op, key, library))
 
-        def undo() -> None:
-            del self.names[name, key]
-            _compat.destroy_library(library)
-            _compat.remember_kernel(namespace, local, key, (self._instead(op, key), False))
-
-        return KernelHandle(name, fn, undo)
+    def _remove(self, op: Any, key: str, library: Any) -> None:
+        name = _compat.full_name(op)
+        namespace, _, local = name.partition("::")
+        del self.names[name, key]
+        _compat.destroy_library(library)
+        _compat.remember_kernel(namespace, local, key, (self._instead(op, key), False))
+        if key == "PrivateUse1":
+            self.shortcuts.kernel_removed(name)
 
     def _instead(self, op: Any, key: str) -> Fn:
         """What torch is to call, under a dispatch mode, in the place of a kernel that was taken back."""
@@ -105,6 +113,9 @@ class UserKernels:
             if only is not None and any(dtype not in only for dtype in _dtypes(args, kwargs)):
                 return fallback(op, args, kwargs)
             result = fn(*args, **kwargs)
+            record = journal.current()
+            if record is not None and result is not NotImplemented:
+                record.native[plan.name] += 1
             if one_device and type(result) is Tensor and result.get_device() == 0:
                 return result
             if result is NotImplemented:

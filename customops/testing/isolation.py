@@ -177,6 +177,9 @@ class _Task:
     target: Any
     args: tuple[Any, ...]
 
+    def __call__(self) -> Any:
+        return self.target.load()(*self.args)
+
 
 #: What the fresh interpreter runs.
 _PROGRAM = "import sys; from customops.testing.isolation import _child; _child(sys.argv[1])"
@@ -217,14 +220,20 @@ def _run(
             ) from None
         if (place / "setup").exists():
             raise _load(place / "setup", done.stdout, done.stderr).error or IsolationError("the set-up failed")
-        return [_outcome(place / str(i), done, fork) for i in range(len(tasks))]
+        if fork and done.returncode:  # not a fork died, but what forks them
+            raise IsolationError(
+                f"the child process {_ending(done.returncode)}", returncode=done.returncode, stderr=done.stderr
+            )
+        return [_outcome(place / str(i), None if fork else done) for i in range(len(tasks))]
 
 
-def _outcome(path: Path, done: subprocess.CompletedProcess[str], fork: bool) -> Isolated:
-    stdout, stderr, code = done.stdout, done.stderr, done.returncode
-    if fork:
-        stdout, stderr = (_read(path.with_suffix(suffix)) for suffix in (".out", ".err"))
-        code = int(_read(path.with_suffix(".code")) or code)
+def _outcome(path: Path, done: subprocess.CompletedProcess[str] | None = None) -> Isolated:
+    """What the process left at `path`; of a fork it is all in files, of an interpreter of its own `done` has more."""
+    if done is None:
+        stdout, stderr = _read(path.with_suffix(".out")), _read(path.with_suffix(".err"))
+        code = int(_read(path.with_suffix(".code")) or 0)
+    else:
+        stdout, stderr, code = done.stdout, done.stderr, done.returncode
     if path.exists():
         return _load(path, stdout, stderr)
     error = IsolationError(f"the child process {_ending(code)}", returncode=code, stdout=stdout, stderr=stderr)
@@ -265,26 +274,33 @@ def _child(directory: str) -> None:
     sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))
     setup, tasks, timeout, fork = pickle.loads(work)
     if setup is not None:
-        outcome = _attempt(setup, ())
+        outcome = _attempt(_Task(setup, ()))
         if outcome[1] is not None:
             _save(place / "setup", *outcome)
             return
     for i, task in enumerate(tasks):
         if fork:
-            task_place = place / str(i)
-            _in_fork(task, task_place, timeout)
+            _fork(task, place / str(i), timeout)
         else:
-            _save(place / str(i), *_attempt(task.target, task.args))
+            _save(place / str(i), *_attempt(task))
 
 
-def _attempt(target: Any, args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
-        return target.load()(*args), None
+        return function(), None
     except BaseException as error:
         return None, error
 
 
-def _in_fork(task: _Task, place: Path, timeout: float) -> None:
+def in_fork(function: Callable[[], Any], timeout: float) -> Isolated:
+    """Call a function in a fork of this process, and bring back what it returned, raised or printed."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "outcome"
+        _fork(function, place, timeout)
+        return _outcome(place)
+
+
+def _fork(function: Callable[[], Any], place: Path, timeout: float) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -292,7 +308,7 @@ def _in_fork(task: _Task, place: Path, timeout: float) -> None:
         for stream, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
         signal.alarm(max(1, int(timeout)))
-        _save(place, *_attempt(task.target, task.args))
+        _save(place, *_attempt(function))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -1,0 +1,158 @@
+"""How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import itertools
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import _compat as _core
+from customops.backend import _compat, journal
+from customops.backend.device import Backend
+from customops.testing.isolation import in_fork
+
+#: Ops whose results are whatever the memory held.
+UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+
+
+@dataclass
+class Score:
+    """The ops that passed and failed for one dtype, in one direction."""
+
+    dtype: torch.dtype
+    backward: bool
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  #: name -> the error, in a line
+    journal: journal.Journal = field(default_factory=journal.Journal)
+
+    @property
+    def total(self) -> int:
+        return len(self.passed) + len(self.failed)
+
+
+def run(
+    backend: Backend,
+    dtypes: Iterable[torch.dtype],
+    *,
+    backward: bool = True,
+    patterns: Iterable[str] | None = None,
+    samples: int | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Score]:
+    """Score each dtype, forward and, where it has gradients, forward and backward.
+
+    Args:
+        patterns: only ops of these names, e.g. ``["nn.functional.*"]``.
+        samples: at most so many of the inputs of each op.
+    """
+    ops = [op for op in _compat.op_infos() if _selected(_name(op), patterns)]
+    for dtype, both in itertools.product(dtypes, (False, True) if backward else (False,)):
+        if both and not (dtype.is_floating_point or dtype.is_complex):
+            continue
+        score = Score(dtype, both)
+        for op in ops:
+            if dtype in (op.supported_backward_dtypes("cpu") if both else op.supported_dtypes("cpu")):
+                _enter(score, _name(op), functools.partial(_check, backend, op, dtype, both, samples), timeout)
+        yield score
+
+
+def _selected(name: str, patterns: Iterable[str] | None) -> bool:
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def _enter(score: Score, name: str, check: Any, timeout: float) -> None:
+    # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
+    outcome = in_fork(check, timeout)
+    if outcome.error is None:
+        score.passed.append(name)
+        score.journal.add(outcome.value)
+        return
+    text = f"{type(outcome.error).__name__}: {outcome.error}"
+    score.failed[name] = " ".join(text.split())[:200]
+
+
+def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> journal.Journal:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    record = journal.start()
+    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+        expected = _outcome(op, here, backward)
+        got = _outcome(op, there, backward)
+        _compare(backend, _name(op) in UNINITIALISED, got, expected)
+    return record
+
+
+def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
+    """The same inputs on the device and on the CPU."""
+
+    def made_on(device: str) -> Iterator[Any]:
+        torch.manual_seed(0)
+        return iter(op.sample_inputs(device, dtype, requires_grad=backward))
+
+    # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
+    for there, here in zip(made_on(backend.name), list(made_on("cpu")), strict=True):
+        if not _equal(there, here):  # drawn from two generators in turns
+            here = there.transform(lambda x: _on_cpu(x))
+        yield there, here
+
+
+def _equal(there: Any, here: Any) -> bool:
+    return all(
+        ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
+        for ours, theirs in zip(_tensors(there), _tensors(here), strict=True)
+    )
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().cpu().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _tensors(sample: Any) -> list[Tensor]:
+    leaves = _core.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
+    torch.manual_seed(1)
+    inputs = (sample.input, *sample.args)
+    result = op(*inputs, **sample.kwargs)
+    if not backward:
+        return result, []
+    if sample.output_process_fn_grad is not None:
+        result = sample.output_process_fn_grad(result)
+    outputs = [leaf for leaf in _core.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    wanted = [leaf for leaf in _tensors(sample) if leaf.requires_grad]
+    if not outputs or not wanted:
+        return result, []
+    torch.manual_seed(2)
+    weights = [torch.randn(y.shape, dtype=y.dtype).to(y.device) for y in outputs]
+    return result, list(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+
+
+def _compare(backend: Backend, shapes_only: bool, got: Any, expected: Any) -> None:
+    got_leaves, expected_leaves = _core.tree_leaves(got), _core.tree_leaves(expected)
+    if len(got_leaves) != len(expected_leaves):
+        raise AssertionError(f"{len(got_leaves)} results instead of {len(expected_leaves)}")
+    for ours, theirs in zip(got_leaves, expected_leaves, strict=True):
+        if not isinstance(theirs, Tensor):
+            torch.testing.assert_close(ours, theirs, equal_nan=True) if isinstance(theirs, (int, float)) else None
+            continue
+        if ours.device.type != backend.name and ours.layout is torch.strided and theirs.numel():
+            raise AssertionError(f"a result is on {ours.device}")
+        if shapes_only:
+            assert ours.shape == theirs.shape
+            continue
+        torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
