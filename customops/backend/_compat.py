@@ -125,18 +125,20 @@ def full_name(op: OpOverload) -> str:
 
 
 def composites_of_the_cpu() -> list[str]:
-    """Ops of torch that have a kernel for the CPU, and a composite of other ops for devices without one."""
+    """Ops that torch composes of others for any device, and that the CPU has a kernel for, if only by ``out=``."""
+    names = [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    with_out = {name.partition(".")[0] for name in names if _is_out(name) and has_kernel(name, "CPU")}
     composites = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd")
     return sorted(
         name
-        for name in _C._dispatch_get_all_op_names()
-        if name.startswith("aten::") and has_kernel(name, "CPU") and any(has_kernel(name, key) for key in composites)
+        for name in names
+        if any(has_kernel(name, key) for key in composites)
+        and (has_kernel(name, "CPU") or (name.partition(".")[0].removesuffix("_") in with_out and not _is_out(name)))
     )
 
 
-def cpu_kernel_exists(op: OpOverload) -> bool:
-    """Would the dispatcher find anything to run for CPU tensors?"""
-    return bool(_C._dispatch_has_computed_kernel_for_dispatch_key(full_name(op), "CPU"))
+def _is_out(name: str) -> bool:
+    return "out" in name.partition(".")[2]
 
 
 def accepts_numbers(op: OpOverload) -> bool:
