@@ -146,9 +146,7 @@ def test_cwd_and_env(tmp_path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_each_has_a_fork_of_its_own() -> None:
-    changed, looked, died, failed, late = run_each_isolated(
-        [change, look, crash, fail, sleep], setup=set_up, timeout=3
-    )
+    changed, looked, died, failed, late = run_each_isolated([change, look, crash, fail, sleep], setup=set_up, timeout=3)
     assert changed.get() == ["set up", "changed"]
     assert looked.get() == ["set up"]
     assert isinstance(died.error, IsolationError)

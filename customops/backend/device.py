@@ -35,7 +35,9 @@ class Backend:
         module: ``torch.<name>``.
     """
 
-    def __init__(self, name: str, memory: Memory, module: DeviceModule, fallback: Fallback, shortcuts: Shortcuts) -> None:
+    def __init__(
+        self, name: str, memory: Memory, module: DeviceModule, fallback: Fallback, shortcuts: Shortcuts
+    ) -> None:
         self.name = name
         self.device_count = memory.device_count
         self.module = module

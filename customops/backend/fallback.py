@@ -148,7 +148,7 @@ class Call:
                 raise self._elsewhere(key, tensor)
             self.index, self.reference = index, tensor
         try:
-            return _compat.as_cpu(tensor)
+            return self.fallback.memory.lend(tensor)
         except (BufferError, RuntimeError) as error:
             if tensor.device.type != self.fallback.name:
                 raise self._elsewhere(key, tensor) from None

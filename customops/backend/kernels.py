@@ -21,7 +21,6 @@ METADATA = (
     "view.dtype",
     "unfold",
     "_reshape_alias",
-    "set_",
     "set_.source_Storage",
     "set_.source_Storage_storage_offset",
     "set_.source_Tensor",
@@ -52,6 +51,7 @@ class Essentials:
             "_copy_from": self.copy_from,
             "_copy_from_and_resize": self.copy_from_and_resize,
             "resize_": self.resize_,
+            "set_": self.set_to_nothing,
             "_local_scalar_dense": self.local_scalar,
         }
 
@@ -121,6 +121,10 @@ class Essentials:
             storage = self._grown(tensor, needed)
         tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())  # type: ignore[call-overload]
         return tensor
+
+    def set_to_nothing(self, tensor: Tensor) -> Tensor:
+        nothing = self.memory.empty((0,), (1,), tensor.dtype, tensor.get_device())
+        return tensor.set_(nothing)  # type: ignore[no-any-return, call-overload]
 
     def _grown(self, tensor: Tensor, nbytes: int) -> torch.UntypedStorage:
         """Storage does not grow in place from Python: a new one, with the old bytes at its start."""

@@ -39,8 +39,9 @@ class Memory:
             return self.adopt(torch.empty_strided(size, stride, dtype=dtype), index)  # type: ignore[arg-type]
         size, stride = tuple(size), tuple(stride)
         last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        nbytes = 0 if 0 in size else (last + 1) * dtype.itemsize
-        flat = self._allocated(nbytes, index)
+        if 0 in size:
+            return self.adopt(torch.empty_strided(size, stride, dtype=dtype), index)
+        flat = self._allocated((last + 1) * dtype.itemsize, index)
         return self.adopt(flat.view(dtype).as_strided(size, stride), index, flat)
 
     def _allocated(self, nbytes: int, index: int) -> Tensor:

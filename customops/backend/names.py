@@ -53,9 +53,7 @@ def check_name(name: object) -> None:
             fix="use one name in a process; run_isolated of customops.testing starts another one",
         )
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
-    taken += [
-        f"{cls.__name__}.{attribute}" for cls in _all_classes() for attribute in (name, f"is_{name}") if hasattr(cls, attribute)
-    ]
+    taken += [f"{cls.__name__}.{name}" for cls in _all_classes() if hasattr(cls, name)]
     if taken:
         raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
 

@@ -52,7 +52,7 @@ def plan_of(op: Any) -> Plan:
     for position, argument in enumerate(schema.arguments):
         keys[argument.name] = argument.name if argument.kwarg_only else position
     written = [argument for argument in schema.arguments if _is_written(argument)]
-    device = next((keys[argument.name] for argument in schema.arguments if str(argument.type).startswith("Device")), None)
+    devices = [keys[a.name] for a in schema.arguments if "Device" in str(a.type)]
     generators = [keys[a.name] for a in schema.arguments if "Generator" in str(a.type)]
     by_right = ON_CPU.get(name, set())
     return Plan(
@@ -68,7 +68,7 @@ def plan_of(op: Any) -> Plan:
             if str(a.type) in ("Tensor", "Optional[Tensor]") and not _compat.accepts_numbers(op)
         ),
         on_cpu=frozenset(keys[argument] for argument in by_right),
-        device=device,
+        device=devices[0] if devices else None,
         generator=generators[0] if generators else None,
         draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
         returns=tuple(_returned(r, written, keys) for r in schema.returns),

@@ -44,7 +44,9 @@ class Options:
                 "device_count is out of range", expected=f"1 to {_compat.MAX_DEVICES}", got=repr(count)
             )
         if self.allocate is not None and not callable(self.allocate):
-            raise BackendNameError("allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate))
+            raise BackendNameError(
+                "allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate)
+            )
         if self.allocate is not None and importlib.util.find_spec("numpy") is None:
             raise BackendError("allocate= returns NumPy arrays, and NumPy is not installed", fix="pip install numpy")
         check_policy(self.fallback)
@@ -143,7 +145,9 @@ def _register(options: Options) -> Backend:
 
     names.rename_privateuse1_backend(name)
     _compat.register_device_module(name, module)
-    names.generate_methods_for_privateuse1_backend(**{f"for_{method}": method in options.methods for method in names.METHODS})
+    names.generate_methods_for_privateuse1_backend(
+        **{f"for_{method}": method in options.methods for method in names.METHODS}
+    )
     _compat.install_hooks()
     _install_kernels(essentials, fallback)
     shortcuts = Shortcuts(fallback)
@@ -184,12 +188,12 @@ def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None
 
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
-            "a device written in Python holds strided tensors of plain dtypes: not sparse, not quantized",
+            "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
             op=_compat.full_name(op),
-            fix="call .to_dense() or .dequantize() on the CPU, before .to(device)",
+            fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
         )
 
-    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1"):
+    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
         _library("_", key).fallback(_compat.outside_dynamo(refuse))
 
 
