@@ -116,7 +116,10 @@ def classes_with_methods() -> dict[str, list[type]]:
 def find_op(qualname: str) -> OpOverload | None:
     """``ns::name`` or ``ns::name.overload`` to the OpOverload."""
     name, _, overload = qualname.partition(".")
-    return _core.find_overload(name, "" if overload == "default" else overload)
+    overload = "" if overload == "default" else overload
+    if f"{name}.{overload}".removesuffix(".") not in overload_names(name):  # TorchScript has more, for Python numbers
+        return None
+    return _core.find_overload(name, overload)
 
 
 def full_name(op: OpOverload) -> str:
@@ -270,10 +273,17 @@ def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[
 
 
 def overload_names(qualname: str) -> list[str]:
-    """``ns::name.overload`` for each overload of an op; none where there is no such op."""
-    return [
-        f"{qualname}.{schema.overload_name}".removesuffix(".") for schema in _C._jit_get_schemas_for_operator(qualname)
-    ]
+    """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
+    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _C._jit_get_schemas_for_operator(qualname))
+    return [name for name in names if _is_dispatched(name)]
+
+
+def _is_dispatched(name: str) -> bool:
+    try:
+        _C._dispatch_find_schema_or_throw(*name.partition(".")[::2])
+    except RuntimeError:
+        return False
+    return True
 
 
 # torch's own tests of ops ---------------------------------------------------------------------------------------

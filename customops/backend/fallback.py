@@ -218,7 +218,8 @@ class Call:
             if key in fresh:
                 made = self.fallback.memory.place(host, tensor.get_device())
                 tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())  # type: ignore[call-overload]
-            elif host.shape != tensor.shape or host.stride() != tensor.stride():
+                continue
+            if host.shape != tensor.shape or host.stride() != tensor.stride():
                 offset = tensor.storage_offset() + host.storage_offset()
                 tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())  # type: ignore[call-overload]
             if host.is_conj() != tensor.is_conj():

@@ -115,24 +115,32 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
     # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
     for there, here in zip(made_on(backend.name), list(made_on("cpu")), strict=True):
         if not _equal(there, here):  # drawn from two generators in turns
-            here = there.transform(lambda x: _on_cpu(x))
+            here = there.transform(functools.partial(_on_cpu, name=backend.name))
         yield there, here
 
 
 def _equal(there: Any, here: Any) -> bool:
     return all(
         ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
-        for ours, theirs in zip(_tensors(there), _tensors(here), strict=True)
+        if isinstance(theirs, Tensor)
+        else type(ours) is not float and not isinstance(ours, (int, complex)) or ours == theirs
+        for ours, theirs in zip(_leaves(there), _leaves(here), strict=True)
     )
 
 
-def _on_cpu(value: Any) -> Any:
-    return value.detach().cpu().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+def _on_cpu(value: Any, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().requires_grad_(value.requires_grad)
+    is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
+    return torch.device("cpu") if is_device else value
+
+
+def _leaves(sample: Any) -> list[Any]:
+    return _core.tree_leaves((sample.input, sample.args, sample.kwargs))
 
 
 def _tensors(sample: Any) -> list[Tensor]:
-    leaves = _core.tree_leaves((sample.input, sample.args, sample.kwargs))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [leaf for leaf in _leaves(sample) if isinstance(leaf, Tensor)]
 
 
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:

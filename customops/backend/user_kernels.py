@@ -47,7 +47,7 @@ class UserKernels:
     def __init__(self, fallback: Fallback, shortcuts: Shortcuts) -> None:
         self.fallback = fallback
         self.shortcuts = shortcuts
-        self.names: dict[tuple[str, str], Fn] = {}
+        self.installed: dict[tuple[str, str], tuple[Fn, Any]] = {}  # op, dispatch key -> function, library
 
     def find(self, op: object) -> Any:
         """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
@@ -68,11 +68,11 @@ class UserKernels:
     def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
         """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
         name = _compat.full_name(op)
-        if (name, key) in self.names:
+        if (name, key) in self.installed:
             raise BackendError(
                 "there is a kernel already",
                 op=name,
-                where=where(self.names[name, key]),
+                where=where(self.installed[name, key][0]),
                 fix="call .remove() on what registering it returned",
             )
         namespace, _, local = name.partition("::")
@@ -80,13 +80,13 @@ class UserKernels:
             self.shortcuts.kernel_added(name)
         library = _compat.Library(namespace, "IMPL")
         _compat.impl(library, local, kernel, key)
-        self.names[name, key] = fn
+        self.installed[name, key] = fn, library  # a library that nobody keeps takes its kernels along
         return KernelHandle(name, fn, functools.partial(self._remove, op, key, library))
 
     def _remove(self, op: Any, key: str, library: Any) -> None:
         name = _compat.full_name(op)
         namespace, _, local = name.partition("::")
-        del self.names[name, key]
+        del self.installed[name, key]
         _compat.destroy_library(library)
         _compat.remember_kernel(namespace, local, key, (self._instead(op, key), False))
         if key == "PrivateUse1":
@@ -148,6 +148,7 @@ class Check:
     def __init__(self, fallback: Fallback, plan: Plan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name = fallback.name
         self.plan = plan
+        self.undefined = "backward" in plan.name  #: None for a gradient that nobody asked for
         self.fn = fn
         self.args = args
         self.kwargs = kwargs
@@ -165,7 +166,10 @@ class Check:
             return tuple(self._given(key) for key in returns if key is not None)
         if not isinstance(value, (tuple, list)) or len(value) != len(returns):
             raise self._error(f"a tuple of {len(returns)}", value)
-        return tuple(self._one(*each) for each in zip(returns, types, value, strict=True))
+        return tuple(
+            None if each is None and self.undefined else self._one(key, type_, each)
+            for key, type_, each in zip(returns, types, value, strict=True)
+        )
 
     def _given(self, key: int | str) -> Any:
         return self.kwargs[key] if isinstance(key, str) else self.args[key]
