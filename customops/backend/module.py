@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import types
 from collections.abc import Iterable
@@ -36,7 +35,7 @@ class DeviceModule(types.ModuleType):
         self._memory = memory
         self._devices = devices
         self._amp_dtypes = list(amp_dtypes)
-        self._process = os.getpid()
+        self._initialized = True  # torch.utils.checkpoint asks, before it keeps the random state
         #: One CPU generator for each device: torch makes generators of a device's own in C++ alone.
         self.default_generators = tuple(torch.Generator() for _ in range(memory.device_count))
         self.device = types.new_class("device", (_device,), exec_body=lambda body: body.update(module=self))

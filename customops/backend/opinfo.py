@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import functools
 import itertools
@@ -100,7 +101,8 @@ def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit:
             continue  # not an input for the CPU either
         compared = True
         got = _outcome(op, there, backward)
-        _compare(backend, _name(op) in UNINITIALISED, got, expected)
+        anywhere = any(str(leaf) == "cpu" for leaf in _leaves(there) if isinstance(leaf, (str, torch.device)))
+        _compare(got, expected, None if anywhere else backend.name, values=_name(op) not in UNINITIALISED)
     return record if compared else None
 
 
@@ -115,7 +117,7 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
     # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
     for there, here in zip(made_on(backend.name), list(made_on("cpu")), strict=True):
         if not _equal(there, here):  # drawn from two generators in turns
-            here = there.transform(functools.partial(_on_cpu, name=backend.name))
+            here = _moved(there, backend.name)
         yield there, here
 
 
@@ -123,9 +125,16 @@ def _equal(there: Any, here: Any) -> bool:
     return all(
         ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
         if isinstance(theirs, Tensor)
-        else type(ours) is not float and not isinstance(ours, (int, complex)) or ours == theirs
+        else not isinstance(ours, (int, float, complex)) or ours == theirs
         for ours, theirs in zip(_leaves(there), _leaves(here), strict=True)
     )
+
+
+def _moved(sample: Any, name: str) -> Any:
+    leaves, spec = _core.tree_flatten((sample.input, sample.args, sample.kwargs))
+    moved = copy.copy(sample)
+    moved.input, moved.args, moved.kwargs = _core.tree_unflatten([_on_cpu(leaf, name) for leaf in leaves], spec)
+    return moved
 
 
 def _on_cpu(value: Any, name: str) -> Any:
@@ -160,17 +169,23 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
     return result, list(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
 
 
-def _compare(backend: Backend, shapes_only: bool, got: Any, expected: Any) -> None:
-    got_leaves, expected_leaves = _core.tree_leaves(got), _core.tree_leaves(expected)
-    if len(got_leaves) != len(expected_leaves):
-        raise AssertionError(f"{len(got_leaves)} results instead of {len(expected_leaves)}")
-    for ours, theirs in zip(got_leaves, expected_leaves, strict=True):
-        if not isinstance(theirs, Tensor):
-            torch.testing.assert_close(ours, theirs, equal_nan=True) if isinstance(theirs, (int, float)) else None
-            continue
-        if ours.device.type != backend.name and ours.layout is torch.strided and theirs.numel():
-            raise AssertionError(f"a result is on {ours.device}")
-        if shapes_only:
-            assert ours.shape == theirs.shape
-            continue
-        torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
+def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> None:
+    ours, theirs = _core.tree_leaves(got), _core.tree_leaves(expected)
+    if len(ours) != len(theirs):
+        raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, Tensor):
+            _compare_tensors(a, b, device, values)
+        elif isinstance(b, (int, float, complex)):
+            torch.testing.assert_close(a, b, equal_nan=True)
+        elif a != b:
+            raise AssertionError(f"{a!r} instead of {b!r}")
+
+
+def _compare_tensors(got: Tensor, expected: Tensor, device: str | None, values: bool) -> None:
+    if device is not None and got.device.type != device and expected.numel():
+        raise AssertionError(f"a result is on {got.device}")
+    if values:
+        torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
+    elif (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        raise AssertionError(f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}")
