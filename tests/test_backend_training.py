@@ -142,15 +142,15 @@ def test_losses() -> None:
 
 
 OPTIMISERS = [
-    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
-    lambda p: torch.optim.SGD(p, lr=0.1, foreach=True),
-    lambda p: torch.optim.Adam(p, lr=0.1),
-    lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
-    lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
-    lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
-    lambda p: torch.optim.Adagrad(p, lr=0.1),
-    lambda p: torch.optim.RMSprop(p, lr=0.1),
+    lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+    lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, fused=True),
+    lambda p: torch.optim.SGD(p, lr=0.02, foreach=True),
+    lambda p: torch.optim.Adam(p, lr=0.02),
+    lambda p: torch.optim.Adam(p, lr=0.02, foreach=True),
+    lambda p: torch.optim.AdamW(p, lr=0.02, fused=True),
+    lambda p: torch.optim.AdamW(p, lr=0.02, amsgrad=True),
+    lambda p: torch.optim.Adagrad(p, lr=0.02),
+    lambda p: torch.optim.RMSprop(p, lr=0.02),
 ]
 
 

@@ -72,10 +72,6 @@ class DeviceModule(types.ModuleType):
         """Kernels are over when they return, so there is nothing to wait for."""
         self._index(device)
 
-    def current_stream(self, device: Index = None) -> Any:
-        """torch's stream object, which does nothing."""
-        return torch.Stream(device=torch.device(self._device_name, self._index(device)))
-
     def _index(self, device: Index) -> int:
         if device is None:
             return self._devices.current
