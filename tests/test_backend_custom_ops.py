@@ -171,10 +171,12 @@ def test_opcheck_finds_what_is_wrong() -> None:
     op.register_kernel("npy", lambda x, by: backend.wrap(backend.host(x).t() * by, x.device))
     with pytest.raises(customops.OpCheckError, match="promises what the operator does not return"):
         opcheck(op, (torch.randn(2, 3, device="npy"),))
-    misplaced = custom_op("t_backend::misplaced", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor")
-    misplaced.register_kernel("npy", Misplaced.apply)
+    lib = torch.library.Library("t_backend_misplaced", "DEF")
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", Misplaced.apply, "PrivateUse1")
+    x = torch.randn(2, device="npy", requires_grad=True)
     with pytest.raises(customops.OpCheckError, match="incorrectly registered"):
-        opcheck(misplaced, (torch.randn(2, device="npy", requires_grad=True),), test_utils="test_autograd_registration")
+        opcheck(torch.ops.t_backend_misplaced.f.default, (x,), test_utils="test_autograd_registration")
 
 
 class Misplaced(torch.autograd.Function):

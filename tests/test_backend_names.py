@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from isolated import isolated
 from torch._C import _get_privateuse1_backend_name as current_name
+from torch._C._autograd import DeviceType
+from torch._C._profiler import ProfilerActivity
 
 from customops.backend import (
     BackendError,
+    _compat,
     generate_methods_for_privateuse1_backend,
     get_backend,
     get_custom_mod_func,
@@ -71,7 +76,6 @@ def test_a_cuda_device_is_refused_unless_forced() -> None:
 
 @fresh
 def test_a_torch_without_the_names_is_refused() -> None:
-    from customops.backend import _compat
 
     _compat._missing.append("torch._C._nothing")
     raises(BackendError, "this torch cannot have a device from Python", register_backend, "npy")
@@ -79,7 +83,6 @@ def test_a_torch_without_the_names_is_refused() -> None:
 
 @fresh
 def test_another_layout_of_capsules_is_refused() -> None:
-    from customops.backend import _compat
 
     _compat._device_field = lambda capsule: [0, 0, 7, 7]
     raises(BackendError, "not known", register_backend, "npy")
@@ -100,7 +103,7 @@ def test_rename_once() -> None:
     assert not hasattr(torch, "maia")
     with pytest.raises(AssertionError, match="Tried to use AMP with the"):
         torch.autocast("maia")
-    with pytest.raises(RuntimeError, match="Try to call torch.maia"):
+    with pytest.raises(RuntimeError, match=r"Try to call torch\.maia"):
         get_custom_mod_func("is_available")
     with pytest.raises(RuntimeError, match="already been registered with is_maia"):
         register_backend("maia")
@@ -137,7 +140,6 @@ def test_methods_once() -> None:
 
 @fresh
 def test_unsupported_dtype() -> None:
-    import warnings
 
     warnings.simplefilter("ignore")  # TypedStorage is deprecated
     rename_privateuse1_backend("npy")
@@ -149,15 +151,13 @@ def test_unsupported_dtype() -> None:
 @fresh
 def test_names_of_the_rest_of_torch() -> None:
     register_backend("npy")
-    from torch._C._autograd import DeviceType
-    from torch._C._profiler import ProfilerActivity
 
     assert DeviceType.NPY == DeviceType.PrivateUse1
     assert repr(DeviceType.NPY) == "<DeviceType.NPY: 20>"
     assert ProfilerActivity.NPY == ProfilerActivity.PrivateUse1
     with pytest.raises(RuntimeError, match="The runtime module of"):
         torch._register_device_module("npy", torch.npy)
-    with pytest.raises(RuntimeError, match="Try to call torch.npy.nothing"):
+    with pytest.raises(RuntimeError, match=r"Try to call torch\.npy\.nothing"):
         get_custom_mod_func("nothing")
 
 

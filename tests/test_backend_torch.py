@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import os
 import pickle
+import tempfile
+import warnings
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -17,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from customops.backend import get_backend, register_backend
 from customops.errors import UnsupportedError
+from customops.testing import run_isolated
 
 
 def register() -> None:
@@ -58,15 +63,13 @@ def test_save_and_load() -> None:
 
 
 @on_device
-def test_pickle_files_and_modules(tmp="model.pt") -> None:
-    import os
-    import tempfile
+def test_pickle_files_and_modules() -> None:
 
     d = torch.randn(3, device="npy")
     assert torch.equal(pickle.loads(pickle.dumps(d)), d)
     model = nn.Linear(2, 2).npy()
     with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, tmp)
+        path = os.path.join(directory, "model.pt")
         torch.save(model.state_dict(), path)
         for options in ({}, {"mmap": True}):
             loaded = torch.load(path, **options)
@@ -74,12 +77,12 @@ def test_pickle_files_and_modules(tmp="model.pt") -> None:
             assert torch.equal(loaded["weight"], model.weight)
     parameter = torch.load(saved(model), weights_only=False).weight
     assert isinstance(parameter, nn.Parameter)
-    assert parameter.is_npy and parameter.requires_grad
+    assert parameter.is_npy
+    assert parameter.requires_grad
 
 
 @alone
 def test_a_file_without_the_device() -> None:
-    from customops.testing import run_isolated
 
     data = run_isolated(save_on_device).value
     with pytest.raises(RuntimeError, match=r"don't know how to restore data location.*npy:0"):
@@ -167,7 +170,9 @@ def test_pinned_memory() -> None:
     pinned = x.pin_memory()
     assert torch.equal(pinned, x)
     assert pinned.stride() == x.stride()
-    assert pinned.is_pinned() and pinned[1:].is_pinned() and not x.is_pinned()
+    assert pinned.is_pinned()
+    assert pinned[1:].is_pinned()
+    assert not x.is_pinned()
     assert pinned.pin_memory() is pinned
     rest = pinned[1:]
     del pinned
@@ -402,7 +407,6 @@ def test_export_and_jit() -> None:
     net, x = Net().npy(), torch.randn(2, 4, device="npy")
     exported = torch.export.export(net, (x,))
     assert_close(exported.module()(x), net(x))
-    import warnings
 
     warnings.simplefilter("ignore")  # jit is deprecated
     traced = torch.jit.trace(nn.Linear(4, 3).npy(), x)
@@ -443,7 +447,6 @@ def test_a_fork_goes_on() -> None:
 
 @on_device
 def test_tensors_do_not_travel() -> None:
-    from multiprocessing.reduction import ForkingPickler
 
     d = torch.ones(2, device="npy")
     torch.multiprocessing.get_context("fork")  # installs torch's reductions

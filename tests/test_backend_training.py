@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -115,7 +116,8 @@ def test_packed_sequences() -> None:
     x = torch.randn(5, 2, 4)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
     moved = packed.npy()
-    assert moved.is_npy and not packed.is_npy
+    assert moved.is_npy
+    assert not packed.is_npy
     assert moved.batch_sizes.device.type == "cpu"
     lstm = nn.LSTM(4, 5)
     there = copy.deepcopy(lstm).npy()
@@ -327,13 +329,12 @@ def test_the_current_device() -> None:
     npy.set_device("npy:1")
     assert npy.current_device() == 1
     for wrong in (2, -1, "cpu", "npy:2"):
-        with pytest.raises(RuntimeError, match="no such device|Invalid device"):
+        with pytest.raises(RuntimeError, match=r"no such device|Invalid device"):
             npy.set_device(wrong)
 
 
 @on_device
 def test_backward_in_threads_of_ones_own() -> None:
-    import threading
 
     grads = []
 

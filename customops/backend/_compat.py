@@ -92,11 +92,11 @@ def backend_name() -> str:
 
 
 def rename(name: str) -> None:
-    torch.utils.rename_privateuse1_backend(name)
+    _registration.rename_privateuse1_backend(name)
 
 
 def generate_methods(**options: Any) -> None:
-    torch.utils.generate_methods_for_privateuse1_backend(**options)
+    _registration.generate_methods_for_privateuse1_backend(**options)
 
 
 def custom_mod_func(name: str) -> Any:

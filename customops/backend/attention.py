@@ -1,8 +1,8 @@
 """Attention with a kernel of the device's own.
 
-`torch.nn.functional.scaled_dot_product_attention` asks a C++ function of the device which kernel to use, and takes the
-slow one (math) where there is no such function. Python cannot give it one. So with the first kernel for the fused op the
-choice is made here, above autograd, where torch has derivatives for the fused op.
+`torch.nn.functional.scaled_dot_product_attention` asks a C++ function of the device which kernel to use, and takes
+the slow one (math) where there is no such function. Python cannot give it one. So with the first kernel for the fused
+op the choice is made here, above autograd, where torch has derivatives for the fused op.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from customops.backend import _compat
 
 FUSED = "aten::_scaled_dot_product_fused_attention_overrideable"
+MATH = "aten::_scaled_dot_product_attention_math"
 CHOICE = "scaled_dot_product_attention"
 
 
@@ -42,10 +43,10 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default
+    fused: Any = _compat.find_op(FUSED)
     if not _compat.has_kernel(FUSED, "PrivateUse1") or enable_gqa or query.dim() != 4:
-        math_ = torch.ops.aten._scaled_dot_product_attention_math.default
-        result = math_(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        slow: Any = _compat.find_op(MATH)
+        result = slow(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return result[0]  # type: ignore[no-any-return]
     bias = attn_mask
     if attn_mask is not None and attn_mask.dtype == torch.bool:

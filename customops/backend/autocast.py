@@ -23,7 +23,8 @@ FLOAT32 = (
     "nll_loss nll_loss_nd cross_entropy_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
     "binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss poisson_nll_loss "
     "exp expm1 log log2 log10 log1p pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar reciprocal rsqrt "
-    "sum sum.dim_IntList prod prod.dim_int cumsum cumprod norm.Scalar norm.ScalarOpt_dim dist cdist acos asin cosh sinh tan"
+    "sum sum.dim_IntList prod prod.dim_int cumsum cumprod norm.Scalar norm.ScalarOpt_dim "
+    "dist cdist acos asin cosh sinh tan"
 ).split()
 
 

@@ -192,10 +192,10 @@ class DtypeError(CustomOpsError, TypeError):
     """A dtype that NumPy does not have."""
 
 
-def _dtypes(dtypes: Iterable[torch.dtype] | None) -> list[torch.dtype] | None:
-    if dtypes is None:
-        return None
-    found = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
+def _dtypes(dtypes: Iterable[torch.dtype] | torch.dtype | None) -> list[torch.dtype] | None:
+    if dtypes is None or isinstance(dtypes, torch.dtype):
+        return None if dtypes is None else [dtypes]
+    found = list(dtypes)
     wrong = [dtype for dtype in found if not isinstance(dtype, torch.dtype)]
     if wrong or not found:
         raise BackendNameError("dtypes= takes torch dtypes", got=repr(wrong[0]) if wrong else "none")

@@ -217,11 +217,11 @@ class Call:
                 continue
             if key in fresh:
                 made = self.fallback.memory.place(host, tensor.get_device())
-                tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())  # type: ignore[call-overload]
+                tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())
                 continue
             if host.shape != tensor.shape or host.stride() != tensor.stride():
                 offset = tensor.storage_offset() + host.storage_offset()
-                tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())  # type: ignore[call-overload]
+                tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())
             if host.is_conj() != tensor.is_conj():
                 _compat.set_conj(tensor, host.is_conj())
             if host.is_neg() != tensor.is_neg():

@@ -71,8 +71,8 @@ class Essentials:
         memory_format: torch.memory_format | None = None,
     ) -> Tensor:
         self._check(layout, pin_memory)
-        strides = _contiguous(size) if memory_format in (None, torch.contiguous_format) else None
-        if strides is None:
+        strides: Sequence[int] = _contiguous(size)
+        if memory_format not in (None, torch.contiguous_format):
             strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
         return self.memory.empty(size, strides, dtype or torch.get_default_dtype(), self._index(device))
 
@@ -115,11 +115,11 @@ class Essentials:
     ) -> Tensor:
         layout = memory_format if memory_format is not torch.preserve_format else None
         plain = torch.empty(size, device="meta", memory_format=layout or torch.contiguous_format)
-        needed = (tensor.storage_offset() + plain.numel()) * tensor.element_size()
+        needed = (int(tensor.storage_offset()) + plain.numel()) * tensor.element_size()
         storage = tensor.untyped_storage()
         if plain.numel() and needed > storage.nbytes():
             storage = self._grown(tensor, needed)
-        tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())  # type: ignore[call-overload]
+        tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())
         return tensor
 
     def set_to_nothing(self, tensor: Tensor) -> Tensor:

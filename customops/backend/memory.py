@@ -100,7 +100,7 @@ class Memory:
     def over(self, storage: torch.UntypedStorage, index: int) -> Tensor:
         """All bytes of a storage of the device."""
         empty = self.empty((0,), (1,), torch.uint8, index)
-        return empty.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, 0, (storage.nbytes(),), (1,))
 
     # Lending ----------------------------------------------------------------------------------------------------
 

@@ -145,9 +145,8 @@ def _register(options: Options) -> Backend:
 
     names.rename_privateuse1_backend(name)
     _compat.register_device_module(name, module)
-    names.generate_methods_for_privateuse1_backend(
-        **{f"for_{method}": method in options.methods for method in names.METHODS}
-    )
+    for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
+    names.generate_methods_for_privateuse1_backend(**for_each)
     _compat.install_hooks()
     _install_kernels(essentials, fallback)
     shortcuts = Shortcuts(fallback)

@@ -34,14 +34,15 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) ->
 
 @_substitute("convolution_overrideable")
 def convolution(*args: Any) -> Tensor:
-    return torch.ops.aten.convolution.default(*args)
+    return torch.ops.aten.convolution.default(*args)  # type: ignore[no-any-return]
 
 
 @_substitute("convolution_backward_overrideable")
 def convolution_backward(grad: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     *geometry, output_mask = rest
     bias_sizes = [grad.shape[1]]
-    return torch.ops.aten.convolution_backward.default(grad, input, weight, bias_sizes, *geometry, output_mask)
+    backward: Any = torch.ops.aten.convolution_backward.default
+    return backward(grad, input, weight, bias_sizes, *geometry, output_mask)  # type: ignore[no-any-return]
 
 
 # LSTM and GRU ---------------------------------------------------------------------------------------------------

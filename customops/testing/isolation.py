@@ -153,7 +153,8 @@ class _Reference:
         if self.file is None or name.startswith("customops."):
             return importlib.import_module(name)
         spec = importlib.util.spec_from_file_location(name, self.file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
