@@ -240,8 +240,9 @@ def storage_key(storage: Any) -> int:
 def single_threaded_backward() -> None:
     """Have ``backward`` run in the calling thread, for good.
 
-    The guard that Python can register says that there is one device, so the engine has no thread for the second one
-    and fails an internal assertion (engine.cpp). In the calling thread it needs none.
+    The engine starts a thread for each device with the first backward of a process, and fails an internal assertion
+    (engine.cpp) for one that was not there then. The guard that Python can register says that there is one device, so
+    the second one is never there. In the calling thread it needs none of them; kernels in Python take turns anyway.
     """
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:

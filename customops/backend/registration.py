@@ -154,8 +154,7 @@ def _register(options: Options) -> Backend:
     _install_pinning(name, options.pin_memory)
     _install_autocast(name)
     Patches(memory).install()
-    if options.device_count > 1:
-        _compat.single_threaded_backward()
+    _compat.single_threaded_backward()
     return Backend(name, memory, module, fallback, shortcuts)
 
 
