@@ -38,9 +38,10 @@ LAYERS = {
     "checks": 9,
     "testing": 10,
     "pytest_plugin": 11,
-    "_cli": 11,
     "backend": 11,
-    "__main__": 12,
+    "_cli_backend": 12,
+    "_cli": 13,
+    "__main__": 14,
     # The package itself imports what it likes; those built on the public API may import it.
     "__init__": 10,
 }

@@ -337,6 +337,8 @@ def test_host_numpy_and_wrap_copy_nothing() -> None:
     assert wrapped.device == torch.device("npy:1")
     array[0] = 9
     assert wrapped.tolist() == [9, 1, 2, 3]
+    assert backend.wrap(np.float32(2.5)).shape == ()
+    assert backend.wrap(np.maximum(backend.numpy(torch.ones((), device="npy")), 3)).item() == 3
     host = torch.ones(2)
     assert backend.wrap(host, wrapped.device).add_(1).device == wrapped.device
     assert host.tolist() == [2, 2]
@@ -362,6 +364,8 @@ def test_host_numpy_and_wrap_refuse() -> None:
             backend.wrap(wrong)
     with pytest.raises(BackendError, match="takes a CPU tensor or a writable NumPy array"):
         backend.wrap([1, 2])
+    with pytest.raises(BackendError, match="negative"):
+        backend.wrap(np.arange(3.0)[::-1])
     with pytest.raises(BackendError, match="there is no such device"):
         backend.wrap(torch.ones(1), 2)
 

@@ -203,6 +203,8 @@ def _dtypes(dtypes: Iterable[torch.dtype] | torch.dtype | None) -> list[torch.dt
 
 
 def _from_numpy(array: Any) -> Tensor:
+    if hasattr(array, "__array__") and not hasattr(array, "__setitem__"):
+        array = array.__array__()  # NumPy turns results without dimensions into numbers of its own
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
