@@ -68,8 +68,9 @@ def test_methods_need_a_name_first() -> None:
 
 
 @fresh
-def test_a_cuda_device_is_refused_unless_forced() -> None:
-    torch.cuda.is_available = lambda: True
+def test_another_accelerator_is_refused_unless_forced() -> None:
+    torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+    torch.accelerator.is_available = lambda: True
     raises(BackendError, "CUDA_VISIBLE_DEVICES", register_backend, "npy")
     assert register_backend("npy", force=True).name == "npy"
 
@@ -84,7 +85,7 @@ def test_a_torch_without_the_names_is_refused() -> None:
 @fresh
 def test_another_layout_of_capsules_is_refused() -> None:
 
-    _compat._device_field = lambda capsule: [0, 0, 7, 7]
+    _compat._HOST = 77
     raises(BackendError, "not known", register_backend, "npy")
 
 

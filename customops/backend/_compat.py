@@ -9,6 +9,8 @@ import contextlib
 import ctypes
 import importlib
 import operator
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,12 +76,12 @@ def require() -> None:
             got=f"torch {torch.__version__} without these names",
             fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
         )
-    type_, index = _device_field(_to_dlpack(torch.empty(1, dtype=torch.uint8)))[2:4]
-    if (type_, index) != (_CPU, 0):
+    field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8)), _NAME)[1]
+    if field != _HOST:
         raise BackendError(
             "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
-            expected=f"device {_CPU}:0 for a CPU tensor",
-            got=f"{type_}:{index}",
+            expected=f"{_HOST:#x} for the device of a CPU tensor",
+            got=f"{field:#x}",
         )
 
 
@@ -196,36 +198,47 @@ def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
 #: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
 _CPU, _EXTENSION = 1, 12
 
-#: The start of a capsule's struct as 32-bit numbers: a pointer to the data (64 bits), device type, device index.
+#: The start of a capsule's struct in units of 64 bits: the pointer to the data, then device type and index in one.
 _pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype = ctypes.POINTER(ctypes.c_int32)
+_pointer_of.restype = ctypes.POINTER(ctypes.c_int64)
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _NAME = ctypes.c_char_p(b"dltensor")
 
 
-def _device_field(capsule: Any) -> Any:
-    return _pointer_of(capsule, _NAME)
+def _device_field(type_: int, index: int) -> int:
+    return int.from_bytes(struct.pack("=ii", type_, index), sys.byteorder, signed=True)
+
+
+_HOST = _device_field(_CPU, 0)
+_DEVICES = [_device_field(_EXTENSION, index) for index in range(MAX_DEVICES)]
+_ANY_DEVICE = frozenset(_DEVICES)
 
 
 def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive."""
+    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive.
+
+    Raises:
+        BufferError: it is no plain memory of the CPU.
+    """
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
-    if fields[2] != _CPU:
-        raise BufferError(f"memory of {tensor.device}, not of the CPU")
-    fields[2] = _EXTENSION
-    fields[3] = index
+    if fields[1] != _HOST:
+        raise BufferError(f"memory of {tensor.device}")
+    fields[1] = _DEVICES[index]
     return _from_dlpack(capsule)  # type: ignore[no-any-return]
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits."""
+    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits.
+
+    Raises:
+        BufferError: it is no plain memory of the device.
+    """
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
-    if fields[2] != _EXTENSION:
+    if fields[1] not in _ANY_DEVICE:
         raise BufferError(f"memory of {tensor.device}")
-    fields[2] = _CPU
-    fields[3] = 0
+    fields[1] = _HOST
     return _from_dlpack(capsule)  # type: ignore[no-any-return]
 
 

@@ -100,13 +100,14 @@ class Backend:
         Raises:
             ValueError: the tensor is not on this device.
         """
-        if type(tensor) is not Tensor or tensor.is_cpu:
+        if type(tensor) is not Tensor:
             self._memory.require_here(tensor, "host()")
         try:
-            return self._memory.lend(tensor)
-        except BufferError:
+            host = _compat.as_cpu(tensor)
+        except (BufferError, RuntimeError):
             self._memory.require_here(tensor, "host()")
             raise
+        return self._memory.with_bits(host, tensor) if tensor.is_conj() or tensor.is_neg() else host
 
     def numpy(self, tensor: Tensor) -> Array:
         """A NumPy array over the same memory.
@@ -142,13 +143,18 @@ class Backend:
             index = self._index(index)
         if not isinstance(value, Tensor):
             return self._memory.adopt(_from_numpy(value), index)
-        if not value.is_cpu or (type(value) is not Tensor and _compat.is_abstract(value)):
-            raise WrongDeviceError("wrap() takes memory of the CPU", op=self.name, got=f"a tensor on {value.device}")
-        if value.layout is not torch.strided or value.is_quantized:
-            raise WrongDeviceError("wrap() takes plain memory", op=self.name, got=f"{value.layout}, {value.dtype}")
+        if type(value) is not Tensor and _compat.is_abstract(value):
+            raise WrongDeviceError("wrap() takes memory", op=self.name, got=f"a {type(value).__name__}, while tracing")
         if value.is_conj() or value.is_neg():
             value = value.resolve_conj().resolve_neg()
-        return self._memory.adopt(value, index)
+        try:
+            return self._memory.adopt(value, index)
+        except UnsupportedError as error:
+            raise WrongDeviceError(
+                "wrap() takes plain memory of the CPU",
+                op=self.name,
+                got=f"a tensor on {value.device}, {value.layout}, {value.dtype}",
+            ) from error
 
     def _index(self, index: int | torch.device) -> int:
         if isinstance(index, torch.device):

@@ -51,7 +51,7 @@ class Fallback:
         plan = self.plan(op)
         if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
             return _compat.redispatch_to_cpu(op, *args, **kwargs)
-        record = journal.current()
+        record = journal.open_journals[0] if journal.open_journals else None
         try:
             if self.policy != "cpu":
                 self._object(plan)

@@ -27,15 +27,11 @@ class Journal:
         self.failed[op] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-#: The journal that is being written, if any: there is one device in a process, and it may not be registered yet.
-_open: list[Journal] = []
+#: The journal that is being written, or none. There is one device in a process, and it may not be registered yet.
+open_journals: list[Journal] = []
 
 
 def start() -> Journal:
     """Begin a journal; what happens from now on is in it."""
-    _open[:] = [Journal()]
-    return _open[0]
-
-
-def current() -> Journal | None:
-    return _open[0] if _open else None
+    open_journals[:] = [Journal()]
+    return open_journals[0]

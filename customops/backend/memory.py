@@ -29,6 +29,7 @@ class Memory:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate
+        self._when_dead = self._forget
         self._live: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # owner, index, bytes
 
     # Making -----------------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ class Memory:
             tensor = _compat.as_device(host, index)
         except (BufferError, RuntimeError) as error:
             raise self.cannot_hold(host) from error
-        reference = weakref.ref(host, self._forget)
+        reference = weakref.ref(host, self._when_dead)
         nbytes = host.nbytes if owner is None else owner.nbytes
         self._live[id(reference)] = (reference, index, nbytes)  # references compare as what they refer to: not as keys
         return tensor
@@ -109,6 +110,11 @@ class Memory:
         if tensor.is_cpu:
             return tensor
         host = _compat.as_cpu(tensor)
+        return self.with_bits(host, tensor) if tensor.is_conj() or tensor.is_neg() else host
+
+    @staticmethod
+    def with_bits(host: Tensor, tensor: Tensor) -> Tensor:
+        """The lent tensor, lazily conjugated and negated as the other one is."""
         if tensor.is_conj():
             host = host.conj()
         return _compat.neg_view(host) if tensor.is_neg() else host

@@ -57,11 +57,12 @@ class Options:
         wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
         if wrong:
             raise BackendNameError("amp_dtypes holds something else", expected="torch dtypes", got=repr(wrong[0]))
-        if torch.cuda.is_available() and not force:
+        other = torch.accelerator.current_accelerator()
+        if other is not None and other.type != self.name and torch.accelerator.is_available() and not force:
             raise BackendError(
-                "this process has a CUDA device: torch knows one accelerator, and a second one breaks autograd of CUDA "
-                "(pytorch PR 161130)",
-                fix="set CUDA_VISIBLE_DEVICES= for this process; or force=True, if it does not use CUDA",
+                f"this process has a device of type {other.type!r}: torch knows one accelerator, and a second one "
+                "breaks the autograd of the first (pytorch PR 161130)",
+                fix="hide it, as CUDA_VISIBLE_DEVICES= does; or force=True, if this process does not use it",
             )
         _compat.require()
 
