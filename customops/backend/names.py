@@ -37,12 +37,7 @@ def rename_privateuse1_backend(backend_name: str) -> None:
 
 def check_name(name: object) -> None:
     """Raise what `rename_privateuse1_backend` raises, and change nothing."""
-    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
-        raise BackendNameError(
-            "torch cannot read this as a device", expected="a string of a-z and _ (no digits)", got=repr(name)
-        )
-    if name in TAKEN or name == UNNAMED:
-        raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
+    name = check_spelling(name)
     current = _compat.backend_name()
     if current == name:
         return
@@ -56,6 +51,17 @@ def check_name(name: object) -> None:
     taken += [f"{cls.__name__}.{name}" for cls in _all_classes() if hasattr(cls, name)]
     if taken:
         raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
+
+
+def check_spelling(name: object) -> str:
+    """Raise for a name that no device of one's own could ever have."""
+    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
+        raise BackendNameError(
+            "torch cannot read this as a device", expected="a string of a-z and _ (no digits)", got=repr(name)
+        )
+    if name in TAKEN or name == UNNAMED:
+        raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
+    return name
 
 
 def _all_classes() -> list[type]:

@@ -124,6 +124,7 @@ def register_backend(
     if _registered.backend is not None:
         if options == _registered.options:
             return _registered.backend
+        names.check_spelling(name)
         raise BackendError(
             "this process has a device already, with other options",
             expected=repr(_registered.options),
