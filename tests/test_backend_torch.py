@@ -403,6 +403,13 @@ def test_compile() -> None:
 
 
 @on_device
+def test_inductor_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="inductor has no code for a device written in Python") as info:
+        torch.compile(torch.sin)(torch.ones(3, device="npy"))
+    assert "aot_eager" in str(info.value)
+
+
+@on_device
 def test_export_and_jit() -> None:
     net, x = Net().npy(), torch.randn(2, 4, device="npy")
     exported = torch.export.export(net, (x,))

@@ -27,6 +27,7 @@ Library = _core.Library
 outside_dynamo = _core.outside_dynamo
 schema_of = _core.schema_of
 impl = _core.impl
+remember_kernel = _core.remember_kernel
 destroy_library = _core.destroy_library
 has_kernel = _core.has_kernel
 exclude_keys = _core.exclude_keys
@@ -122,6 +123,20 @@ def find_op(qualname: str) -> OpOverload | None:
     if f"{name}.{overload}".removesuffix(".") not in overload_names(name):  # TorchScript has more, for Python numbers
         return None
     return _core.find_overload(name, overload)
+
+
+def overload_names(qualname: str) -> list[str]:
+    """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
+    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _C._jit_get_schemas_for_operator(qualname))
+    return [name for name in names if _is_dispatched(name)]
+
+
+def _is_dispatched(name: str) -> bool:
+    try:
+        _C._dispatch_find_schema_or_throw(*name.partition(".")[::2])
+    except RuntimeError:
+        return False
+    return True
 
 
 def full_name(op: OpOverload) -> str:
@@ -277,27 +292,6 @@ def lent_generator(generator: torch.Generator) -> Iterator[None]:
     finally:
         generator.set_state(default.get_state())
         default.set_state(before)
-
-
-# Patches --------------------------------------------------------------------------------------------------------
-
-
-def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool]) -> None:
-    _core.remember_kernel(namespace, name, key, kernel)
-
-
-def overload_names(qualname: str) -> list[str]:
-    """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
-    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _C._jit_get_schemas_for_operator(qualname))
-    return [name for name in names if _is_dispatched(name)]
-
-
-def _is_dispatched(name: str) -> bool:
-    try:
-        _C._dispatch_find_schema_or_throw(*name.partition(".")[::2])
-    except RuntimeError:
-        return False
-    return True
 
 
 # torch's own tests of ops ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from customops.backend.errors import BackendError
 from customops.backend.memory import Memory
+from customops.errors import UnsupportedError
 
 Index: TypeAlias = "int | str | torch.device | None"
 
@@ -36,6 +37,8 @@ class DeviceModule(types.ModuleType):
         self._devices = devices
         self._amp_dtypes = list(amp_dtypes)
         self._initialized = True  # torch.utils.checkpoint asks, before it keeps the random state
+        # Inductor asks the module for its code generators, and fails at a KeyError where there are none.
+        self.Scheduling = self.PythonWrapperCodegen = self.CppWrapperCodegen = self.WrapperFxCodegen = _NoCodegen()
         #: One CPU generator for each device: torch makes generators of a device's own in C++ alone.
         self.default_generators = tuple(torch.Generator() for _ in range(memory.device_count))
         self.device = types.new_class("device", (_device,), exec_body=lambda body: body.update(module=self))
@@ -122,6 +125,18 @@ class DeviceModule(types.ModuleType):
 
     def is_bf16_supported(self) -> bool:
         return torch.bfloat16 in self._amp_dtypes
+
+
+class _NoCodegen:
+    """Stands where inductor looks for a code generator: whatever is asked of it raises."""
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise UnsupportedError(
+            "inductor has no code for a device written in Python", fix='torch.compile(..., backend="aot_eager")'
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return self()
 
 
 class _device:

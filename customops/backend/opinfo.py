@@ -115,19 +115,21 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
         return iter(op.sample_inputs(device, dtype, requires_grad=backward))
 
     # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
-    for there, here in zip(made_on(backend.name), list(made_on("cpu")), strict=True):
-        if not _equal(there, here):  # drawn from two generators in turns
-            here = _moved(there, backend.name)
-        yield there, here
+    # Where the two differ, for being drawn from two generators in turns, or by design, copies have to do.
+    for there, here in itertools.zip_longest(made_on(backend.name), list(made_on("cpu"))):
+        if there is not None:
+            yield there, here if here is not None and _equal(there, here) else _moved(there, backend.name)
 
 
 def _equal(there: Any, here: Any) -> bool:
-    return all(
-        ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
-        if isinstance(theirs, Tensor)
-        else not isinstance(ours, (int, float, complex)) or ours == theirs
-        for ours, theirs in zip(_leaves(there), _leaves(here), strict=True)
-    )
+    ours, theirs = _leaves(there), _leaves(here)
+    return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
+
+
+def _are_equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
+    return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
 
 
 def _moved(sample: Any, name: str) -> Any:

@@ -20,10 +20,6 @@ ON_CPU = {
     "aten::index_put_": {"indices"},
     "aten::_index_put_impl_": {"indices"},
     "aten::_unsafe_index_put": {"indices"},
-    "aten::_pack_padded_sequence": {"lengths"},
-    "aten::_pad_packed_sequence": {"batch_sizes"},
-    "aten::_ctc_loss.Tensor": {"input_lengths", "target_lengths"},
-    "aten::ctc_loss.Tensor": {"input_lengths", "target_lengths"},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,7 @@ class _Registered:
 
 
 _registered = _Registered()
+_lock = threading.Lock()
 
 #: Libraries keep kernels alive.
 _libraries: list[Any] = []
@@ -110,7 +112,7 @@ def register_backend(
         methods: which classes get ``.<name>()`` and ``.is_<name>``: tensor, module, packed_sequence, storage.
         amp_dtypes: dtypes of ``torch.autocast(name)``.
         pin_memory: let ``.pin_memory()`` of CPU tensors return a copy that counts as pinned.
-        force: go on where the process has a CUDA device.
+        force: go on where the process has another accelerator.
 
     Returns:
         The device. The same call again returns the same one.
@@ -121,10 +123,15 @@ def register_backend(
     """
     methods = (methods,) if isinstance(methods, str) else tuple(methods)
     options = Options(name, device_count, allocate, fallback, methods, tuple(amp_dtypes), pin_memory)
+    with _lock:
+        return _registered_once(options, force)
+
+
+def _registered_once(options: Options, force: bool) -> Backend:
     if _registered.backend is not None:
         if options == _registered.options:
             return _registered.backend
-        names.check_spelling(name)
+        names.check_spelling(options.name)
         raise BackendError(
             "this process has a device already, with other options",
             expected=repr(_registered.options),

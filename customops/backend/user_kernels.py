@@ -113,7 +113,12 @@ class UserKernels:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(dtype not in only for dtype in _dtypes(args, kwargs)):
                 return fallback(op, args, kwargs)
-            result = fn(*args, **kwargs)
+            try:
+                result = fn(*args, **kwargs)
+            except Exception as error:
+                if open_journals:
+                    open_journals[0].fail(plan.name, error)
+                raise
             if open_journals and result is not NotImplemented:
                 open_journals[0].native[plan.name] += 1
             if one_device and type(result) is Tensor and result.get_device() == 0:
