@@ -512,6 +512,9 @@ def test_an_allocator_of_ones_own() -> None:
     result = x.npy() @ x.npy().t()  # what the fallback makes is put there, too
     assert_close(result.cpu(), x @ x.t())
     assert (36, 0) in blocks
+    for wrong in (lambda: torch.empty(-1, device="npy"), lambda: torch.empty_strided((2,), (-1,), device="npy")):
+        with pytest.raises(RuntimeError, match=r"negative|overflow"):
+            wrong()
     assert torch.empty(0, device="npy").numel() == 0
     assert backend.memory_allocated(1) == 96
     del d

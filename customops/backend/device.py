@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from customops.backend import _compat, attention, autocast
-from customops.backend.errors import BackendError, BackendNameError, WrongDeviceError
+from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
 from customops.backend.fallback import Fallback, Policy, check_policy
 from customops.backend.memory import Memory
 from customops.backend.module import DeviceModule
 from customops.backend.shortcuts import Shortcuts
 from customops.backend.user_kernels import Fn, KernelHandle, UserKernels
-from customops.errors import CustomOpsError, UnsupportedError
+from customops.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,10 +192,6 @@ class Backend:
 
     def reset_fallback_counts(self) -> None:
         self._fallback.counts.clear()
-
-
-class DtypeError(CustomOpsError, TypeError):
-    """A dtype that NumPy does not have."""
 
 
 def _dtypes(dtypes: Iterable[torch.dtype] | torch.dtype | None) -> list[torch.dtype] | None:

@@ -17,6 +17,16 @@ class WrongDeviceError(BackendError, ValueError):
     """A tensor is not where it has to be."""
 
 
+class DtypeError(BackendError, TypeError):
+    """A dtype that NumPy does not have."""
+
+
+class UnknownOpError(BackendError, KeyError):
+    """No op has this name."""
+
+    __str__ = BackendError.__str__  # KeyError would print the repr
+
+
 class KernelResultError(BackendError, TypeError):
     """A kernel returned something else than the op's schema says, or on another device."""
 

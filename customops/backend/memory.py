@@ -36,14 +36,13 @@ class Memory:
 
     def empty(self, size: Iterable[int], stride: Iterable[int], dtype: torch.dtype, index: int) -> Tensor:
         """A new tensor of the device."""
-        if self.allocate is None:
-            return self.adopt(torch.empty_strided(size, stride, dtype=dtype), index)  # type: ignore[arg-type]
-        size, stride = tuple(size), tuple(stride)
-        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if 0 in size:
-            return self.adopt(torch.empty_strided(size, stride, dtype=dtype), index)
-        flat = self._allocated((last + 1) * dtype.itemsize, index)
-        return self.adopt(flat.view(dtype).as_strided(size, stride), index, flat)
+        host = torch.empty_strided(size, stride, dtype=dtype)  # type: ignore[arg-type]
+        nbytes = host.untyped_storage().nbytes() if self.allocate is not None else 0
+        if not nbytes:
+            return self.adopt(host, index)
+        # The CPU's tensor, of which nothing was touched, has told whether sizes and strides are right.
+        flat = self._allocated(nbytes, index)
+        return self.adopt(flat.view(dtype).as_strided(host.shape, host.stride()), index, flat)
 
     def _allocated(self, nbytes: int, index: int) -> Tensor:
         assert self.allocate is not None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from customops.backend import _compat, journal
-from customops.backend.errors import BackendError, KernelResultError
+from customops.backend.errors import BackendError, KernelResultError, UnknownOpError
 from customops.backend.fallback import Fallback
 from customops.backend.plans import Plan
 from customops.backend.shortcuts import Shortcuts
@@ -128,12 +128,6 @@ class UserKernels:
             return Check(fallback, plan, fn, args, kwargs).result(result)
 
         return _compat.outside_dynamo(kernel)
-
-
-class UnknownOpError(BackendError, KeyError):
-    """No op has this name."""
-
-    __str__ = BackendError.__str__  # KeyError would print the repr
 
 
 def _similar(op: str) -> str | None:
