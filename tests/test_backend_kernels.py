@@ -328,6 +328,34 @@ def test_attention() -> None:
     assert calls == []
 
 
+@on_device
+def test_kernels_by_way_of_torch_library() -> None:
+    """torch's own route to kernels from Python, beside ours."""
+    backend = get_backend()
+    calls = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it overrides the fallback
+
+        @torch.library.impl("aten::add.Tensor", "privateuseone")
+        def add(a, b, *, alpha=1):
+            calls.append("add")
+            return backend.wrap(backend.host(a) + alpha * backend.host(b), a.device)
+
+        @torch.library.impl("aten::sum", "npy")
+        def total(a, *, dtype=None):
+            calls.append("sum")
+            return backend.wrap(backend.host(a).sum(), a.device)
+
+    a = torch.ones(3).to("npy").requires_grad_()
+    loss = (a + a).sum()
+    loss.backward()
+    assert loss.item() == 6
+    assert a.grad.tolist() == [2, 2, 2]
+    assert a.grad.is_npy
+    assert {"add", "sum"} <= set(calls)
+    assert torch.ones(2).is_pinned() is False
+
+
 # The fallback -----------------------------------------------------------------------------------------------------
 
 
