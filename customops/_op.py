@@ -302,16 +302,10 @@ class CustomOpDef(Generic[P, R]):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
         backward, jvp, setup_context, originals = formulas(fn, self._definition)
+        options: Options = {"originals": originals, "nondiff_args": nondiff_args, "grads_of": grads_of}
         with lock:
-            for register, rule in ((self.register_jvp, jvp), (self.register_autograd, backward)):
-                register(
-                    rule,
-                    setup_context=setup_context,
-                    lib=lib,
-                    originals=originals,
-                    nondiff_args=nondiff_args,
-                    grads_of=grads_of,
-                )
+            self.register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
+            self.register_autograd(backward, setup_context=setup_context, lib=lib, **options)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------
