@@ -293,6 +293,10 @@ def without_tangent(value: Any) -> Any:
     return value
 
 
+def functionalizing() -> bool:  # what runs, by AOTAutograd
+    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
 #: Is a functorch transform running?
 transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
@@ -305,8 +309,7 @@ def apply_function(function: Any, *args: Any) -> Any:
         return function.apply(*args)
 
 
-def context_class(function: Any) -> Any:
-    """The class of the ``ctx`` of an autograd.Function."""
+def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Function
     return function._backward_cls
 
 
@@ -343,8 +346,7 @@ class _SymbolicShape(tuple[Any, ...]):
 
 def is_fresh_view(tensor: torch.Tensor) -> bool:
     """May autograd follow a write to this view? Not if it was made without grad, by unbind, or in inference mode."""
-    creation: Any = _C._autograd._get_creation_meta(tensor)
-    return bool(creation == _C._autograd.CreationMeta.DEFAULT)
+    return bool(_C._autograd._get_creation_meta(tensor) == _C._autograd.CreationMeta.DEFAULT)
 
 
 def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ It derives from the class that functorch itself uses for one level of differenti
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
 # Forward --------------------------------------------------------------------------------------------------------
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def _forward(
     definition: Definition,
     layout: Layout,
@@ -84,9 +88,12 @@ def _forward(
             _check_writes(layout, inputs, flat, op)
         before = _copies(layout, inputs)
         args, kwargs = call.arguments(inputs, layout)
+        dirty = _dirty(layout, inputs, has_formula) if writes else []
         guard = _compat.below_autograd()
         try:
-            result = call.fn(*args, **kwargs)
+            # AOTAutograd takes a write that it sees with gradients off, as they are here, for one without a gradient.
+            with torch.enable_grad() if dirty and _compat.functionalizing() else _AS_IT_IS:
+                result = call.fn(*args, **kwargs)
         finally:
             del guard
         if layout.in_place:
@@ -105,7 +112,6 @@ def _forward(
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
         ctx._customops_expected = [expected_of(inputs[i], flags[i], compares.is_on) for i in passed]
-        dirty = _dirty(layout, inputs, has_formula) if writes else []
         return _laid_out(ctx, call, layout, outputs, dirty)
 
     return forward

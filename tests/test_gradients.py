@@ -89,6 +89,13 @@ def by_hand(makers: dict[str, Any]) -> Any:
     return makers["by hand"]
 
 
+@pytest.fixture(autouse=True)
+def saved_tensors_hooks_work() -> Iterator[None]:
+    """torch leaves them off where compiling a transform failed."""
+    yield
+    torch._C._autograd._saved_tensors_hooks_enable()
+
+
 def fails(reason: str | None) -> list[Any]:
     return [] if reason is None else [pytest.mark.xfail(reason=reason)]
 

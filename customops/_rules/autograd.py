@@ -178,21 +178,19 @@ class Current:
 _AS_THEY_ARE = nullcontext()
 
 
-def _modes_below(keyset: Any, writes: bool) -> Any:
+def _modes_of_lower_levels(keyset: Any) -> Any:
     """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
 
     Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
-    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself. And a write
-    that AOTAutograd sees with them off is one that it takes for not differentiable.
+    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
     """
-    keys = _compat.DispatchKey
-    if keyset.has(keys.FuncTorchDynamicLayerBackMode) or (writes and keyset.has(keys.Python)):
+    if keyset.has(_compat.DispatchKey.FuncTorchDynamicLayerBackMode):
         return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
     return _AS_THEY_ARE
 
 
-def _redispatch(overload: Any, keyset: Any, writes: bool, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_below(keyset, writes), _compat.below_autograd():
+def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with _modes_of_lower_levels(keyset), _compat.below_autograd():
         return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
 
 
@@ -204,7 +202,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
     returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
     is_flat, any_requires_grad = _node.is_flat(schema), _trampoline.any_requires_grad(schema)
-    writes, written = bool(schema.mutated), written_results(schema, definition.tags)
+    written = written_results(schema, definition.tags)
 
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
@@ -226,7 +224,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
                 del guard
             return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
-        fn = fn or functools.partial(_redispatch, overload, keyset, writes)
+        fn = fn or functools.partial(_redispatch, overload, keyset)
         if is_flat:
             return _compat.apply_function(current.function, fn, *args)
         call = Call(fn, args, kwargs, tensors)
