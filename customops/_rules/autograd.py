@@ -132,15 +132,25 @@ class AutogradRule:
         with lock:
             if self._current is None:
                 backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = Current(self, backward, jvp)
+                self._current = Current(self.definition, backward, jvp)
             return self._current
+
+    def function(self, current: Current) -> Any:
+        """The node of an op, made when it is first differentiated."""
+        if current.function is None:
+            with lock:
+                if current.function is None:
+                    current.function = _node.node(self.definition, current.layout, *current.formulas)
+                    # Where something is ignored, the trampoline's own look at the arguments is not enough.
+                    if self._current is current and _node.is_flat(self.definition.schema) and not current.ignores:
+                        self._node.apply = current.function.apply
+        return current.function
 
 
 class Current:
-    """The node of an op for the formulas of the moment; it is made when the op is first differentiated."""
+    """What holds for the formulas of the moment."""
 
-    def __init__(self, rule: AutogradRule, backward: Formula | None, jvp: Formula | None) -> None:
-        definition = rule.definition
+    def __init__(self, definition: Definition, backward: Formula | None, jvp: Formula | None) -> None:
         formulas = [formula for formula in (backward, jvp) if formula is not None]
         self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
         ignored = [
@@ -150,22 +160,8 @@ class Current:
         ]
         #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
         self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
-        self._rule = rule
-        self._formulas = backward, jvp
-        self._function: Any = None
-
-    @property
-    def function(self) -> Any:
-        if self._function is not None:
-            return self._function
-        rule = self._rule
-        with lock:
-            if self._function is None:
-                self._function = _node.node(rule.definition, self.layout, *self._formulas)
-                # Where something is ignored, the trampoline's own look at the arguments is not enough.
-                if rule._current is self and _node.is_flat(rule.definition.schema) and not self.ignores:
-                    rule._node.apply = self._function.apply
-            return self._function
+        self.formulas = backward, jvp
+        self.function: Any = None
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments that matter."""
@@ -226,9 +222,9 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
         fn = cell.direct if cell is not None and converts_nothing else None
         fn = fn or functools.partial(_redispatch, overload, keyset)
         if is_flat:
-            return _compat.apply_function(current.function, fn, *args)
+            return _compat.apply_function(rule.function(current), fn, *args)
         call = Call(fn, args, kwargs, tensors)
-        result = _compat.apply_function(current.function, call, *call.flatten(args, kwargs, current.layout))
+        result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
         if not schema.returns:
             return None
         outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
