@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
-EXAMPLES ?= $(sort $(wildcard examples/*.py))
+# Without those that make a device: they define no op to check.
+EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py)))
 
 ifeq ($(TORCH),2.13.0)
 VENV := .venv
@@ -15,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint format typecheck docs bench bench-check bench-import clean
+.PHONY: help demo test lint format typecheck docs bench bench-check bench-backend bench-import clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test lint format typecheck docs bench bench-check bench-import clean"
+	@echo "targets: demo test lint format typecheck docs bench bench-check bench-backend bench-import clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -55,6 +56,10 @@ bench: $(TESTING)
 
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check
+	$(BIN)/python benchmarks/backend_overhead.py --check
+
+bench-backend: $(TESTING)
+	$(BIN)/python benchmarks/backend_overhead.py
 
 bench-import: $(TESTING)
 	$(BIN)/python benchmarks/import_time.py

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from customops import CustomOpDef, CustomOpsError, Sample, default_registry
+from customops import CustomOpDef, CustomOpsError, Sample, _cli_backend, default_registry
 from customops.checks import CHECKS, DEFAULT_CHECKS, Outcome, run_check
 from customops.errors import location_of
 
@@ -39,6 +39,10 @@ class TargetError(CustomOpsError):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
+    return options.run(options, parser)  # type: ignore[no-any-return]
+
+
+def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if (options.atol is None) != (options.rtol is None):
         parser.error("--atol and --rtol go together: give both or neither")
     errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -74,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--atol", type=float, help="how far apart two results may be, absolutely")
     check.add_argument("--rtol", type=float, help="how far apart two results may be, relatively")
     check.add_argument("--fail-fast", action="store_true", help="stop after the first failure")
+    check.set_defaults(run=_check)
+    _cli_backend.add_parser(commands)
     return parser
 
 

@@ -279,10 +279,11 @@ def call_jvp(jvp: Callable[..., Any], *args: Any) -> Any:
         return jvp(*args)
 
 
-def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tensor | None]:
+def tangents_of(call: Callable[[], tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
     """The tangents that the results of ``call()`` have, from what it uses."""
     with forward_ad._set_fwd_grad_enabled(True):
-        return [forward_ad.unpack_dual(result, level=0).tangent for result in call()]
+        duals = [forward_ad.unpack_dual(result, level=0) for result in call()]
+        return [torch.zeros_like(dual.primal) if dual.tangent is None else dual.tangent for dual in duals]
 
 
 def without_tangent(value: Any) -> Any:
@@ -290,6 +291,21 @@ def without_tangent(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and transforms_active():
         return forward_ad.unpack_dual(value, level=0).primal
     return value
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Does a tensor come from outside of the innermost transform that differentiates? A write to it would be lost."""
+    kinds = _C._functorch.TransformType
+    levels = [i.level() for i in _C._functorch.get_interpreter_stack() or () if i.key() in (kinds.Grad, kinds.Jvp)]
+    of_tensor = set()
+    while _C._functorch.is_functorch_wrapped_tensor(tensor):
+        of_tensor.add(_C._functorch.maybe_get_level(tensor))
+        tensor = _C._functorch.get_unwrapped(tensor)
+    return bool(levels) and max(levels) not in of_tensor
+
+
+def functionalizing() -> bool:  # what runs, by AOTAutograd
+    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
 
 
 #: Is a functorch transform running?
@@ -304,8 +320,7 @@ def apply_function(function: Any, *args: Any) -> Any:
         return function.apply(*args)
 
 
-def context_class(function: Any) -> Any:
-    """The class of the ``ctx`` of an autograd.Function."""
+def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Function
     return function._backward_cls
 
 
@@ -342,8 +357,7 @@ class _SymbolicShape(tuple[Any, ...]):
 
 def is_fresh_view(tensor: torch.Tensor) -> bool:
     """May autograd follow a write to this view? Not if it was made without grad, by unbind, or in inference mode."""
-    creation: Any = _C._autograd._get_creation_meta(tensor)
-    return bool(creation == _C._autograd.CreationMeta.DEFAULT)
+    return bool(_C._autograd._get_creation_meta(tensor) == _C._autograd.CreationMeta.DEFAULT)
 
 
 def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -72,6 +72,8 @@ class Outputs:
         self.materializes = materializes
         self.all_differentiable = all(layout.outputs)
         self.are_several = len(layout.outputs) > 1 or any(layout.list_outputs)
+        #: torch would give zeros for the tangent of what is written, too, which then cannot get a batched one.
+        self.fills_tangents = for_jvp and bool(layout.written)
         #: Is there nothing to be done for an op with one output?
         self.is_idle = self.all_differentiable and materializes and not (for_jvp or self.are_several)
 
@@ -86,7 +88,7 @@ class Outputs:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
-        elif self.are_several and any(each is None for each in flat_items(metadata)):
+        elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
             ctx._customops_zeros = metadata
             if self.for_jvp:
@@ -97,6 +99,11 @@ def _metadata(value: Any, flag: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return [_metadata(item, flag) for item in value]
     return _compat.metadata(value) if flag and is_differentiable(value) else None
+
+
+def flat_metadata(metadata: list[Any]) -> list[Any]:
+    """What `_metadata` said of each tensor, those in lists too."""
+    return [item for each in metadata for item in (each if isinstance(each, list) else [each])]
 
 
 def set_materialize_grads(ctx: Any, value: bool) -> None:

@@ -52,6 +52,27 @@ def unfollowed_write(argument: str, op: str) -> AutogradError:
     )
 
 
+def given_twice(argument: str, op: str) -> AutogradError:
+    """The error for a tensor that is written and read: setup_context would save the new value for the old one."""
+    return AutogradError(
+        "the op writes to a tensor that it is also given as another argument, and is to be differentiated",
+        op=op,
+        argument=argument,
+        fix="pass a copy (.clone()) for one of them",
+    )
+
+
+def captured(argument: str, op: str) -> AutogradError:
+    """The error for a write to a tensor from outside of a transform that differentiates."""
+    return AutogradError(
+        "inside a transform (grad, vjp, jvp, ...) the op would mutate a captured tensor, one from outside of it: the "
+        "transform would not see the new value",
+        op=op,
+        argument=argument,
+        fix="make the tensor inside of the function, or pass it to the transform as an argument",
+    )
+
+
 # Tensors without a history --------------------------------------------------------------------------------------
 
 

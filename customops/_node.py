@@ -6,6 +6,7 @@ It derives from the class that functorch itself uses for one level of differenti
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from customops._call import Fn
 from customops._context import Compares, Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads, tensors_of
 from customops._definition import Definition
 from customops._flattening import Call, flatten, regroup
-from customops._formula import Formula, Layout
+from customops._formula import Formula, Layout, is_differentiable
 from customops._gradients import InputGradients, OutputTangents, expected_of
-from customops._history import check_write, remember_lost, unfollowed_write, watched
+from customops._history import check_write, given_twice, remember_lost, unfollowed_write, watched
 from customops._schema import Schema
 from customops.errors import AutogradError, UnsupportedError
 
@@ -64,6 +65,9 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
 # Forward --------------------------------------------------------------------------------------------------------
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def _forward(
     definition: Definition,
     layout: Layout,
@@ -81,12 +85,15 @@ def _forward(
         values, passed = regroup(flat, call.lengths), call.indices(layout)
         inputs = dict(zip(passed, values, strict=True))
         if writes and has_formula:
-            _check_writes(layout, inputs, op)
+            _check_writes(layout, inputs, flat, op)
         before = _copies(layout, inputs)
         args, kwargs = call.arguments(inputs, layout)
+        dirty = _dirty(layout, inputs, has_formula) if writes else []
         guard = _compat.below_autograd()
         try:
-            result = call.fn(*args, **kwargs)
+            # AOTAutograd takes a write that it sees with gradients off, as they are here, for one without a gradient.
+            with torch.enable_grad() if dirty and _compat.functionalizing() else _AS_IT_IS:
+                result = call.fn(*args, **kwargs)
         finally:
             del guard
         if layout.in_place:
@@ -105,7 +112,6 @@ def _forward(
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
         ctx._customops_expected = [expected_of(inputs[i], flags[i], compares.is_on) for i in passed]
-        dirty = _dirty(layout, inputs, has_formula) if writes else []
         return _laid_out(ctx, call, layout, outputs, dirty)
 
     return forward
@@ -122,12 +128,14 @@ def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], di
     return leaves[0] if len(leaves) == 1 else leaves
 
 
-def _check_writes(layout: Layout, inputs: dict[int, Any], op: str) -> None:
+def _check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], op: str) -> None:
     """Raise for a write that would go past the history of a tensor, before it is done."""
     is_only = len(layout.outputs) == 1 and not layout.list_outputs[0]
     for i in layout.written:
         followed = layout.in_place or i in layout.new_values
         for tensor in tensors_of(inputs.get(i)):
+            if followed and sum(x is tensor for x in flat) > 1:
+                raise given_twice(layout.inputs[i].name, op)
             if followed:
                 check_write(tensor, layout.inputs[i].name, op, is_only=is_only)
             elif tensor.requires_grad:
@@ -151,13 +159,17 @@ def _copies(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:
 def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Tensor]:
     """The tensors of which this node is to be the history.
 
-    Without a formula, those that have one: else a later backward would go past the write as if it had not happened.
+    Without a formula, all that can have one: else a later backward would go past the write as if it had not happened.
+    A leaf that requires grad is left alone, as an optimizer does with it. So are views where torch's graph has no place
+    for them, unless they have a history already.
     """
     if has_formula:
         indices = layout.written[:1] if layout.in_place else layout.new_values
         return [tensor for i in indices for tensor in tensors_of(inputs.get(i))]
-    written = [tensor for i in layout.written for tensor in tensors_of(inputs.get(i))]
-    return [tensor for tensor in written if tensor.requires_grad and not tensor.is_leaf]
+    written = [x for i in layout.written for x in tensors_of(inputs.get(i)) if is_differentiable(x)]
+    is_only = layout.in_place or len(written) + len(layout.outputs) == 1
+    declared = any(layout.differentiable)  # else nothing is, and only what has a history already is looked after
+    return [x for x in written if (not x.is_leaf if x.requires_grad else declared and (is_only or not x._is_view()))]
 
 
 # Backward and jvp -----------------------------------------------------------------------------------------------
@@ -196,9 +208,11 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
         expected = ctx._customops_expected
         lengths = [len(each) if isinstance(each, list) else None for each in expected]
         passed = ctx.__dict__.get("_customops_passed", range(len(expected)))
-        flat = tuple(map(or_zeros, flat, ctx.__dict__.get("_customops_zero_tangents", (None,) * len(flat))))
         given = dict(zip(passed, regroup(flat, lengths), strict=True))
-        tangents = [given.get(i) if has else None for i, has in enumerate(layout.differentiable)]
+        if "_customops_zero_tangents" in ctx.__dict__:
+            flat = tuple(map(or_zeros, flat, ctx._customops_zero_tangents))
+        filled = dict(zip(passed, regroup(flat, lengths), strict=True))
+        tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
         result = _compat.call_jvp(user_jvp, ctx, *tangents)
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)

@@ -285,11 +285,13 @@ class CustomOpDef(Generic[P, R]):
         """
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
 
-    def register_autograd_from(self, fn: F, /, *, lib: Library | None = None) -> F:
+    def register_autograd_from(
+        self, fn: F, /, *, lib: Library | None = None, nondiff_args: str | Iterable[str] = (), grads_of: Any = None
+    ) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
 
         They run `fn` again, on the inputs that were saved, and derive it. It takes the op's arguments and returns what
-        the op returns; for one that returns nothing, the new values of what it writes.
+        the op returns; then the new values of what it writes, if these are differentiated: see `register_autograd`.
 
         Raises:
             RegistrationError, CallbackError: as `register_autograd`.
@@ -300,9 +302,10 @@ class CustomOpDef(Generic[P, R]):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
         backward, jvp, setup_context, originals = formulas(fn, self._definition)
+        options: Options = {"originals": originals, "nondiff_args": nondiff_args, "grads_of": grads_of}
         with lock:
-            self.register_jvp(jvp, setup_context=setup_context, lib=lib, originals=originals)
-            self.register_autograd(backward, setup_context=setup_context, lib=lib, originals=originals)
+            self.register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
+            self.register_autograd(backward, setup_context=setup_context, lib=lib, **options)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn, bind_kernel
+from customops._context import flat_metadata
 from customops._definition import Definition
 from customops._formula import is_differentiable
 from customops._schema import Schema
@@ -43,25 +44,26 @@ def formulas(fn: Fn, definition: Definition) -> Formulas:
 
 
 class _OfLeaves:
-    """The function of some leaves of its arguments, the others being fixed; it returns what is differentiable."""
+    """The function of some leaves of its arguments, the others being fixed; it returns some leaves of its result."""
 
-    def __init__(self, fn: Fn, leaves: list[Any], spec: Any, chosen: list[int]) -> None:
-        self.fn, self.leaves, self.spec, self.chosen = fn, leaves, spec, chosen
+    def __init__(self, fn: Fn, leaves: list[Any], spec: Any, chosen: list[int], wanted: Sequence[bool]) -> None:
+        self.fn, self.leaves, self.spec, self.chosen, self.wanted = fn, leaves, spec, chosen, wanted
 
-    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
         leaves = list(self.leaves)
         for i, value in zip(self.chosen, values, strict=True):
             leaves[i] = value
         args, kwargs = _compat.tree_unflatten(leaves, self.spec)
         outputs, self.result_spec = _compat.tree_flatten(self.fn(*args, **kwargs))
-        self.differentiable = [is_differentiable(output) for output in outputs]
-        return tuple(output for output in outputs if is_differentiable(output))
+        if len(outputs) != len(self.wanted):
+            return tuple(outputs)  # not what the op returns: see `_Again._check`
+        return tuple(output for output, is_wanted in zip(outputs, self.wanted, strict=True) if is_wanted)
 
-    def like_result(self, values: Sequence[Tensor | None]) -> Any:
-        """`values`, one for each differentiable output, in the structure of the function's result."""
+    def like_result(self, values: Sequence[Tensor]) -> Any:
+        """`values`, one for each output that is wanted, in the structure of the function's result."""
         rest = iter(values)
         return _compat.tree_unflatten(
-            [next(rest) if is_there else None for is_there in self.differentiable], self.result_spec
+            [next(rest) if is_wanted else None for is_wanted in self.wanted], self.result_spec
         )
 
 
@@ -83,13 +85,13 @@ class _Again:
         ctx.save_for_forward(*tensors)
         ctx._customops_again = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec
 
-    def _call(self, ctx: Any, of: Sequence[bool]) -> tuple[_OfLeaves, list[Tensor]]:
+    def _call(self, ctx: Any, of: Sequence[bool], wanted: Sequence[bool]) -> tuple[_OfLeaves, list[Tensor]]:
         """The function as one of the leaves that `of` chooses, and these."""
         others, spec = ctx._customops_again
         tensors = iter(ctx.saved_tensors)
         leaves = [next(tensors) if other is None else other[0] for other in others]
         chosen = [i for i, is_chosen in enumerate(of) if is_chosen]
-        return _OfLeaves(self.fn, leaves, spec, chosen), [leaves[i] for i in chosen]
+        return _OfLeaves(self.fn, leaves, spec, chosen, wanted), [leaves[i] for i in chosen]
 
     def _inputs(self, leaves: Iterable[Any], spec: Any) -> list[Any]:
         """What stands for each input: the positional arguments, then the tensors that are keyword-only."""
@@ -106,9 +108,10 @@ class _Again:
             elif flag:
                 chosen.add(place)
         of = [i in chosen for i in range(len(others))]
-        call, inputs = self._call(ctx, of)
+        given = _compat.tree_leaves(list(grads))
+        call, inputs = self._call(ctx, of, [is_differentiable(leaf) for leaf in given])
         outputs, pull_back, *_ = torch.func.vjp(call, *inputs)
-        cotangents = [leaf for leaf in _compat.tree_leaves(list(grads)) if is_differentiable(leaf)]
+        cotangents = [leaf for leaf in given if is_differentiable(leaf)]
         self._check(outputs, cotangents)
         found = iter(pull_back(tuple(cotangents)))
         gradients = self._inputs([next(found) if is_chosen else None for is_chosen in of], spec)
@@ -118,7 +121,8 @@ class _Again:
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
         others, _ = ctx._customops_again
-        call, _inputs = self._call(ctx, [False] * len(others))
+        wanted = [metadata is not None for metadata in flat_metadata(ctx._customops_results)]
+        call, _inputs = self._call(ctx, [False] * len(others), wanted)
         return call.like_result(_compat.tangents_of(call))
 
     def _check(self, outputs: tuple[Tensor, ...], expected: list[Tensor]) -> None:

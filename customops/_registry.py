@@ -175,6 +175,9 @@ class Registry:
     def _add(self, plan: Plan) -> CustomOpDef[Any, Any]:
         if (stale := self._adopted.get(str(plan.name))) is not None:  # of an op of others that had the name
             self._drop(stale, _replaced(plan))
+        gone = _compat.torch_library_of(str(plan.name))
+        if gone is not None and not _compat.library_alive(gone):
+            _compat.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
         op = plan.define(self)
         self._ops[op._qualname] = op
         self._record(functools.partial(self._drop, op))

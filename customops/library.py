@@ -109,9 +109,17 @@ def register_jvp(
     adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
-def register_autograd_from(op: Op, fn: F, /, *, lib: Library | None = None) -> F:
+def register_autograd_from(
+    op: Op,
+    fn: F,
+    /,
+    *,
+    lib: Library | None = None,
+    nondiff_args: str | Iterable[str] = (),
+    grads_of: str | Iterable[str] | None = None,
+) -> F:
     """`CustomOpDef.register_autograd_from` on any op."""
-    return adopt(op).register_autograd_from(fn, lib=lib)
+    return adopt(op).register_autograd_from(fn, lib=lib, nondiff_args=nondiff_args, grads_of=grads_of)
 
 
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:

@@ -33,6 +33,13 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_device() -> Iterator[None]:
+    """A device of one's own is registered in a process of its own (`isolated`): it would stay for all other tests."""
+    yield
+    assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+
+
+@pytest.fixture(autouse=True)
 def _reset_dynamo() -> Iterator[None]:
     """Drop compiled code after a test, if anything has loaded dynamo; do not load it for that."""
     yield

@@ -45,20 +45,21 @@ LAYERS = {
     "checks": 11,
     "testing": 12,
     "pytest_plugin": 13,
-    "_cli": 13,
     "backend": 13,
-    "__main__": 14,
+    "_cli_backend": 14,
+    "_cli": 15,
+    "__main__": 16,
     # The package itself imports what it likes; those built on the public API may import it.
     "__init__": 12,
 }
 #: Packages whose modules may import each other. `_rules` is not one: a transform stands alone.
 FAMILIES = {"checks", "legacy", "testing", "backend"}
 #: Modules that load something late to keep `import customops` cheap; "checks" is its `__init__`.
-LATE_IMPORTS = {"__init__", "__main__", "_compat", "checks"}
+LATE_IMPORTS = {"__init__", "__main__", "_compat", "checks", "backend._compat"}
 #: Not even `_compat` builds on these: customops replaces them.
 REPLACED = ("torch.library.custom_op", "torch._library.custom_ops.custom_op")
 #: `_compat` is long because every private name is in one place; it is a list, to be looked things up in.
-MAX_LINES = {"_compat": 700}
+MAX_LINES = {"_compat": 720}
 DEFAULT_MAX_LINES = 500
 HEAVY = [
     "torch._dynamo",
@@ -125,7 +126,7 @@ class Module:
         return wrong
 
     def private_names(self) -> list[str]:
-        if self.name == "_compat":
+        if self.name.rpartition(".")[2] == "_compat":
             return []
         return [f"line {line}: {name}" for line, name in self.torch_names if is_private(name)]
 
@@ -281,7 +282,7 @@ def test_imports_point_down(path: Path) -> None:
 @every_module
 def test_private_torch_names_live_in_compat(path: Path) -> None:
     findings = load(path).private_names()
-    assert not findings, report(path, "private torch names belong in customops/_compat.py", findings)
+    assert not findings, report(path, "private torch names belong in a _compat.py", findings)
 
 
 @every_module
@@ -341,6 +342,8 @@ def test_import_is_light() -> None:
 def test_private_names_are_caught(source: str) -> None:
     assert Module("_op", source).private_names()
     assert not Module("_compat", source).private_names()
+    assert not Module("backend._compat", source).private_names()
+    assert Module("backend.compat", source).private_names()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ def test_contenders_agree() -> None:
     assert run("--check") == "14 cases: the contenders agree\n"
 
 
+def test_devices_agree() -> None:
+    command = [sys.executable, "benchmarks/backend_overhead.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("12 cases: the devices agree\n")
+
+
 def test_figures(tmp_path: Path) -> None:
     table = run("--quick", "--json", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["cases"]

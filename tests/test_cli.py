@@ -419,6 +419,7 @@ def test_two_targets_define_the_same_op(check: Check) -> None:
 def test_examples_pass() -> None:
     """In a pipe there are no escape codes, and nothing is cut."""
     files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py"))
+    files = [file for file in files if not file.endswith("_device.py")]  # these define no op
     code, out, err = in_shell("check", *files, COLUMNS="40")
     assert code == 0, out + err
     assert err == ""

@@ -11,8 +11,12 @@ import pytest
 from sybil import Document
 from sybil.parsers.myst import PythonCodeBlockParser
 
+from customops.testing import run_isolated
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Pages that make a device: in a process of their own, because a device stays.
+MAKE_A_DEVICE = {"backend"}
 PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
 SHELL = {"sh", "bash", "zsh", "shell", "shell-session", "console"}
 
@@ -49,12 +53,21 @@ def test_blocks_are_marked_one_way(page: Path) -> None:
 
 
 @every_page
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    if page.stem in MAKE_A_DEVICE:
+        run_isolated(run_blocks, page, cwd=tmp_path, timeout=300)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setitem(sys.modules, f"docs_page_{page.stem}", None)  # to be gone afterwards
+        run_blocks(page)
+
+
+def run_blocks(page: Path) -> None:
     document = Document.parse(str(page), PythonCodeBlockParser())
     # A real module, because torch.compile and the type hints look names up through sys.modules.
     module = types.ModuleType(f"docs_page_{page.stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.chdir(tmp_path)
+    sys.modules[module.__name__] = module
     document.namespace = module.__dict__
 
     examples = list(document.examples())

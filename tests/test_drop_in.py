@@ -917,6 +917,10 @@ def gradients(program: Program) -> Any:
 
 @every_program
 def test_gradients(both: Both) -> None:  # also what is raised by ops without a formula
+    if both.ours.op.__name__ == "silu_and_mul":  # torch goes past the write: the gradient is None
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            gradients(both.ours)
+        return
     same(*(lambda program=program: gradients(program) for program in both))
 
 
@@ -961,9 +965,11 @@ def exported(program: Program, ns: str) -> list[str]:
     model = Model(program)
     found = torch.export.export(model, model.tensors(), strict=True)
     lower = found.run_decompositions()
-    return [
-        anonymous(str(item), ns) for item in (found.graph, found.graph_signature, lower.graph, lower.graph_module.code)
-    ]
+    items = [found.graph, found.graph_signature]
+    overload = getattr(program.op, "_opoverload", None) or getattr(program.op, "default", program.op)
+    if not {torch.Tag.inplace, torch.Tag.out} & set(overload.tags):
+        items += [lower.graph, lower.graph_module.code]  # below, ours are ops that only write
+    return [anonymous(str(item), ns) for item in items]
 
 
 @every_program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +20,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import customops
 from customops import CustomOpDef, Sample
+from customops.testing import run_isolated
 
-PATHS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = Path(__file__).parents[1] / "examples"
+#: They make a device, each in a process of its own (see below), and define no op.
+DEVICES = {"numpy_device"}
+PATHS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in DEVICES)
 STEMS = [path.stem for path in PATHS]
 
 Op = CustomOpDef[Any, Any]
@@ -96,6 +101,23 @@ def test_losses_are_equal(modules: dict[str, ModuleType]) -> None:
     eager, compiled = (modules["train"].train(compiled=compiled, steps=10) for compiled in (False, True))
     assert eager == pytest.approx(compiled, rel=1e-4)
     assert eager[-1] < eager[0] / 2
+
+
+def test_a_device_in_numpy() -> None:
+    code = f"import runpy; result = runpy.run_path({str(EXAMPLES / 'numpy_device.py')!r})['main']()"
+    done = run_isolated(code)
+    on_cpu, on_npy, counts = done.value
+    assert on_npy == pytest.approx(on_cpu, rel=1e-3)
+    assert on_npy[-1] < on_npy[0] / 2
+    assert counts["aten::native_layer_norm"] == 2 * 30
+    assert not {"aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::_softmax.out", "aten::relu"} & set(counts)
+    assert "on the CPU instead:" in done.stdout
+
+
+def test_the_device_in_numpy_is_short() -> None:
+    source = (EXAMPLES / "numpy_device.py").read_text(encoding="utf-8")
+    (device,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "make_device")
+    assert device.end_lineno - device.lineno < 60
 
 
 # -- checks ------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ def test_versions_in_every_grad_mode(registry: Registry, ns: str, context: Any, 
     op = registry.custom_op(f"{ns}::f", lambda x, y: None, mutates_args=("y",), schema="(Tensor x, Tensor(a!) y) -> ()")
     x, y = torch.zeros(2, requires_grad=requires_grad), torch.zeros(2)
     with context():
-        assert bumps(lambda: op(x, y), x, y) == [0, 1]
+        becomes_part_of_a_graph = requires_grad and torch.is_grad_enabled()  # autograd counts that, too
+        assert bumps(lambda: op(x, y), x, y) == [0, 1 + becomes_part_of_a_graph]
 
 
 # item 20
@@ -423,9 +424,9 @@ def test_backward_of_an_item_that_was_written_raises(registry: Registry, ns: str
     y, z = leaf * 3, torch.ones(1)
     op(leaf, [y, z])
     assert (y.item(), z.item()) == (6, 2)
-    assert not z.requires_grad
-    with pytest.raises(RuntimeError, match="no autograd formula"):
-        y.backward()
+    for item in (y, z):
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            item.backward()
 
 
 def test_an_inplace_op_has_the_history_of_its_argument(registry: Registry, ns: str) -> None:

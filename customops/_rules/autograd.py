@@ -10,10 +10,11 @@ from typing import Any, TypedDict
 import torch
 
 from customops import _compat, _node, _trampoline
-from customops._call import Fn, bind, written_results
+from customops._call import Fn, bind, tensors_in, written_results
 from customops._definition import Definition, Undo, lock, nothing
 from customops._flattening import Call, regroup
 from customops._formula import Formula, Layout, list_outputs, tensor_names, written_names, written_values
+from customops._history import captured
 from customops._slots import Slots
 from customops._trampoline import Cell
 from customops.errors import AutogradError, RegistrationError
@@ -122,6 +123,10 @@ class AutogradRule:
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
+        definition = self.definition
+        definition.entry = _compat.entry_of(definition.overload)
+        if self._slots.values and (layout := self.current().layout).new_values:
+            definition.entry = _Entry(definition.entry, layout, str(definition.name))
 
     def current(self) -> Current:
         """What holds for the formulas that are registered now."""
@@ -132,15 +137,45 @@ class AutogradRule:
         with lock:
             if self._current is None:
                 backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = Current(self, backward, jvp)
+                self._current = Current(self.definition, backward, jvp)
             return self._current
+
+    def function(self, current: Current) -> Any:
+        """The node of an op, made when it is first differentiated."""
+        if current.function is None:
+            with lock:
+                if current.function is None:
+                    current.function = _node.node(self.definition, current.layout, *current.formulas)
+                    # Where something is ignored, the trampoline's own look at the arguments is not enough.
+                    if self._current is current and _node.is_flat(self.definition.schema) and not current.ignores:
+                        self._node.apply = current.function.apply
+        return current.function
+
+
+class _Entry:
+    """Calls an op that writes what is differentiated, unless that would be lost.
+
+    torch refuses a write inside a transform to a tensor from outside, for ops whose name ends in ``_``; with others the
+    new value would be a constant to the transform. In a kernel that cannot be told any more.
+    """
+
+    def __init__(self, entry: Fn, layout: Layout, op: str) -> None:
+        self.entry, self.op = entry, op
+        self.written = [(i, layout.inputs[i].name) for i in layout.new_values]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.transforms_active():
+            for i, name in self.written:
+                tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
+                if any(map(_compat.is_captured, tensors)):
+                    raise captured(name, self.op)
+        return self.entry(*args, **kwargs)
 
 
 class Current:
-    """The node of an op for the formulas of the moment; it is made when the op is first differentiated."""
+    """What holds for the formulas of the moment."""
 
-    def __init__(self, rule: AutogradRule, backward: Formula | None, jvp: Formula | None) -> None:
-        definition = rule.definition
+    def __init__(self, definition: Definition, backward: Formula | None, jvp: Formula | None) -> None:
         formulas = [formula for formula in (backward, jvp) if formula is not None]
         self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
         ignored = [
@@ -150,22 +185,8 @@ class Current:
         ]
         #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
         self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
-        self._rule = rule
-        self._formulas = backward, jvp
-        self._function: Any = None
-
-    @property
-    def function(self) -> Any:
-        if self._function is not None:
-            return self._function
-        rule = self._rule
-        with lock:
-            if self._function is None:
-                self._function = _node.node(rule.definition, self.layout, *self._formulas)
-                # Where something is ignored, the trampoline's own look at the arguments is not enough.
-                if rule._current is self and _node.is_flat(rule.definition.schema) and not self.ignores:
-                    rule._node.apply = self._function.apply
-            return self._function
+        self.formulas = backward, jvp
+        self.function: Any = None
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments that matter."""
@@ -178,21 +199,19 @@ class Current:
 _AS_THEY_ARE = nullcontext()
 
 
-def _modes_below(keyset: Any, writes: bool) -> Any:
+def _modes_of_lower_levels(keyset: Any) -> Any:
     """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
 
     Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
-    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself. And a write
-    that AOTAutograd sees with them off is one that it takes for not differentiable.
+    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
     """
-    keys = _compat.DispatchKey
-    if keyset.has(keys.FuncTorchDynamicLayerBackMode) or (writes and keyset.has(keys.Python)):
+    if keyset.has(_compat.DispatchKey.FuncTorchDynamicLayerBackMode):
         return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
     return _AS_THEY_ARE
 
 
-def _redispatch(overload: Any, keyset: Any, writes: bool, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_below(keyset, writes), _compat.below_autograd():
+def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with _modes_of_lower_levels(keyset), _compat.below_autograd():
         return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
 
 
@@ -204,7 +223,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
     returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
     is_flat, any_requires_grad = _node.is_flat(schema), _trampoline.any_requires_grad(schema)
-    writes, written = bool(schema.mutated), written_results(schema, definition.tags)
+    written = written_results(schema, definition.tags)
 
     def general(keyset: Any, cell: Cell | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if cell is None and keyset.raw_repr() not in direct:
@@ -226,11 +245,11 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
                 del guard
             return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
-        fn = fn or functools.partial(_redispatch, overload, keyset, writes)
+        fn = fn or functools.partial(_redispatch, overload, keyset)
         if is_flat:
-            return _compat.apply_function(current.function, fn, *args)
+            return _compat.apply_function(rule.function(current), fn, *args)
         call = Call(fn, args, kwargs, tensors)
-        result = _compat.apply_function(current.function, call, *call.flatten(args, kwargs, current.layout))
+        result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
         if not schema.returns:
             return None
         outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)

@@ -17,6 +17,7 @@ from customops.testing.generate import (
     dontGenerateOpCheckTests,
     generate_opcheck_tests,
 )
+from customops.testing.isolation import Isolated, IsolationError, run_each_isolated, run_isolated
 from customops.testing.mode import OpCheckMode, is_inside_opcheck_mode
 from customops.testing.repro import generate_repro
 from customops.testing.tracing import make_fx_check
@@ -27,6 +28,8 @@ __all__ = [
     "FailuresDict",
     "FailuresDictError",
     "GenerationError",
+    "Isolated",
+    "IsolationError",
     "OpCheckError",
     "OpCheckMode",
     "aot_autograd_check",
@@ -38,5 +41,7 @@ __all__ = [
     "generate_repro",
     "is_inside_opcheck_mode",
     "make_fx_check",
+    "run_each_isolated",
+    "run_isolated",
     "validate_failures_dict_structure",
 ]

@@ -1,0 +1,24 @@
+"""A device of your own on PrivateUse1: its tensors, its kernels and its module, from Python."""
+
+from __future__ import annotations
+
+from customops.backend.device import Backend
+from customops.backend.errors import BackendError
+from customops.backend.names import (
+    generate_methods_for_privateuse1_backend,
+    get_custom_mod_func,
+    rename_privateuse1_backend,
+)
+from customops.backend.registration import get_backend, register_backend
+from customops.backend.user_kernels import KernelHandle
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "KernelHandle",
+    "generate_methods_for_privateuse1_backend",
+    "get_backend",
+    "get_custom_mod_func",
+    "register_backend",
+    "rename_privateuse1_backend",
+]

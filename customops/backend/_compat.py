@@ -1,0 +1,302 @@
+"""The private torch names that a device needs, each looked up once; `require` says which of them this torch lacks.
+
+Seen to exist on torch 2.13 and 2.15. Python's hook and guard are marked experimental there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import operator
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from customops import _compat as _core
+from customops.backend.errors import BackendError
+
+#: Plenty; torch keeps a device's index in eight bits.
+MAX_DEVICES = 64
+
+OpOverload = _core.OpOverload
+Library = _core.Library
+outside_dynamo = _core.outside_dynamo
+schema_of = _core.schema_of
+impl = _core.impl
+remember_kernel = _core.remember_kernel
+destroy_library = _core.destroy_library
+has_kernel = _core.has_kernel
+exclude_keys = _core.exclude_keys
+key_set = _core.key_set
+is_abstract = _core.is_abstract
+
+_missing: list[str] = []
+
+
+def _find(path: str) -> Any:
+    try:
+        return operator.attrgetter(path)(torch)
+    except AttributeError:
+        _missing.append(f"torch.{path}")
+        return None
+
+
+_C: Any = torch._C
+_to_dlpack = _find("_C._to_dlpack")
+_from_dlpack = _find("_C._from_dlpack")
+_register_hook = _find("_C._acc.register_python_privateuseone_hook")
+_register_guard = _find("_C._acc.register_python_privateuseone_device_guard")
+_Hooks = _find("_C._acc.PrivateUse1Hooks")
+_Guard = _find("_C._acc.DeviceGuard")
+_DeviceType = _find("_C._autograd.DeviceType")
+_rename = _find("_C._rename_privateuse1_backend")
+_registration = _find("utils.backend_registration")
+register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
+set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
+set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
+is_zero_tensor: Callable[[torch.Tensor], bool] = _find("Tensor._is_zerotensor")
+neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
+StorageBase: Any = _find("storage._StorageBase")
+_numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
+_run_backward = _find("autograd.graph._engine_run_backward")
+
+#: By these keys redispatching runs the CPU's kernel on the tensors as they are.
+CPU_KEYS: Any = _core.key_set("CPU")
+
+
+def require() -> None:
+    """Raise BackendError where torch lacks something that a device needs."""
+    if _missing:
+        raise BackendError(
+            "this torch cannot have a device from Python",
+            expected=", ".join(_missing),
+            got=f"torch {torch.__version__} without these names",
+            fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
+        )
+    field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8)), _NAME)[1]
+    if field != _HOST:
+        raise BackendError(
+            "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
+            expected=f"{_HOST:#x} for the device of a CPU tensor",
+            got=f"{field:#x}",
+        )
+
+
+# The dispatcher -------------------------------------------------------------------------------------------------
+
+
+def backend_name() -> str:
+    """What PrivateUse1 is called now; ``privateuseone`` until it is renamed."""
+    return str(_C._get_privateuse1_backend_name())
+
+
+def rename(name: str) -> None:
+    _registration.rename_privateuse1_backend(name)
+
+
+def generate_methods(**options: Any) -> None:
+    _registration.generate_methods_for_privateuse1_backend(**options)
+
+
+def custom_mod_func(name: str) -> Any:
+    return _registration._get_custom_mod_func(name)
+
+
+#: Classes on which `generate_methods` sets ``<name>`` and ``is_<name>``, by the option that has it do so.
+def classes_with_methods() -> dict[str, list[type]]:
+    return {
+        "tensor": [torch.Tensor],
+        "module": [torch.nn.Module],
+        "packed_sequence": [torch.nn.utils.rnn.PackedSequence],
+        "storage": [StorageBase, torch.TypedStorage],
+    }
+
+
+def find_op(qualname: str) -> OpOverload | None:
+    """``ns::name`` or ``ns::name.overload`` to the OpOverload."""
+    name, _, overload = qualname.partition(".")
+    overload = "" if overload == "default" else overload
+    if f"{name}.{overload}".removesuffix(".") not in overload_names(name):  # TorchScript has more, for Python numbers
+        return None
+    return _core.find_overload(name, overload)
+
+
+def overload_names(qualname: str) -> list[str]:
+    """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
+    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _C._jit_get_schemas_for_operator(qualname))
+    return [name for name in names if _is_dispatched(name)]
+
+
+def _is_dispatched(name: str) -> bool:
+    try:
+        _C._dispatch_find_schema_or_throw(*name.partition(".")[::2])
+    except RuntimeError:
+        return False
+    return True
+
+
+def full_name(op: OpOverload) -> str:
+    """``ns::name`` or ``ns::name.overload``, as schemas and this package write it."""
+    return str(op._name)
+
+
+def composites_of_the_cpu() -> list[str]:
+    """Ops that torch composes of others for any device, and that the CPU has a kernel for, if only by ``out=``."""
+    names = [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    with_out = {name.partition(".")[0] for name in names if _is_out(name) and has_kernel(name, "CPU")}
+    composites = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd")
+    return sorted(
+        name
+        for name in names
+        if any(has_kernel(name, key) for key in composites)
+        and (has_kernel(name, "CPU") or (name.partition(".")[0].removesuffix("_") in with_out and not _is_out(name)))
+    )
+
+
+def _is_out(name: str) -> bool:
+    return "out" in name.partition(".")[2]
+
+
+def accepts_numbers(op: OpOverload) -> bool:
+    """May a Python number be given where the schema says Tensor?"""
+    return _numbers_are_tensors(full_name(op).partition("::")[2].partition(".")[0])
+
+
+def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the CPU's kernel on the tensors as they are: for ops that touch sizes and strides alone."""
+    return op.redispatch(CPU_KEYS, *args, **kwargs)
+
+
+def below_autograd() -> Any:
+    return _core.below_autograd()
+
+
+def install_hooks() -> bool:
+    """Tell torch that the device is there; False where that was done before (it cannot be undone)."""
+    global _hook, _guard
+    if _hook is not None:
+        return False
+    _hook, _guard = _make_hook(), _make_guard()  # torch does not keep them alive
+    return bool(_register_hook(_hook)) and bool(_register_guard(_guard))
+
+
+_hook: Any = None
+_guard: Any = None
+
+
+def _make_hook() -> Any:
+    def yes(self: Any, *_: Any) -> bool:
+        return True
+
+    return type("Hooks", (_Hooks,), {"is_available": yes, "is_built": yes, "has_primary_context": yes})()
+
+
+def _make_guard() -> Any:
+    def type_(self: Any) -> Any:
+        return _DeviceType.PrivateUse1
+
+    return type("Guard", (_Guard,), {"type_": type_})()
+
+
+def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`outside_dynamo` for a bound method: it is the function behind it that has a code object."""
+    outside_dynamo(method.__func__)  # type: ignore[attr-defined]
+    return method
+
+
+# Memory ---------------------------------------------------------------------------------------------------------
+
+#: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
+_CPU, _EXTENSION = 1, 12
+
+#: The start of a capsule's struct in units of 64 bits: the pointer to the data, then device type and index in one.
+_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.POINTER(ctypes.c_int64)
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_NAME = ctypes.c_char_p(b"dltensor")
+
+
+def _device_field(type_: int, index: int) -> int:
+    return int.from_bytes(struct.pack("=ii", type_, index), sys.byteorder, signed=True)
+
+
+_HOST = _device_field(_CPU, 0)
+_DEVICES = [_device_field(_EXTENSION, index) for index in range(MAX_DEVICES)]
+_ANY_DEVICE = frozenset(_DEVICES)
+
+
+def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive.
+
+    Raises:
+        BufferError: it is no plain memory of the CPU.
+    """
+    capsule = _to_dlpack(tensor)
+    fields = _pointer_of(capsule, _NAME)
+    if fields[1] != _HOST:
+        raise BufferError(f"memory of {tensor.device}")
+    fields[1] = _DEVICES[index]
+    return _from_dlpack(capsule)  # type: ignore[no-any-return]
+
+
+def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits.
+
+    Raises:
+        BufferError: it is no plain memory of the device.
+    """
+    capsule = _to_dlpack(tensor)
+    fields = _pointer_of(capsule, _NAME)
+    if fields[1] not in _ANY_DEVICE:
+        raise BufferError(f"memory of {tensor.device}")
+    fields[1] = _HOST
+    return _from_dlpack(capsule)  # type: ignore[no-any-return]
+
+
+def storage_key(storage: Any) -> int:
+    """What tells storages apart while they live."""
+    return int(storage._cdata)
+
+
+# Autograd -------------------------------------------------------------------------------------------------------
+
+
+def single_threaded_backward() -> None:
+    """Have ``backward`` run in the calling thread, for good.
+
+    The engine starts a thread for each device with the first backward of a process, and fails an internal assertion
+    (engine.cpp) for one that was not there then. The guard that Python can register says that there is one device, so
+    the second one is never there. In the calling thread it needs none of them; kernels in Python take turns anyway.
+    """
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return _run_backward(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        setattr(module, "_engine_run_backward", run_backward)  # noqa: B010
+
+
+@contextlib.contextmanager
+def lent_generator(generator: torch.Generator) -> Iterator[None]:
+    """Have the CPU's default generator go on where `generator` is, and `generator` from where that gets to."""
+    default = torch.default_generator
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+# torch's own tests of ops ---------------------------------------------------------------------------------------
+
+
+def op_infos() -> list[Any]:
+    """torch's database of ops with sample inputs. It takes seconds to load."""
+    return list(importlib.import_module("torch.testing._internal.common_methods_invocations").op_db)

@@ -1,0 +1,271 @@
+"""What runs where the device has no kernel: the CPU's kernel on the same memory, counted, or an error."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from customops.backend import _compat, journal
+from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
+from customops.backend.memory import Memory
+from customops.backend.module import DeviceModule
+from customops.backend.plans import Plan, plan_of
+from customops.errors import UnsupportedError, user_stacklevel
+
+Policy = Literal["cpu", "warn", "error"]
+
+
+def check_policy(policy: object) -> Policy:
+    if policy not in get_args(Policy):
+        raise BackendNameError(
+            "unknown fallback policy", expected=" or ".join(map(repr, get_args(Policy))), got=repr(policy)
+        )
+    return policy  # type: ignore[return-value]
+
+
+class Fallback:
+    """The boxed kernel at the device's key, for every op that has none there."""
+
+    def __init__(self, name: str, memory: Memory, module: DeviceModule, policy: Policy) -> None:
+        self.name = name
+        self.memory = memory
+        self.module = module
+        self.policy: Policy = policy
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._plans: dict[Any, Plan] = {}
+        self._warned: set[str] = set()
+
+    def plan(self, op: Any) -> Plan:
+        plan = self._plans.get(op)
+        if plan is None:
+            plan = self._plans[op] = plan_of(op)
+        return plan
+
+    def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = self.plan(op)
+        if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
+            return _compat.redispatch_to_cpu(op, *args, **kwargs)
+        record = journal.open_journals[0] if journal.open_journals else None
+        try:
+            if self.policy != "cpu":
+                self._object(plan)
+            result = Call(self, plan, args, kwargs).run()
+        except Exception as error:
+            if record is not None:
+                record.fail(plan.name, error)
+            raise
+        self.counts[plan.name] += 1
+        if record is not None:
+            record.fallback[plan.name] += 1
+        return result
+
+    def _object(self, plan: Plan) -> None:
+        fix = f"@backend.kernel({plan.name!r}), or fallback_policy = 'cpu'"
+        if not plan.name.startswith("aten::"):
+            fix = f"register_kernel({self.name!r}) on the op, or fallback_policy = 'cpu'"
+        if self.policy == "error":
+            raise NoKernelError(f"no kernel for {self.name!r}, and no fallback to the CPU", op=plan.name, fix=fix)
+        if plan.name not in self._warned:
+            self._warned.add(plan.name)
+            warnings.warn(
+                f"{plan.name}: no kernel for {self.name!r}; it runs on the CPU (said once per op). To end this: {fix}",
+                stacklevel=user_stacklevel(),
+            )
+
+    @contextlib.contextmanager
+    def with_policy(self, policy: Policy) -> Iterator[None]:
+        before, self.policy = self.policy, policy
+        try:
+            yield
+        finally:
+            self.policy = before
+
+
+class Call:
+    """One call on its way to the CPU's kernel and back."""
+
+    __slots__ = ("args", "fallback", "host_args", "host_kwargs", "index", "kwargs", "plan", "reference")
+
+    def __init__(self, fallback: Fallback, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.fallback = fallback
+        self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
+        self.index = -1
+        self.reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
+
+    def run(self) -> Any:
+        lend = self._lend
+        self.host_args = [lend(i, value) for i, value in enumerate(self.args)]
+        self.host_kwargs = {name: lend(name, value) for name, value in self.kwargs.items()}
+        plan = self.plan
+        if plan.device is not None or self.index < 0:
+            self._settle_device()
+        if plan.generator is not None:
+            self._settle_generator()
+        fresh = self._fresh_outs(lambda out: out.numel() == 0) if plan.outs else {}
+        try:
+            result = self._compute()
+        except RuntimeError as error:
+            # A lent tensor cannot grow: give the op an out of its own, and take over what it made of that.
+            if not plan.outs or "not resizable" not in str(error):
+                raise
+            fresh = self._fresh_outs(lambda out: True)
+            result = self._compute()
+        if plan.writes:
+            self._write_back(fresh)
+        return self._returned(result)
+
+    # Arguments --------------------------------------------------------------------------------------------------
+
+    def _lend(self, key: int | str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._lend_tensor(key, value)
+        if isinstance(value, (list, tuple)):
+            if value and any(isinstance(item, Tensor) for item in value):
+                return [self._lend_tensor(key, item) if isinstance(item, Tensor) else item for item in value]
+        elif isinstance(value, (int, float, complex)) and key in self.plan.tensors:
+            return torch.tensor(value, dtype=self._promoted(value))
+        return value
+
+    def _promoted(self, number: Any) -> torch.dtype | None:
+        return torch.result_type(self.reference, number) if self.reference is not None else None
+
+    def _lend_tensor(self, key: int | str, tensor: Tensor) -> Tensor:
+        if tensor.is_cpu:
+            if tensor.ndim and key not in self.plan.on_cpu:
+                raise self._on_cpu(key)
+            return tensor
+        index = tensor.get_device()
+        if index != self.index:
+            if self.index >= 0:
+                raise self._elsewhere(key, tensor)
+            self.index, self.reference = index, tensor
+        try:
+            return self.fallback.memory.lend(tensor)
+        except (BufferError, RuntimeError) as error:
+            if tensor.device.type != self.fallback.name:
+                raise self._elsewhere(key, tensor) from None
+            raise self.fallback.memory.cannot_hold(tensor) from error
+
+    def _settle_device(self) -> None:
+        """An op that makes a tensor is told where: it makes it on the CPU."""
+        key = self.plan.device
+        place: Any = self.host_args if isinstance(key, int) else self.host_kwargs
+        device = None
+        if key is not None and (key in place if isinstance(key, str) else key < len(place)):
+            device, place[key] = place[key], torch.device("cpu")
+        if device is not None and device.index is not None:
+            self.index = self.fallback.memory.check_index(device.index)
+        elif self.index < 0:
+            self.index = self.fallback.module.current_device()
+        if self.host_kwargs.get("pin_memory"):
+            raise UnsupportedError(
+                "memory of this device cannot be pinned",
+                op=self.plan.name,
+                fix="make the tensor on the CPU and call .pin_memory()",
+            )
+
+    def _settle_generator(self) -> None:
+        key = self.plan.generator
+        default = self.fallback.module.default_generators[self.index]
+        if isinstance(key, str):
+            if self.host_kwargs.get(key) is None:
+                self.host_kwargs[key] = default
+        elif key is not None:
+            missing = key + 1 - len(self.host_args)
+            if missing > 0:  # the dispatcher leaves out trailing defaults
+                defaults = [argument.default_value for argument in _compat.schema_of(self.plan.op).arguments]
+                self.host_args += defaults[len(self.host_args) : key + 1]
+            if self.host_args[key] is None:
+                self.host_args[key] = default
+
+    def _fresh_outs(self, wanted: Any) -> dict[str, Tensor]:
+        fresh = {}
+        for name in self.plan.outs:
+            out = self.kwargs.get(name)
+            if isinstance(out, Tensor) and wanted(out):
+                fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype)
+        return fresh
+
+    # The call ---------------------------------------------------------------------------------------------------
+
+    def _compute(self) -> Any:
+        if self.plan.draws:
+            with _compat.lent_generator(self.fallback.module.default_generators[self.index]):
+                return self.plan.run(*self.host_args, **self.host_kwargs)
+        return self.plan.run(*self.host_args, **self.host_kwargs)
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def _given(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.kwargs.get(key)
+        return self.args[key] if key < len(self.args) else None
+
+    def _write_back(self, fresh: dict[str, Tensor]) -> None:
+        """The op wrote to the memory itself; sizes, strides and the conj and neg bits have to be carried over."""
+        for key in self.plan.writes:
+            tensor, host = self._given(key), (self.host_kwargs if isinstance(key, str) else self.host_args)[key]  # type: ignore[index]
+            if not isinstance(tensor, Tensor) or tensor.is_cpu:
+                continue
+            if key in fresh:
+                made = self.fallback.memory.place(host, tensor.get_device())
+                tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())
+                continue
+            if host.shape != tensor.shape or host.stride() != tensor.stride():
+                offset = tensor.storage_offset() + host.storage_offset()
+                tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())
+            if host.is_conj() != tensor.is_conj():
+                _compat.set_conj(tensor, host.is_conj())
+            if host.is_neg() != tensor.is_neg():
+                _compat.set_neg(tensor, host.is_neg())
+
+    def _returned(self, result: Any) -> Any:
+        returns = self.plan.returns
+        if not returns:
+            return None
+        if len(returns) == 1:
+            return self._given(returns[0]) if returns[0] is not None else self._place(result)
+        return tuple(
+            self._given(key) if key is not None else self._place(value)
+            for key, value in zip(returns, result, strict=True)
+        )
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.fallback.memory.place(value, self.index)
+        if isinstance(value, (list, tuple)):
+            return [self._place(item) for item in value]
+        return value
+
+    # Errors -----------------------------------------------------------------------------------------------------
+
+    def _name_of(self, key: int | str) -> str:
+        return key if isinstance(key, str) else str(_compat.schema_of(self.plan.op).arguments[key].name)
+
+    def _on_cpu(self, key: int | str) -> WrongDeviceError:
+        name = self.fallback.name
+        return WrongDeviceError(
+            "Expected all tensors to be on the same device, but one is on the CPU",
+            op=self.plan.name,
+            argument=self._name_of(key),
+            expected=f"a tensor on {name}, or a CPU tensor of no dimensions",
+            fix=f".to({name!r})",
+        )
+
+    def _elsewhere(self, key: int | str, tensor: Tensor) -> BackendError:
+        return WrongDeviceError(
+            "Expected all tensors to be on the same device, but found at least two devices",
+            op=self.plan.name,
+            argument=self._name_of(key),
+            expected=f"a tensor on {self.fallback.name}:{self.index}",
+            got=f"one on {tensor.device}",
+            fix=f".to('{self.fallback.name}:{self.index}')",
+        )

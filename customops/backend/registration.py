@@ -1,0 +1,224 @@
+"""`register_backend`: everything is checked, then everything is done."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from customops.backend import _compat, autocast, kernels, names
+from customops.backend.device import Backend
+from customops.backend.errors import BackendError, BackendNameError
+from customops.backend.fallback import Fallback, Policy, check_policy
+from customops.backend.memory import Allocate, Memory
+from customops.backend.module import DeviceModule, Devices
+from customops.backend.patches import Patches
+from customops.backend.shortcuts import Shortcuts, boxed
+from customops.backend.substitutes import SUBSTITUTES
+from customops.errors import UnsupportedError
+
+AMP_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `register_backend` was called with."""
+
+    name: str
+    device_count: int
+    allocate: Allocate | None
+    fallback: Policy
+    methods: tuple[str, ...]
+    amp_dtypes: tuple[torch.dtype, ...]
+    pin_memory: bool
+
+    def check(self, force: bool) -> None:
+        """Raise whatever would go wrong, and change nothing."""
+        names.check_name(self.name)
+        count = self.device_count
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
+            raise BackendNameError(
+                "device_count is out of range", expected=f"1 to {_compat.MAX_DEVICES}", got=repr(count)
+            )
+        if self.allocate is not None and not callable(self.allocate):
+            raise BackendNameError(
+                "allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate)
+            )
+        if self.allocate is not None and importlib.util.find_spec("numpy") is None:
+            raise BackendError("allocate= returns NumPy arrays, and NumPy is not installed", fix="pip install numpy")
+        check_policy(self.fallback)
+        unknown = [method for method in self.methods if method not in names.METHODS]
+        if unknown:
+            raise BackendNameError("unknown methods", expected=", ".join(names.METHODS), got=repr(unknown[0]))
+        names.check_methods(self.methods, None, name=self.name)
+        wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
+        if wrong:
+            raise BackendNameError("amp_dtypes holds something else", expected="torch dtypes", got=repr(wrong[0]))
+        other = torch.accelerator.current_accelerator()
+        if other is not None and other.type != self.name and torch.accelerator.is_available() and not force:
+            raise BackendError(
+                f"this process has a device of type {other.type!r}: torch knows one accelerator, and a second one "
+                "breaks the autograd of the first (pytorch PR 161130)",
+                fix="hide it, as CUDA_VISIBLE_DEVICES= does; or force=True, if this process does not use it",
+            )
+        _compat.require()
+
+
+@dataclass
+class _Registered:
+    """The device of this process."""
+
+    backend: Backend | None = None
+    options: Options | None = None
+
+
+_registered = _Registered()
+_lock = threading.Lock()
+
+#: Libraries keep kernels alive.
+_libraries: list[Any] = []
+
+
+def get_backend() -> Backend | None:
+    """The device that `register_backend` made in this process, or None."""
+    return _registered.backend
+
+
+def register_backend(
+    name: str,
+    *,
+    device_count: int = 1,
+    allocate: Allocate | None = None,
+    fallback: Policy = "cpu",
+    methods: Iterable[str] = names.METHODS,
+    amp_dtypes: Iterable[torch.dtype] = AMP_DTYPES,
+    pin_memory: bool = True,
+    force: bool = False,
+) -> Backend:
+    """Make a device of this name, in this process and for as long as it lives.
+
+    Its tensors are plain tensors over memory of the process. Every op works at once, through the kernels of the CPU;
+    `Backend.kernel` replaces them one by one.
+
+    Args:
+        name: the device type, of a-z and _, as in ``torch.device(name)``.
+        device_count: how many there are: ``name:0``, ``name:1``, ...
+        allocate: ``allocate(nbytes, index)`` returns the memory of a tensor as a NumPy array of uint8.
+        fallback: what an op without a kernel does: "cpu", "warn" or "error".
+        methods: which classes get ``.<name>()`` and ``.is_<name>``: tensor, module, packed_sequence, storage.
+        amp_dtypes: dtypes of ``torch.autocast(name)``.
+        pin_memory: let ``.pin_memory()`` of CPU tensors return a copy that counts as pinned.
+        force: go on where the process has another accelerator.
+
+    Returns:
+        The device. The same call again returns the same one.
+
+    Raises:
+        ValueError: a bad name or option. Nothing was changed.
+        BackendError: the process has a device already, or torch cannot have one. Nothing was changed.
+    """
+    methods = (methods,) if isinstance(methods, str) else tuple(methods)
+    options = Options(name, device_count, allocate, fallback, methods, tuple(amp_dtypes), pin_memory)
+    with _lock:
+        return _registered_once(options, force)
+
+
+def _registered_once(options: Options, force: bool) -> Backend:
+    if _registered.backend is not None:
+        if options == _registered.options:
+            return _registered.backend
+        names.check_spelling(options.name)
+        raise BackendError(
+            "this process has a device already, with other options",
+            expected=repr(_registered.options),
+            got=repr(options),
+            fix="get_backend() returns it; run_isolated of customops.testing starts another process",
+        )
+    options.check(force)
+    _registered.backend = _register(options)
+    _registered.options = options
+    return _registered.backend
+
+
+def _register(options: Options) -> Backend:
+    name = options.name
+    devices = Devices()
+    memory = Memory(name, options.device_count, options.allocate)
+    module = DeviceModule(name, memory, devices, options.amp_dtypes)
+    fallback = Fallback(name, memory, module, options.fallback)
+    essentials = kernels.Essentials(memory, devices)
+
+    names.rename_privateuse1_backend(name)
+    _compat.register_device_module(name, module)
+    for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
+    names.generate_methods_for_privateuse1_backend(**for_each)
+    _compat.install_hooks()
+    _install_kernels(essentials, fallback)
+    shortcuts = Shortcuts(fallback)
+    shortcuts.install()
+    _install_pinning(name, options.pin_memory)
+    _install_autocast(name)
+    Patches(memory).install()
+    _compat.single_threaded_backward()
+    return Backend(name, memory, module, fallback, shortcuts)
+
+
+def _library(namespace: str, key: str = "") -> Any:
+    library = _compat.Library(namespace, "IMPL", key)
+    _libraries.append(library)
+    return library
+
+
+def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None:
+    aten = _library("aten")
+    for op, kernel in essentials.table().items():
+        _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), "PrivateUse1")
+    for op in kernels.METADATA:
+        _compat.impl(aten, op, kernels.view_of(op), "PrivateUse1")
+    for name in SUBSTITUTES:  # torch has kernels for some of these, which raise
+        substitute = _compat.find_op(name)
+        if substitute is not None:
+            _compat.impl(aten, name.partition("::")[2], boxed(fallback, substitute), "PrivateUse1")
+    # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
+    for key in ("Conjugate", "Negative"):
+        for op in ("_copy_from", "_copy_from_and_resize"):
+            _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
+
+    def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return fallback(op, args, kwargs)
+
+    _library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
+
+    def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
+            op=_compat.full_name(op),
+            fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
+        )
+
+    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
+        _library("_", key).fallback(_compat.outside_dynamo(refuse))
+
+
+def _install_pinning(name: str, wanted: bool) -> None:
+    aten = _library("aten")
+    on_cpu = kernels.PinnedMemory() if wanted else kernels.NotPinned(name, "register_backend(..., pin_memory=True)")
+    of_device = kernels.NotPinned(name, "pin the CPU tensor, before .to(device)")
+    for pinning, key in ((on_cpu, "CPU"), (of_device, "PrivateUse1")):
+        for op, kernel in pinning.table().items():
+            _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), key)
+
+
+def _install_autocast(name: str) -> None:
+    # Without this, every op under autocast fails.
+    _library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
+    aten = _library("aten")
+    for ops, dtype in ((autocast.LOWER_PRECISION, None), (autocast.FLOAT32, torch.float32)):
+        for op in ops:
+            overload = _compat.find_op(f"aten::{op}")
+            if overload is not None:
+                _compat.impl(aten, op, autocast.casting_kernel(overload, name, dtype), "AutocastPrivateUse1")

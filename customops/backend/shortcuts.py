@@ -1,0 +1,65 @@
+"""Ops that torch would take apart for the device although the CPU has a kernel for the whole.
+
+``add`` of a device without a kernel for it is ``empty_strided``, then ``add.out``: two calls of Python instead of one;
+``native_layer_norm`` is a dozen, and rounds differently. So the fallback is also put where torch has such a composite.
+Once a user writes a kernel for any overload of a name, torch's composites of that name are what calls it, and the
+shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from customops.backend import _compat
+from customops.backend.fallback import Fallback
+
+
+class Shortcuts:
+    """The ops by family: all overloads of a name, in place or not."""
+
+    def __init__(self, fallback: Fallback) -> None:
+        self.fallback = fallback
+        self.families: dict[str, list[Any]] = collections.defaultdict(list)
+        for name in _compat.composites_of_the_cpu():
+            op = _compat.find_op(name)
+            if op is not None:
+                self.families[_family(name)].append(op)
+        self._libraries: dict[str, Any] = {}
+        self._kernels: collections.Counter[str] = collections.Counter()  # the user's, by family
+
+    def install(self) -> None:
+        for family in self.families:
+            self._install(family)
+
+    def kernel_added(self, name: str) -> None:
+        family = _family(name)
+        self._kernels[family] += 1
+        library = self._libraries.pop(family, None)
+        if library is not None:
+            _compat.destroy_library(library)
+
+    def kernel_removed(self, name: str) -> None:
+        family = _family(name)
+        self._kernels[family] -= 1
+        if not self._kernels[family] and family in self.families:
+            self._install(family)
+
+    def _install(self, family: str) -> None:
+        library = self._libraries[family] = _compat.Library("aten", "IMPL")
+        for op in self.families[family]:
+            local = _compat.full_name(op).partition("::")[2]
+            _compat.impl(library, local, boxed(self.fallback, op), "PrivateUse1")
+
+
+def boxed(fallback: Fallback, op: Any) -> Any:
+    """The fallback as the kernel of one op."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return fallback(op, args, kwargs)
+
+    return _compat.outside_dynamo(kernel)
+
+
+def _family(name: str) -> str:
+    return name.partition(".")[0].removesuffix("_")

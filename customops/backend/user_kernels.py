@@ -1,0 +1,218 @@
+"""Kernels that users write for the device: looked up, installed, and their results checked in each call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops.backend import _compat, journal
+from customops.backend.errors import BackendError, KernelResultError, UnknownOpError
+from customops.backend.fallback import Fallback
+from customops.backend.plans import Plan
+from customops.backend.shortcuts import Shortcuts
+from customops.errors import where
+
+Fn = Callable[..., Any]
+
+
+class KernelHandle:
+    """A kernel that was registered; calling it calls the function itself, `remove` takes it back."""
+
+    def __init__(self, op: str, fn: Fn, undo: Callable[[], None]) -> None:
+        self.op = op
+        self.fn = fn
+        self.__wrapped__ = fn
+        self._undo: Callable[[], None] | None = undo
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.op}: {where(self.fn)}>"
+
+    def remove(self) -> None:
+        """Take the kernel back; the fallback counts again. A second time does nothing."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+
+class UserKernels:
+    """The kernels by op and dispatch key."""
+
+    def __init__(self, fallback: Fallback, shortcuts: Shortcuts) -> None:
+        self.fallback = fallback
+        self.shortcuts = shortcuts
+        self.installed: dict[tuple[str, str], tuple[Fn, Any]] = {}  # op, dispatch key -> function, library
+
+    def find(self, op: object) -> Any:
+        """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
+        if isinstance(op, _compat.OpOverload):
+            return op
+        if not isinstance(op, str):
+            raise BackendError("a kernel is for an op", expected="its name or an OpOverload", got=repr(op))
+        found = _compat.find_op(op) if "::" in op else None
+        if found is None:
+            raise UnknownOpError(
+                "there is no such op",
+                op=op,
+                expected="namespace::name.overload, as in aten::add.out" if "::" not in op else None,
+                fix=_similar(op),
+            )
+        return found
+
+    def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
+        """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
+        name = _compat.full_name(op)
+        if (name, key) in self.installed:
+            raise BackendError(
+                "there is a kernel already",
+                op=name,
+                where=where(self.installed[name, key][0]),
+                fix="call .remove() on what registering it returned",
+            )
+        namespace, _, local = name.partition("::")
+        if key == "PrivateUse1":
+            self.shortcuts.kernel_added(name)
+        library = _compat.Library(namespace, "IMPL")
+        _compat.impl(library, local, kernel, key)
+        self.installed[name, key] = fn, library  # a library that nobody keeps takes its kernels along
+        return KernelHandle(name, fn, functools.partial(self._remove, op, key, library))
+
+    def _remove(self, op: Any, key: str, library: Any) -> None:
+        name = _compat.full_name(op)
+        namespace, _, local = name.partition("::")
+        del self.installed[name, key]
+        _compat.destroy_library(library)
+        _compat.remember_kernel(namespace, local, key, (self._instead(op, key), False))
+        if key == "PrivateUse1":
+            self.shortcuts.kernel_removed(name)
+
+    def _instead(self, op: Any, key: str) -> Fn:
+        """What torch is to call, under a dispatch mode, in the place of a kernel that was taken back."""
+
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if key == "PrivateUse1":
+                return self.fallback(op, args, kwargs)
+            with _compat.exclude_keys(_compat.key_set(key)):
+                return op(*args, **kwargs)
+
+        return _compat.outside_dynamo(instead)
+
+    def checked(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> Fn:
+        """`fn` as a kernel: for these dtypes, with the fallback where it returns NotImplemented, its result checked."""
+        plan, fallback = self.fallback.plan(op), self.fallback
+        only = frozenset(dtypes) if dtypes is not None else None
+        open_journals = journal.open_journals
+        one_device = fallback.memory.device_count == 1 and plan.returns == (None,)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if only is not None and any(dtype not in only for dtype in _dtypes(args, kwargs)):
+                return fallback(op, args, kwargs)
+            try:
+                result = fn(*args, **kwargs)
+            except Exception as error:
+                if open_journals:
+                    open_journals[0].fail(plan.name, error)
+                raise
+            if open_journals and result is not NotImplemented:
+                open_journals[0].native[plan.name] += 1
+            if one_device and type(result) is Tensor and result.get_device() == 0:
+                return result
+            if result is NotImplemented:
+                return fallback(op, args, kwargs)
+            return Check(fallback, plan, fn, args, kwargs).result(result)
+
+        return _compat.outside_dynamo(kernel)
+
+
+def _similar(op: str) -> str | None:
+    """Overloads of the same name: an op's name alone is its overload without one, if there is that."""
+    namespace, _, rest = op.rpartition("::")
+    names = _compat.overload_names(f"{namespace or 'aten'}::{rest.partition('.')[0]}")
+    return f"one of {', '.join(names[:6])}" if names else None
+
+
+def _dtypes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.dtype]:
+    return {value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
+
+
+class Check:
+    """What a kernel returned, against the schema and the device of the inputs."""
+
+    def __init__(self, fallback: Fallback, plan: Plan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.name = fallback.name
+        self.plan = plan
+        self.undefined = "backward" in plan.name  #: None for a gradient that nobody asked for
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs
+
+    def result(self, value: Any) -> Any:
+        returns = self.plan.returns
+        types = [str(r.type) for r in _compat.schema_of(self.plan.op).returns]
+        if not returns:
+            if value is not None:
+                raise self._error("nothing", value, fix="drop the return")
+            return None
+        if len(returns) == 1:
+            return self._one(returns[0], types[0], value)
+        if value is None and None not in returns:
+            return tuple(self._given(key) for key in returns if key is not None)
+        if not isinstance(value, (tuple, list)) or len(value) != len(returns):
+            raise self._error(f"a tuple of {len(returns)}", value)
+        return tuple(
+            None if each is None and self.undefined else self._one(key, type_, each)
+            for key, type_, each in zip(returns, types, value, strict=True)
+        )
+
+    def _given(self, key: int | str) -> Any:
+        return self.kwargs[key] if isinstance(key, str) else self.args[key]
+
+    def _one(self, key: int | str | None, type_: str, value: Any) -> Any:
+        if key is not None:  # what was written is returned, whether or not the kernel says so
+            given = self._given(key)
+            if value is not None and value is not given:
+                raise self._error("the tensor that it writes to, or None", value)
+            return given
+        if type_ == "Tensor":
+            self._check_tensor(value)
+        elif type_ == "List[Tensor]":
+            if not isinstance(value, (list, tuple)):
+                raise self._error("a list of tensors", value)
+            for item in value:
+                self._check_tensor(item)
+        return value
+
+    def _check_tensor(self, value: Any) -> None:
+        expected = "a tensor on " + str(self._device())
+        if not isinstance(value, Tensor):
+            is_array = type(value).__module__ == "numpy"
+            raise self._error(expected, value, fix="backend.wrap(array)" if is_array else None)
+        if value.device.type != self.name:
+            raise self._error(expected, value, fix="backend.wrap(tensor)")
+        if value.device != self._device():
+            raise self._error(expected, value, fix="backend.wrap(value, x.device)")
+
+    def _device(self) -> torch.device:
+        values = [*self.args, *self.kwargs.values()]
+        for value in [item for v in values for item in (v if isinstance(v, (list, tuple)) else [v])]:
+            if isinstance(value, Tensor) and value.device.type == self.name:
+                return value.device
+        given = self.kwargs.get("device")
+        return given if given is not None and given.index is not None else torch.device(self.name, 0)
+
+    def _error(self, expected: str, value: Any, fix: str | None = None) -> KernelResultError:
+        got = f"a tensor on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+        return KernelResultError(
+            "the kernel returned something else than the op returns",
+            op=self.plan.name,
+            expected=expected,
+            got=got if value is not None else "None",
+            where=where(self.fn),
+            fix=fix,
+        )

@@ -1,0 +1,174 @@
+"""`python -m customops backend-report`: a script's ops, torch's op tests, crashes, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from isolated import isolated
+
+from customops.backend import get_backend, journal, opinfo, register_backend, report
+
+DEVICE = """\
+import torch
+from customops.backend import register_backend
+
+backend = register_backend("npy")
+
+@backend.kernel("aten::mul.out")
+def mul(a, b, *, out):
+    torch.mul(backend.host(a), b if isinstance(b, float) else backend.host(b), out=backend.host(out))
+"""
+
+PROGRAM = (
+    DEVICE
+    + """
+import sys
+
+@backend.kernel("aten::sin", dtypes=[torch.float32])
+def sin(x):
+    return backend.wrap(backend.host(x).sin())
+
+if __name__ == "__main__":
+    d = torch.ones(3, device="npy")
+    (d * d).cos()
+    d.sin(), d.double().sin()
+    print("arguments:", sys.argv[1:])
+    if "fail" in sys.argv:
+        d @ torch.ones(4, device="npy")
+"""
+)
+
+
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "customops", "backend-report", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    (tmp_path / "device.py").write_text(DEVICE, encoding="utf-8")
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    return tmp_path
+
+
+def lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_script(program: Path) -> None:
+    done = run("program.py", "one", "two", "--json", "out.json", cwd=program)
+    assert done.returncode == 0, done.stderr
+    assert "arguments: ['one', 'two']" in done.stdout
+    assert ["aten::mul.out", "1", "-", "native"] in lines(done.stdout)
+    assert ["aten::cos", "-", "1", "fallback"] in lines(done.stdout)
+    assert ["aten::sin", "1", "1", "both"] in lines(done.stdout)
+    assert "ops on npy: 1 native, 1 both native and on the CPU" in done.stdout
+    ops = json.loads((program / "out.json").read_text(encoding="utf-8"))["ops"]
+    assert ops["aten::mul.out"] == {"native": 1, "fallback": 0, "error": None}
+
+
+def test_a_module_that_fails(program: Path) -> None:
+    done = run("program", "fail", cwd=program)
+    assert done.returncode == 1
+    (failed,) = [line for line in lines(done.stdout) if "FAILED" in line]
+    assert failed[0].startswith("aten::")
+    assert "RuntimeError:" in failed
+    assert "program ended with RuntimeError" in done.stdout
+    assert "Traceback" in done.stderr
+
+
+def test_what_is_no_device(program: Path) -> None:
+    (program / "nothing.py").write_text("x = 1\n", encoding="utf-8")
+    done = run("nothing.py", cwd=program)
+    assert done.returncode == 2
+    assert "nothing.py registers no device" in done.stderr
+    assert "no such file" in run("missing.py", cwd=program).stderr
+    done = run("program.py", "--dtype", "float32", cwd=program)
+    assert done.returncode == 2
+    assert "go with --opinfo" in done.stderr
+    assert (
+        "no such dtype" in run("program.py", "--opinfo", "--dtype", "float", "--dtype", "nothing", cwd=program).stderr
+    )
+
+
+def test_op_tests(program: Path) -> None:
+    arguments = ["--opinfo", "--op", "mul", "--op", "cos", "--op", "to_sparse", "--samples", 2, "--json", "out.json"]
+    done = run("device.py", *arguments, "--dtype", "float32", "--dtype", "int64", cwd=program)
+    assert done.returncode == 1  # to_sparse
+    assert "float32    forward                  2 of 3 ops pass" in done.stdout
+    assert "float32    forward and backward     2 of 3 ops pass" in done.stdout
+    assert "int64      forward                  2 of 3 ops pass" in done.stdout
+    assert "    to_sparse: UnsupportedError" in done.stdout
+    assert any(line[:1] == ["aten::mul.out"] for line in lines(done.stdout))
+    scores = json.loads((program / "out.json").read_text(encoding="utf-8"))["scores"]
+    assert [(score["dtype"], score["backward"]) for score in scores] == [
+        ("float32", False),
+        ("float32", True),
+        ("int64", False),
+    ]
+    assert scores[0]["passed"] == ["cos", "mul"]
+
+
+def register() -> None:
+    register_backend("npy")
+
+
+on_device = isolated(register)
+
+
+def score_of(op: str, **options) -> opinfo.Score:
+    return next(opinfo.run(get_backend(), [torch.float32], patterns=[op], samples=2, **options))
+
+
+@on_device
+def test_a_wrong_kernel_fails() -> None:
+    backend = get_backend()
+    backend.kernel("aten::cos")(lambda x: backend.wrap(backend.host(x).sin()))
+    score = score_of("cos", backward=False)
+    assert list(score.failed) == ["cos"]
+    assert "Tensor-likes are not close" in score.failed["cos"]
+    assert (score.total, score.passed, score.backward) == (1, [], False)
+
+
+@on_device
+def test_a_kernel_that_crashes_is_one_failure() -> None:
+    backend = get_backend()
+    backend.kernel("aten::cos")(crash)
+    score = score_of("cos*")
+    assert set(score.failed) == {"cos"}
+    assert "SIGSEGV" in score.failed["cos"]
+    assert "cosh" in score.passed
+
+
+def crash(x):
+    import ctypes  # noqa: PLC0415
+
+    ctypes.string_at(0)
+
+
+@on_device
+def test_what_the_cpu_cannot_do_is_skipped() -> None:
+    score = score_of("jiterator_unary", backward=False)
+    assert score.skipped == ["jiterator_unary"]
+
+
+@on_device
+def test_rows() -> None:
+    record = journal.Journal()
+    record.native.update({"aten::a": 3, "aten::b": 1})
+    record.fallback.update({"aten::b": 1, "aten::c": 5})
+    record.fail("aten::d", ValueError("wrong\nmore"))
+    found = report.rows(record)
+    assert [(row.op, row.status) for row in found] == [
+        ("aten::d", "FAILED"),
+        ("aten::c", "fallback"),
+        ("aten::b", "both"),
+        ("aten::a", "native"),
+    ]
+    assert found[0].error == "ValueError: wrong"

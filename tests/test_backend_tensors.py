@@ -1,0 +1,543 @@
+"""Tensors of a device written in Python: made, copied, viewed, resized, printed, counted; the CPU is the oracle."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from isolated import isolated
+from torch._subclasses import FakeTensorMode
+from torch.testing import assert_close
+
+from customops.backend import BackendError, get_backend, register_backend
+from customops.errors import UnsupportedError
+
+
+def register() -> None:
+    register_backend("npy", device_count=2)
+
+
+on_device = isolated(register)
+
+
+def equal(device_tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    assert device_tensor.device.type == "npy"
+    assert device_tensor.dtype == expected.dtype
+    assert device_tensor.shape == expected.shape
+    assert device_tensor.stride() == expected.stride()
+    assert_close(device_tensor.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+@on_device
+def test_factories() -> None:
+    for make in (
+        lambda device: torch.zeros(2, 3, device=device),
+        lambda device: torch.ones(2, 3, device=device),
+        lambda device: torch.full((2,), 7.5, device=device),
+        lambda device: torch.arange(2, 9, 3, device=device),
+        lambda device: torch.eye(3, device=device),
+        lambda device: torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device),
+        lambda device: torch.tensor(3, device=device),
+        lambda device: torch.linspace(0, 1, 5, device=device),
+        lambda device: torch.tril_indices(3, 4, device=device),
+        lambda device: torch.zeros(0, 4, device=device),
+        lambda device: torch.hann_window(5, device=device),
+        lambda device: torch.ones(1, 2, 3, 4, device=device).to(memory_format=torch.channels_last),
+        lambda device: torch.zeros_like(torch.ones(2, 3, device=device).t()),
+        lambda device: torch.ones(2, device=device).new_full((3,), 2),
+        lambda device: torch.scalar_tensor(2.5, device=device),
+    ):
+        equal(make("npy"), make("cpu"))
+
+
+@on_device
+def test_every_dtype_goes_and_comes() -> None:
+    for dtype in DTYPES:
+        x = torch.tensor([0, 1, 1], dtype=torch.uint8).to(dtype)
+        d = x.to("npy")
+        assert d.dtype == dtype
+        assert torch.empty(3, dtype=dtype, device="npy").dtype == dtype
+        assert torch.equal(d.cpu().view(torch.uint8), x.view(torch.uint8))
+
+
+@on_device
+def test_copies_in_all_directions() -> None:
+    x = torch.randn(3, 4)
+    d = x.npy()
+    equal(d, x)
+    assert d.is_npy
+    assert not x.is_npy
+    assert d.npy() is d
+    assert d.npy(1).device == torch.device("npy:1")
+    equal(x.t().to("npy"), x.t())
+    equal(d.t(), x.t())
+    equal(d.double(), x.double())
+    equal(d.to(torch.bfloat16), x.to(torch.bfloat16))
+    for source, target in (
+        (x.t(), torch.empty(4, 3, device="npy")),
+        (d.t(), torch.empty(4, 3)),
+        (d, d.t().contiguous().t()),
+    ):
+        assert_close(target.copy_(source).cpu(), source.cpu())
+    half = torch.empty(3, 4, dtype=torch.float16, device="npy").copy_(x)
+    equal(half, x.half())
+    filled = torch.zeros(3, 4, device="npy")
+    filled[1:, ::2] = d[1:, ::2]
+    expected = torch.zeros(3, 4)
+    expected[1:, ::2] = x[1:, ::2]
+    equal(filled, expected)
+    equal(torch.empty(2, 4, device="npy").copy_(x[0]), x[0].expand(2, 4).contiguous())
+    equal(torch.zeros(3, 4, device="npy").copy_(d, non_blocking=True), x)
+
+
+@on_device
+def test_conjugate_and_negative_copies() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    d = x.npy()
+    equal(d.conj(), x.conj())
+    equal(x.conj().to("npy"), x.conj().resolve_conj())
+    assert_close(d.conj().imag.cpu(), x.conj().imag)  # lazily negated
+    assert_close(torch.empty(3, dtype=torch.complex64).copy_(d.conj()), x.conj().resolve_conj())
+    target = torch.zeros(3, dtype=torch.complex64, device="npy")
+    target.conj().copy_(d)
+    assert_close(target.cpu(), x.conj().resolve_conj())
+    backend = get_backend()
+    assert_close(backend.host(d.conj()), x.conj())
+    assert_close(backend.host(d.conj().imag), x.conj().imag)
+
+
+@on_device
+def test_views_share_memory() -> None:
+    x = torch.arange(12.0)
+    for view in (
+        lambda t: t.view(3, 4),
+        lambda t: t.as_strided((2, 2), (5, 1), 3),
+        lambda t: t.unfold(0, 3, 2),
+        lambda t: t.view(3, 4).t()[1:, ::2],
+        lambda t: t[:1].expand(4),
+        lambda t: t.view(torch.int32),
+        lambda t: t.view(6, 2).view(torch.complex64),
+        lambda t: torch.view_as_real(t.view(6, 2).view(torch.complex64)),
+        lambda t: t.unsqueeze(0).squeeze().movedim(0, -1),
+        lambda t: t.diagonal() if t.dim() > 1 else t.view(3, 4).diagonal(),
+        lambda t: t.split([5, 7])[1],
+        lambda t: t.reshape(4, 3),
+    ):
+        d = x.npy()
+        seen = view(d)
+        equal(seen, view(x))
+        assert seen.untyped_storage().data_ptr() == d.untyped_storage().data_ptr()
+        assert seen.storage_offset() == view(x).storage_offset()
+        if seen.numel() == x.numel() and seen.dtype == x.dtype:
+            seen.zero_()
+            assert d.sum().item() == 0
+            assert seen._is_view()
+            assert (seen._base is d) == (view(x)._base is x)
+
+
+@on_device
+def test_slices_write_through() -> None:
+    d, x = torch.zeros(3, 4, device="npy"), torch.zeros(3, 4)
+    for t in (d, x):
+        t[1] = 1
+        t[:, 2].add_(5)
+        t[t > 5] = -1
+        t[[0, 2], [1, 3]] = t.new_tensor([8.0, 9.0])
+    equal(d, x)
+
+
+@on_device
+def test_arithmetic() -> None:
+    x, y = torch.randn(3, 4), torch.randn(4)
+    i = torch.arange(4)
+    for f in (
+        lambda a, b, n: a + b,
+        lambda a, b, n: 2 - a * 3.5,
+        lambda a, b, n: (a + 1).abs() / (b**2 + 1),
+        lambda a, b, n: n + b,
+        lambda a, b, n: n / 2,
+        lambda a, b, n: n + 1.5,
+        lambda a, b, n: torch.remainder(n, 2.5),
+        lambda a, b, n: a.half() + 1e-3,
+        lambda a, b, n: a.sum(0) @ b,
+        lambda a, b, n: a[:, n[1:]],
+        lambda a, b, n: a.sort(dim=1).values,
+        lambda a, b, n: a.topk(2)[1],
+        lambda a, b, n: torch.cat([a, a], 1),
+        lambda a, b, n: a.max(),
+        lambda a, b, n: torch.where(a > 0, a, 0.0),
+        lambda a, b, n: torch.einsum("ij,j->i", a, b),
+    ):
+        equal(f(x.npy(), y.npy(), i.npy()), f(x, y, i))
+
+
+@on_device
+def test_outs() -> None:
+    x = torch.randn(3, 4)
+    d = x.npy()
+    out = torch.empty(3, 4, device="npy")
+    assert torch.add(d, 1, out=out) is out
+    equal(out, x + 1)
+    grown = torch.empty(0, device="npy")
+    torch.mul(d, 2, out=grown)
+    equal(grown, x * 2)
+    values, indices = torch.empty(0, device="npy"), torch.empty(0, dtype=torch.long, device="npy")
+    torch.kthvalue(d, 2, dim=1, out=(values, indices))
+    expected = torch.kthvalue(x, 2, dim=1)
+    equal(values, expected.values)
+    equal(indices, expected.indices)
+    small = torch.ones(2, device="npy")
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.add(d, 1, out=small)
+    equal(small, x + 1)
+    big = torch.ones(20, device="npy")
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.add(d, 1, out=big)
+    equal(big, x + 1)
+    strided = torch.zeros(4, 3, device="npy").t()
+    torch.add(d, 1, out=strided)
+    assert_close(strided.cpu(), x + 1)
+    assert strided.stride() == (1, 3)
+
+
+@on_device
+def test_in_place_changes_of_shape() -> None:
+    x = torch.randn(2, 3)
+    d = x.npy()
+    before = d.data_ptr()
+    equal(d.t_(), x.clone().t_())
+    d.unsqueeze_(0).squeeze_(0).transpose_(0, 1)
+    equal(d, x)
+    assert d.data_ptr() == before
+    equal(d.as_strided_((2,), (1,), 2), x.clone().as_strided_((2,), (1,), 2))
+
+
+@on_device
+def test_versions_are_counted() -> None:
+    d = torch.ones(3, device="npy")
+    d.add_(1).mul_(2)
+    assert d._version == 2
+    d[0] = 4
+    assert d._version == 3
+    w = torch.ones(3, device="npy", requires_grad=True)
+    y = w.exp()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@on_device
+def test_resize() -> None:
+    d = torch.arange(6.0, device="npy")
+    d.resize_(2, 2)
+    equal(d, torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    d.resize_(3, 4)
+    assert d.shape == (3, 4)
+    assert d.cpu().flatten()[:4].tolist() == [0, 1, 2, 3]
+    d.resize_as_(torch.empty(5, device="npy"))
+    assert d.shape == (5,)
+    d.resize_(0)
+    assert d.numel() == 0
+    d.resize_(1, 2, 3, 4, memory_format=torch.channels_last)
+    assert d.stride() == torch.empty(1, 2, 3, 4).to(memory_format=torch.channels_last).stride()
+    tail = torch.arange(6.0, device="npy")[4:]
+    tail.resize_(4)
+    assert tail[:2].tolist() == [4, 5]
+
+
+@on_device
+def test_set() -> None:
+    d, other = torch.arange(6.0, device="npy"), torch.empty(0, device="npy")
+    other.set_(d)
+    equal(other, torch.arange(6.0))
+    other.set_(d.untyped_storage(), 2, (2, 2), (2, 1))
+    equal(other, torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
+    other.zero_()
+    assert d.tolist() == [0, 1, 0, 0, 0, 0]
+    assert other.set_().numel() == 0
+
+
+@on_device
+def test_storages() -> None:
+    d = torch.arange(4.0, device="npy:1")
+    storage = d.untyped_storage()
+    assert storage.device == torch.device("npy:1")
+    assert storage.nbytes() == 16
+    assert storage.is_npy
+    made = torch.UntypedStorage(8, device="npy")  # torch alone: a segfault
+    assert (made.nbytes(), made.device) == (8, torch.device("npy:0"))
+    assert torch.UntypedStorage(device="npy").nbytes() == 0
+    assert torch.UntypedStorage(8).device.type == "cpu"
+    assert torch.UntypedStorage([1, 2]).tolist() == [1, 2]
+    moved = torch.arange(3, dtype=torch.uint8).untyped_storage().npy()
+    assert moved.is_npy
+    assert moved.cpu().tolist() == [0, 1, 2]
+    assert moved.clone().device == torch.device("npy:0")
+    with pytest.raises(RuntimeError, match="Invalid device"):
+        moved.npy("cpu")
+
+
+@on_device
+def test_typed_storages() -> None:
+    warnings.simplefilter("ignore")  # they are deprecated
+    d = torch.arange(4.0, device="npy")
+    assert d.storage().is_npy
+    assert torch.arange(3.0).storage().npy().cpu().tolist() == [0, 1, 2]
+
+
+@on_device
+def test_printing_and_python_numbers() -> None:
+    d = torch.tensor([[1.0, 2.5], [3.0, -4.0]], device="npy")
+    assert repr(d) == "tensor([[ 1.0000,  2.5000],\n        [ 3.0000, -4.0000]], device='npy:0')"
+    assert f"{d[0, 0]:.1f}" == "1.0"
+    assert d.tolist() == [[1.0, 2.5], [3.0, -4.0]]
+    assert bool(d[0, 0] == 1)
+    assert int(d.sum()) == 2
+    assert (d[0, 1].item(), len(d), [row.sum().item() for row in d]) == (2.5, 2, [3.5, -1.0])
+    assert torch.empty(0, device="npy").tolist() == []
+    assert "npy:1" in repr(torch.ones(1, device="npy:1"))
+
+
+@on_device
+def test_deepcopy_and_equality() -> None:
+    d = torch.randn(3, device="npy")
+    pair = copy.deepcopy([d, d[1:]])
+    assert pair[0].device == d.device
+    assert torch.equal(pair[0], d)
+    pair[1].zero_()
+    assert pair[0][1:].tolist() == [0, 0]  # sharing is kept
+    assert d[1:].abs().sum() > 0
+
+
+# Memory ---------------------------------------------------------------------------------------------------------
+
+
+@on_device
+def test_host_numpy_and_wrap_copy_nothing() -> None:
+    backend = get_backend()
+    d = torch.zeros(2, 3, device="npy")
+    backend.host(d)[0] = 1
+    backend.numpy(d)[1] = 2
+    assert d.tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert backend.numpy(d.t()).strides == (4, 12)
+    array = np.arange(4.0)
+    wrapped = backend.wrap(array, 1)
+    assert wrapped.device == torch.device("npy:1")
+    array[0] = 9
+    assert wrapped.tolist() == [9, 1, 2, 3]
+    assert backend.wrap(np.float32(2.5)).shape == ()
+    assert backend.wrap(np.maximum(backend.numpy(torch.ones((), device="npy")), 3)).item() == 3
+    host = torch.ones(2)
+    assert backend.wrap(host, wrapped.device).add_(1).device == wrapped.device
+    assert host.tolist() == [2, 2]
+    del array, host
+    gc.collect()
+    assert wrapped[0].item() == 9  # the owner is kept
+
+
+@on_device
+def test_host_numpy_and_wrap_refuse() -> None:
+    backend = get_backend()
+    for function in (backend.host, backend.numpy):
+        for wrong in (torch.ones(1), torch.empty(1, device="meta"), 3):
+            with pytest.raises(ValueError, match="expects a tensor"):
+                function(wrong)
+    with pytest.raises(TypeError, match="NumPy has no such dtype"):
+        backend.numpy(torch.ones(1, dtype=torch.bfloat16, device="npy"))
+    with pytest.raises(NotImplementedError, match="lazily conjugated"):
+        backend.numpy(torch.ones(1, dtype=torch.complex64, device="npy").conj())
+    for wrong in (torch.empty(1, device="meta"), torch.ones(1, device="npy"), torch.eye(2).to_sparse(),
+                  torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"wrap\(\) takes"):
+            backend.wrap(wrong)
+    with pytest.raises(BackendError, match="takes a CPU tensor or a writable NumPy array"):
+        backend.wrap([1, 2])
+    with pytest.raises(BackendError, match="negative"):
+        backend.wrap(np.arange(3.0)[::-1])
+    with pytest.raises(BackendError, match="there is no such device"):
+        backend.wrap(torch.ones(1), 2)
+
+    with FakeTensorMode(), pytest.raises(ValueError, match="with memory"):
+        backend.host(torch.empty(2, device="npy"))
+
+
+@on_device
+def test_bytes_are_counted() -> None:
+    backend = get_backend()
+    assert backend.memory_allocated() == 0
+    d = torch.empty(100, device="npy")
+    e = torch.empty(10, dtype=torch.int16, device="npy:1")
+    assert (backend.memory_allocated(), backend.memory_allocated(1)) == (400, 20)
+    view = d[:10]
+    del d
+    assert backend.memory_allocated(0) == 400
+    result = view + 1  # through the fallback
+    assert backend.memory_allocated(0) == 440
+    del view, e
+    gc.collect()
+    assert torch.npy.memory_allocated("npy:0") == 40
+    assert torch.npy.memory_allocated(1) == 0
+    del result
+    assert backend.memory_allocated(0) == 0
+    host = torch.ones(3)
+    first, second = backend.wrap(host), backend.wrap(host)  # two entries of one owner
+    assert backend.memory_allocated() == 24
+    del first, second, host
+    assert backend.memory_allocated() == 0
+    with pytest.raises(BackendError, match="there is no such device"):
+        backend.memory_allocated(2)
+
+
+@on_device
+def test_training_leaks_nothing() -> None:
+    backend = get_backend()
+    model = torch.nn.Linear(4, 4).npy()
+    for _ in range(200):
+        model(torch.ones(2, 4, device="npy")).sum().backward()
+    del model
+    gc.collect()
+    assert backend.memory_allocated() == 0
+
+
+@on_device
+def test_threads() -> None:
+    results = []
+
+    def work() -> None:
+        w = torch.ones(3, 3, device="npy", requires_grad=True)
+        for _ in range(50):
+            (w @ w).sum().backward()
+        results.append(w.grad.sum().item())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [50 * 54.0] * 4
+
+
+# What Python cannot have ------------------------------------------------------------------------------------------
+
+
+@on_device
+def test_storages_do_not_resize() -> None:
+    storage = torch.ones(3, device="npy").untyped_storage()
+    with pytest.raises(UnsupportedError, match=r"x\.resize_"):
+        storage.resize_(100)
+    assert torch.ones(3).untyped_storage().resize_(4).nbytes() == 4
+
+
+@on_device
+def test_torch_says_where_numpy_is() -> None:
+    d = torch.ones(3, device="npy")
+    for function in (d.numpy, lambda: np.asarray(d)):
+        with pytest.raises(TypeError, match=r"backend\.numpy\(x\)|Tensor\.cpu\(\)"):
+            function()
+    assert d.cpu().numpy().tolist() == [1, 1, 1]
+
+
+@on_device
+def test_sparse_and_quantized_are_refused() -> None:
+    warnings.simplefilter("ignore")  # they are in beta, or deprecated
+    d = torch.eye(3, device="npy")
+    for function in (
+        lambda: torch.eye(3).to_sparse().to("npy"),
+        lambda: torch.eye(3).to_sparse_csr().to("npy").to_dense(),
+        lambda: torch.nested.nested_tensor([torch.ones(2)]).to("npy"),
+        lambda: d.to_sparse(),
+        lambda: d.to_sparse_csr(),
+        lambda: torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device="npy"),
+        lambda: torch.empty(2, 2, layout=torch.sparse_coo, device="npy"),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8).to("npy"),
+        lambda: torch.quantize_per_tensor(d, 0.1, 0, torch.qint8),
+    ):
+        with pytest.raises(NotImplementedError, match=r"to_dense|dequantize"):
+            function()
+
+
+@on_device
+def test_dlpack() -> None:
+    d = torch.ones(3, device="npy:1")
+    assert tuple(d.__dlpack_device__()) == (12, 1)
+    assert tuple(torch.ones(1).__dlpack_device__()) == (1, 0)
+
+
+@on_device
+def test_an_index_that_is_not_there() -> None:
+    for function in (
+        lambda: torch.empty(1, device="npy:2"),
+        lambda: torch.ones(1).to("npy:2"),
+        lambda: torch.arange(3, device="npy:7"),
+        lambda: torch.ones(1).npy(2),
+    ):
+        with pytest.raises(BackendError, match="there is no such device"):
+            function()
+
+
+# Allocators -------------------------------------------------------------------------------------------------------
+
+blocks: list[tuple[int, int]] = []
+
+
+def allocate(nbytes: int, index: int) -> np.ndarray:
+    blocks.append((nbytes, index))
+    return np.zeros(nbytes, np.uint8)
+
+
+alone = isolated()
+
+
+@alone
+def test_an_allocator_of_ones_own() -> None:
+    backend = register_backend("npy", device_count=2, allocate=allocate)
+    d = torch.empty(3, 4, dtype=torch.float64, device="npy:1")
+    assert blocks == [(96, 1)]
+    assert d.abs().sum().item() == 0
+    blocks.clear()
+    x = torch.randn(3, 4)
+    equal(x.t().npy(), x.t())
+    result = x.npy() @ x.npy().t()  # what the fallback makes is put there, too
+    assert_close(result.cpu(), x @ x.t())
+    assert (36, 0) in blocks
+    for wrong in (lambda: torch.empty(-1, device="npy"), lambda: torch.empty_strided((2,), (-1,), device="npy")):
+        with pytest.raises(RuntimeError, match=r"negative|overflow"):
+            wrong()
+    assert torch.empty(0, device="npy").numel() == 0
+    assert backend.memory_allocated(1) == 96
+    del d
+    assert backend.memory_allocated(1) == 0
+
+
+@alone
+def test_allocators_that_return_something_else() -> None:
+    answer = [None]
+    register_backend("npy", allocate=lambda nbytes, index: answer[0])
+    for wrong in (None, b"1234", np.zeros(3, np.uint8), np.zeros(4, np.int8), np.zeros(8, np.uint8)[::2]):
+        answer[0] = wrong
+        with pytest.raises(BackendError, match="allocate returned something else"):
+            torch.empty(1, device="npy")
+    answer[0] = np.zeros(4, np.uint8)
+    assert torch.empty(1, device="npy").item() == 0
+
+
+@alone
+def test_an_allocator_that_raises() -> None:
+    def full(nbytes: int, index: int) -> None:
+        raise MemoryError("full")
+
+    register_backend("npy", allocate=full)
+    with pytest.raises(MemoryError, match="full"):
+        torch.ones(3).npy()
