@@ -641,7 +641,11 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
         return set(ours["log"]) == {"op"} >= set(theirs["log"]) and len(ours["log"]) > len(theirs["log"])
     if case.context == "dual_level" and case.has("nested"):
         return is_raised(theirs["result"], Exception)  # here it is looked for tangents first, which raises as well
-    if case.op in ("both", "each") and case.has("integers") and {"seen", "gradients"} >= set(keys(ours, theirs)):
+    if (
+        case.op in ("both", "each")
+        and case.has("integers", "quantized")
+        and {"seen", "gradients"} >= set(keys(ours, theirs))
+    ):
         return True  # torch makes zeros for the return that is an integer
     if is_raised(ours["gradients"], AutogradError) and "does not fit its input" in str(ours["gradients"].error):
         return True  # torch sums or converts a gradient that is not like its argument, or refuses it in its own words
