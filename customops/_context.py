@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from customops import _compat
-from customops._call import filler
+from customops._call import filler, tensors_in
 from customops._definition import When
 from customops._formula import Formula, Layout, is_differentiable
 from customops._schema import Schema
@@ -81,7 +80,7 @@ class Outputs:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
         if not self.all_differentiable:
             ctx.mark_non_differentiable(
-                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in tensors_of(each))
+                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in tensors_in((each,)))
             )
         metadata = [_metadata(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
         if self.for_jvp:
@@ -112,6 +111,7 @@ def set_materialize_grads(ctx: Any, value: bool) -> None:
 
 
 def or_zeros(grad: Any, like: Any) -> Any:
+    """`grad`; where it is None, zeros as `like` says, or None if that says nothing."""
     if isinstance(like, list):
         return [or_zeros(*pair) for pair in zip(grad, like, strict=True)]
     if grad is not None or like is None:
@@ -125,16 +125,13 @@ def or_zeros(grad: Any, like: Any) -> Any:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    return [item for item in items if isinstance(item, Tensor)]
-
-
 def flat_items(values: Iterable[Any]) -> list[Any]:
+    """The values, and in the place of a list what it holds."""
     return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 def mask(flag: Any, is_differentiable: bool) -> Any:
+    """The entry of ``needs_input_grad``, for an input that has a gradient or none."""
     if is_differentiable:
         return flag
     return [False] * len(flag) if isinstance(flag, list) else False

@@ -101,13 +101,13 @@ def _expect(source: Source, schema: Schema, compares: Compares) -> None:
     source.line(f"    $ctx._customops_expected = {as_tuple(direct)}")
 
 
-def backward_of(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
+def backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
     """``backward(ctx, *grads)``, with what it returns compared."""
     user_backward, op, is_grad_enabled = formula.fn, str(definition.name), torch.is_grad_enabled
     check = InputGradients(layout, op, user_backward)
     of_tensors, are_several = tuple(argument.holds_tensors for argument in layout.inputs), len(layout.outputs) > 1
 
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def run(ctx: Any, *grads: Any) -> Any:
         if are_several and "_customops_zeros" in ctx.__dict__:
             grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
         result = user_backward(watched(ctx, op) if is_grad_enabled() else ctx, *grads)
@@ -128,4 +128,4 @@ def backward_of(definition: Definition, layout: Layout, formula: Formula, compar
         compares.was_right()
         return (None, *gradients)
 
-    return backward
+    return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,11 +12,14 @@ from torch import Tensor
 from customops._schema import Argument, Schema
 from customops.errors import DefinitionError, RegistrationError
 
+#: One argument, or several.
+Names = str | Iterable[str]
+
 
 class Differentiable(NamedTuple):
     """What of an op is differentiable, whatever its formula."""
 
-    #: A flag for each return.
+    #: A flag for each return; none at all: every one is.
     returns: tuple[bool, ...] = ()
     #: Tensors that have no gradient.
     nondiff_args: frozenset[str] = frozenset()
@@ -25,16 +27,14 @@ class Differentiable(NamedTuple):
     op: bool = True
 
     @classmethod
-    def of(
-        cls, given: bool | Sequence[bool], nondiff_args: str | Iterable[str], schema: Schema, op: str
-    ) -> Differentiable:
+    def of(cls, given: bool | Sequence[bool], nondiff_args: Names, schema: Schema, op: str) -> Differentiable:
         """``differentiable=`` and ``nondiff_args=`` of an op.
 
         Raises:
             DefinitionError: there is not one flag for each return, or an argument that has no gradient anyway.
         """
         if given is True and not nondiff_args:
-            return ALL if not schema.returns else _all(len(schema.returns))
+            return ALL
         flags: Any = (given,) * len(schema.returns) if isinstance(given, bool) else given
         if not isinstance(flags, (tuple, list)) or [type(flag) for flag in flags] != [bool] * len(schema.returns):
             raise DefinitionError(
@@ -52,16 +52,11 @@ class Differentiable(NamedTuple):
         return tuple(a for a in tensors if a.is_written or (self.op and a.name not in self.nondiff_args))
 
 
-#: Of an op that returns nothing, and of one that another has defined.
+#: Of an op that says nothing of it.
 ALL = Differentiable()
 
 
-@functools.cache
-def _all(returns: int) -> Differentiable:
-    return Differentiable((True,) * returns)
-
-
-def tensor_names(given: str | Iterable[str], what: str, schema: Schema, op: str) -> frozenset[str]:
+def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
     """The names of tensor arguments that an option holds.
 
     Raises:
@@ -91,7 +86,7 @@ class Formula(NamedTuple):
     materialize_grads: bool = True
 
 
-def written_values(grads_of: str | Iterable[str] | None, formula: Formula, schema: Schema, op: str) -> tuple[str, ...]:
+def written_values(grads_of: Names | None, formula: Formula, schema: Schema, op: str) -> tuple[str, ...]:
     """The written arguments whose new values are outputs to be differentiated, in the order of the schema.
 
     An op that returns nothing has its results in what it writes; one that returns something is taken by default to
@@ -115,7 +110,7 @@ def written_values(grads_of: str | Iterable[str] | None, formula: Formula, schem
     return tuple(name for name in written if name in chosen)
 
 
-def written_names(given: str | Iterable[str], what: str, schema: Schema, op: str) -> frozenset[str]:
+def written_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
     """As `tensor_names`, of arguments that the op writes to."""
     names = tensor_names(given, what, schema, op)
     for name in names.difference(argument.name for argument in schema.mutated):
@@ -151,13 +146,13 @@ class Layout:
         cls, schema: Schema, tags: tuple[torch.Tag, ...], said: Differentiable, formulas: Sequence[Formula]
     ) -> Layout:
         """The layout of a node for these formulas; the first one that names new values counts for both modes."""
-        inputs = (*schema.positional, *schema.keyword_only_tensors)
+        inputs = schema.operands
         nondiff = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas))
         names = [argument.name for argument in inputs]
         grads_of: tuple[str, ...] = next((formula.grads_of for formula in formulas if formula.grads_of), ())
         originals = frozenset[str]().union(*(formula.originals for formula in formulas))
         lists = list_outputs(schema)
-        flags = said.returns if len(said.returns) == len(lists) else (True,) * len(lists)
+        flags = said.returns if len(said.returns) == len(lists) else (said.op,) * len(lists)  # one return, a tuple
         return cls(
             inputs=inputs,
             positional=len(schema.positional),

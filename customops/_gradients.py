@@ -120,15 +120,8 @@ class InputGradients:
         )
 
     def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
-        return AutogradError(
-            "backward returned a gradient that does not fit its input",
-            op=self.op,
-            argument=argument,
-            expected=expected,
-            got=got,
-            where=where(self.backward),
-            fix=fix,
-        )
+        problem = "backward returned a gradient that does not fit its input"
+        return _misfit(problem, self.op, self.backward, argument, expected, got, fix)
 
 
 class OutputTangents:
@@ -163,14 +156,13 @@ class OutputTangents:
             raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
 
     def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
-        return AutogradError(
-            "jvp returned tangents that do not fit the returns",
-            op=self.op,
-            argument=name,
-            expected=expected,
-            got=got,
-            where=where(self.jvp),
-        )
+        return _misfit("jvp returned tangents that do not fit the returns", self.op, self.jvp, name, expected, got)
+
+
+def _misfit(
+    problem: str, op: str, callback: Fn, argument: str, expected: str, got: str, fix: str | None = None
+) -> AutogradError:
+    return AutogradError(problem, op=op, argument=argument, expected=expected, got=got, where=where(callback), fix=fix)
 
 
 def _describe(value: Any) -> str:

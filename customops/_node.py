@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from customops import _compat, _flat_node
-from customops._call import Fn
-from customops._context import Compares, Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads, tensors_of
+from customops._call import Fn, tensors_in
+from customops._context import Compares, Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads
 from customops._definition import Definition
 from customops._flattening import Call, flatten, regroup
 from customops._formula import Formula, Layout, is_differentiable
@@ -49,7 +49,7 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
         forward = _flat_node.forward(definition.schema, layout, set_up, finish, compares)
     else:
         forward = _forward(definition, layout, set_up, finish, compares, has_formula=bool(formulas))
-    make_backward = _flat_node.backward_of if is_flat(definition.schema) else _backward
+    make_backward = _flat_node.backward if is_flat(definition.schema) else _backward
     statics = {
         "forward": forward,
         "backward": _missing(definition) if backward is None else make_backward(definition, layout, backward, compares),
@@ -133,7 +133,7 @@ def _check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...],
     is_only = len(layout.outputs) == 1 and not layout.list_outputs[0]
     for i in layout.written:
         followed = layout.in_place or i in layout.new_values
-        for tensor in tensors_of(inputs.get(i)):
+        for tensor in tensors_in((inputs.get(i),)):
             if followed and sum(x is tensor for x in flat) > 1:
                 raise given_twice(layout.inputs[i].name, op)
             if followed:
@@ -165,8 +165,8 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
     """
     if has_formula:
         indices = layout.written[:1] if layout.in_place else layout.new_values
-        return [tensor for i in indices for tensor in tensors_of(inputs.get(i))]
-    written = [x for i in layout.written for x in tensors_of(inputs.get(i)) if is_differentiable(x)]
+        return [tensor for i in indices for tensor in tensors_in((inputs.get(i),))]
+    written = [x for i in layout.written for x in tensors_in((inputs.get(i),)) if is_differentiable(x)]
     is_only = layout.in_place or len(written) + len(layout.outputs) == 1
     declared = any(layout.differentiable)  # else nothing is, and only what has a history already is looked after
     return [x for x in written if (not x.is_leaf if x.requires_grad else declared and (is_only or not x._is_view()))]

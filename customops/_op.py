@@ -16,7 +16,7 @@ from customops import _bypass, _compat
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
-from customops._formula import ALL, Differentiable
+from customops._formula import ALL, Differentiable, Names
 from customops._recompute import formulas
 from customops._rules import functionalization, mutation
 from customops._rules.autocast import AutocastRule
@@ -286,7 +286,7 @@ class CustomOpDef(Generic[P, R]):
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
 
     def register_autograd_from(
-        self, fn: F, /, *, lib: Library | None = None, nondiff_args: str | Iterable[str] = (), grads_of: Any = None
+        self, fn: F, /, *, lib: Library | None = None, nondiff_args: Names = (), grads_of: Names | None = None
     ) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
 
@@ -384,6 +384,7 @@ class CustomOpDef(Generic[P, R]):
             texts[key] = source_of(kernel.fn)
             if kernel.cell is not None and kernel.cell.direct is not kernel.fn:
                 texts[f"{key}, called directly"] = source_of(kernel.cell.direct)
+        texts["Autograd, differentiated"] = source_of(self._rules.autograd.forward)
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     # Samples ----------------------------------------------------------------------------------------------------

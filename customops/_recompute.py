@@ -115,8 +115,8 @@ class _Again:
         self._check(outputs, cotangents)
         found = iter(pull_back(tuple(cotangents)))
         gradients = self._inputs([next(found) if is_chosen else None for is_chosen in of], spec)
-        arguments = (*self.schema.positional, *self.schema.keyword_only_tensors)
-        return tuple(each if a.holds_tensors else None for a, each in zip(arguments, gradients, strict=True))
+        operands = self.schema.operands
+        return tuple(each if a.holds_tensors else None for a, each in zip(operands, gradients, strict=True))
 
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""

@@ -22,6 +22,7 @@ from customops._definition import (
     lock,
     refused,
 )
+from customops._formula import Names
 from customops._hints import written_names
 from customops._op import CustomOpDef
 from customops._plan import Plan
@@ -47,7 +48,7 @@ class Options(TypedDict, total=False):
     check: When | None
     bypass: bool
     differentiable: bool | Sequence[bool]
-    nondiff_args: str | Iterable[str]
+    nondiff_args: Names
 
 
 class Registry:
@@ -105,7 +106,7 @@ class Registry:
         check: When | None = None,
         bypass: bool = False,
         differentiable: bool | Sequence[bool] = True,
-        nondiff_args: str | Iterable[str] = (),
+        nondiff_args: Names = (),
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 

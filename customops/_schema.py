@@ -152,6 +152,11 @@ class Schema:
         return tuple(a for a in self.keyword_only if a.holds_tensors)
 
     @functools.cached_property
+    def operands(self) -> tuple[Argument, ...]:
+        """What rules have an entry for, gradients and batch dimensions: positional ones, then keyword-only tensors."""
+        return (*self.positional, *self.keyword_only_tensors)
+
+    @functools.cached_property
     def is_view(self) -> bool:
         return any(r.alias is not None and not r.alias.write for r in self.returns)
 

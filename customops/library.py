@@ -15,6 +15,7 @@ from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
 from customops import _compat
+from customops._formula import Names
 from customops._op import CustomOpDef
 from customops._registry import default
 from customops._rules.autograd import Options
@@ -115,8 +116,8 @@ def register_autograd_from(
     /,
     *,
     lib: Library | None = None,
-    nondiff_args: str | Iterable[str] = (),
-    grads_of: str | Iterable[str] | None = None,
+    nondiff_args: Names = (),
+    grads_of: Names | None = None,
 ) -> F:
     """`CustomOpDef.register_autograd_from` on any op."""
     return adopt(op).register_autograd_from(fn, lib=lib, nondiff_args=nondiff_args, grads_of=grads_of)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._definition import Definition, Undo
+from customops._schema import Schema
 from customops._slots import Slots
 from customops.errors import DefinitionError, RegistrationError
 
@@ -61,16 +62,24 @@ def _has_autocast(device_type: str, op: str) -> bool:
 
 
 def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:
-    """The function at a device's autocast key: cast, then call the op again without that key."""
-    overload, own_key = rule.definition.overload, _compat.key_set(key)
+    """The function at a device's autocast key. Without a dtype it was taken back while a call was on its way."""
+    definition = rule.definition
+    return casting(definition.overload, definition.schema, device_type, key, lambda: rule.dtypes.get(device_type))
+
+
+def casting(
+    overload: Any, schema: Schema, device_type: str, key: str, dtype_of_call: Callable[[], torch.dtype | None]
+) -> Callable[..., Any]:
+    """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
+    own_key = _compat.key_set(key)
     # What is written to stays: the op would write to the cast copy.
-    stays = [argument.is_written for argument in rule.definition.schema.positional]
-    named_stays = {argument.name for argument in rule.definition.schema.keyword_only if argument.is_written}
+    stays = [argument.is_written for argument in schema.positional]
+    named_stays = {argument.name for argument in schema.keyword_only if argument.is_written}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        dtype = rule.dtypes.get(device_type)
+        dtype = dtype_of_call()
         with _compat.exclude_keys(own_key):
-            if dtype is None:  # taken back while this call was on its way
+            if dtype is None:
                 return overload(*args, **kwargs)
             return overload(
                 *(x if stay else _cast(x, device_type, dtype) for x, stay in zip(args, stays, strict=False)),

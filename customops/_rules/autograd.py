@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, TypedDict
 
@@ -13,7 +12,7 @@ from customops import _compat, _node, _trampoline
 from customops._call import Fn, bind, tensors_in, written_results
 from customops._definition import Definition, Undo, lock, nothing
 from customops._flattening import Call, regroup
-from customops._formula import Formula, Layout, list_outputs, tensor_names, written_names, written_values
+from customops._formula import Formula, Layout, Names, list_outputs, tensor_names, written_names, written_values
 from customops._history import captured
 from customops._slots import Slots
 from customops._trampoline import Cell
@@ -32,9 +31,9 @@ class Node:
 class Options(TypedDict, total=False):
     """What `CustomOpDef.register_autograd` and `CustomOpDef.register_jvp` take beside the callbacks."""
 
-    nondiff_args: str | Iterable[str]
-    grads_of: str | Iterable[str] | None
-    originals: str | Iterable[str]
+    nondiff_args: Names
+    grads_of: Names | None
+    originals: Names
     materialize_grads: bool
 
 
@@ -61,8 +60,8 @@ class AutogradRule:
     def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: Options) -> Undo:
         self._refuse("register_jvp", is_view=self.definition.schema.is_view)
         formula, schema = self._formula(jvp, setup_context, options), self.definition.schema
-        inputs = (*schema.positional, *schema.keyword_only_tensors)
-        bind(jvp, str(self.definition.name), "jvp", "ctx", *(f"{argument.name}_tangent" for argument in inputs))
+        tangents = (f"{argument.name}_tangent" for argument in schema.operands)
+        bind(jvp, str(self.definition.name), "jvp", "ctx", *tangents)
         return self._slots.set("jvp", formula)
 
     def _formula(self, fn: Fn, setup_context: Fn | None, options: Options) -> Formula:
@@ -125,8 +124,10 @@ class AutogradRule:
         self._node.apply = self._current = None
         definition = self.definition
         definition.entry = _compat.entry_of(definition.overload)
-        if self._slots.values and (layout := self.current().layout).new_values:
-            definition.entry = _Entry(definition.entry, layout, str(definition.name))
+        followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
+        if followed:
+            written = [(i, a.name) for i, a in enumerate(definition.schema.operands) if a.name in followed]
+            definition.entry = _Entry(definition.entry, written, str(definition.name))
 
     def current(self) -> Current:
         """What holds for the formulas that are registered now."""
@@ -140,11 +141,18 @@ class AutogradRule:
                 self._current = Current(self.definition, backward, jvp)
             return self._current
 
+    @property
+    def forward(self) -> Fn:
+        """The forward of the node, which runs where there is something to differentiate."""
+        fn: Fn = self.function(self.current()).forward
+        return fn
+
     def function(self, current: Current) -> Any:
         """The node of an op, made when it is first differentiated."""
         if current.function is None:
             with lock:
                 if current.function is None:
+                    _check_agreement(str(self.definition.name), *current.formulas)
                     current.function = _node.node(self.definition, current.layout, *current.formulas)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
                     if self._current is current and _node.is_flat(self.definition.schema) and not current.ignores:
@@ -159,9 +167,8 @@ class _Entry:
     new value would be a constant to the transform. In a kernel that cannot be told any more.
     """
 
-    def __init__(self, entry: Fn, layout: Layout, op: str) -> None:
-        self.entry, self.op = entry, op
-        self.written = [(i, layout.inputs[i].name) for i in layout.new_values]
+    def __init__(self, entry: Fn, written: list[tuple[int, str]], op: str) -> None:
+        self.entry, self.written, self.op = entry, written, op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.transforms_active():
@@ -194,6 +201,18 @@ class Current:
             return (*args, *kwargs.values())
         values = [value for i, value in enumerate(args) if i not in self.ignores]
         return (*values, *(value for name, value in kwargs.items() if name not in self.ignores))
+
+
+def _check_agreement(op: str, backward: Formula | None, jvp: Formula | None) -> None:
+    """Raise if the two formulas of an op do not have the same outputs: both are of one node."""
+    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
+        raise RegistrationError(
+            "register_autograd and register_jvp do not agree on which written arguments are differentiable",
+            op=op,
+            expected=f"grads_of={backward.grads_of}, as for backward",
+            got=f"grads_of={jvp.grads_of} for jvp",
+            fix="register both with the same grads_of= and nondiff_args=",
+        )
 
 
 _AS_THEY_ARE = nullcontext()

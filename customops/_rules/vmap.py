@@ -65,7 +65,7 @@ class _Operands:
     """What may be batched: the positional arguments, then the tensors that are keyword-only."""
 
     def __init__(self, schema: Schema) -> None:
-        self.arguments = (*schema.positional, *schema.keyword_only_tensors)
+        self.arguments = schema.operands
         self.positional = len(schema.positional)
         self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from customops._rules.autocast import casting
+from customops._schema import from_dispatcher
 from customops.backend import _compat
 
 #: The ops that autocast runs in its dtype: products, which the lower precision is for.
@@ -30,27 +31,5 @@ FLOAT32 = (
 
 def casting_kernel(op: Any, name: str, dtype: torch.dtype | None) -> Callable[..., Any]:
     """A kernel for `op` at the device's autocast key; `dtype` None is that of the autocast context."""
-    own_key = _compat.key_set("AutocastPrivateUse1")
-    schema = _compat.schema_of(op)
-    written = {argument.name for argument in schema.arguments if argument.alias_info is not None}
-    stays = [argument.name in written for argument in schema.arguments]
-
-    def autocast(*args: Any, **kwargs: Any) -> Any:
-        to = dtype or torch.get_autocast_dtype(name)
-        with _compat.exclude_keys(own_key):
-            return op(
-                *(value if stay else _cast(value, name, to) for value, stay in zip(args, stays, strict=False)),
-                **{key: value if key in written else _cast(value, name, to) for key, value in kwargs.items()},
-            )
-
-    return _compat.outside_dynamo(autocast)
-
-
-def _cast(value: Any, name: str, dtype: torch.dtype) -> Any:
-    """Floating tensors of the device, alone or in lists; float64 is left alone, as torch's own autocast does."""
-    if isinstance(value, Tensor):
-        eligible = value.is_floating_point() and value.device.type == name and value.dtype != torch.float64
-        return value.to(dtype) if eligible else value
-    if isinstance(value, (list, tuple)):
-        return [_cast(item, name, dtype) for item in value]
-    return value
+    schema = from_dispatcher(_compat.schema_of(op))
+    return casting(op, schema, name, "AutocastPrivateUse1", lambda: dtype or torch.get_autocast_dtype(name))

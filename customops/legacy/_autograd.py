@@ -93,8 +93,7 @@ class Pair:
         saved = _compat.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
         gradients = self.backward(ctx, saved, *grads)
         self._check(gradients, ctx._legacy_lengths)
-        inputs = (*self.schema.positional, *self.schema.keyword_only_tensors)
-        return tuple(gradients.get(argument.name) for argument in inputs)
+        return tuple(gradients.get(argument.name) for argument in self.schema.operands)
 
     def _check(self, gradients: Any, lengths: dict[str, int]) -> None:
         if not isinstance(gradients, dict):
