@@ -304,6 +304,15 @@ def is_captured(tensor: torch.Tensor) -> bool:
     return bool(levels) and max(levels) not in of_tensor
 
 
+def is_tracked_further_out(tensor: torch.Tensor) -> bool:
+    """Does a transform around the present one differentiate with respect to a tensor?"""
+    while _C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _C._functorch.get_unwrapped(tensor)
+        if tensor.requires_grad or any_tangent((tensor,)):
+            return True
+    return False
+
+
 def functionalizing() -> bool:  # what runs, by AOTAutograd
     return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from customops import _compat
@@ -14,7 +13,7 @@ from customops._context import Compares, Outputs, SetUp, mask, or_zeros
 from customops._definition import Definition
 from customops._formula import Formula, Layout
 from customops._gradients import InputGradients
-from customops._history import HOLD_NO_TENSORS, remember_lost, watched
+from customops._history import HOLD_NO_TENSORS, may_be_differentiated, remember_lost, watched
 from customops._schema import Schema
 from customops._source import Source, always_passed, as_tuple, local, written_when_called
 
@@ -48,7 +47,7 @@ def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, com
         )
     source.line("$ctx.needs_input_grad = $needs")
     if set_up.callbacks:
-        _set_up(source, schema, set_up, args, outputs)
+        _set_up(source, schema, set_up, args, outputs, for_jvp=finish.for_jvp)
     idle = "'_customops_materialize' in $ctx.__dict__" if finish.is_idle else "True"
     source.line(f"if {idle}:")
     source.line(f"    $finish($ctx, {args}, {outputs})", finish=finish)
@@ -57,7 +56,7 @@ def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, com
     return source
 
 
-def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: str) -> None:
+def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: str, *, for_jvp: bool) -> None:
     """Add the lines that call setup_context, and look at what it keeps: see `remember_lost`."""
     if set_up.simple is None:
         source.line(f"$set_up($ctx, {args}, {{}}, $result)", set_up=set_up)
@@ -70,7 +69,9 @@ def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: s
     known += ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
     source.line("$kept = $ctx.__dict__")
     source.line("$lost = $kept and not $no_tensors.issuperset($map($type, $kept.values()))", map=map, type=type)
-    source.line("for $saved in $ctx.to_save or ():", no_tensors=HOLD_NO_TENSORS)
+    for_forward = "*($ctx.saved_for_forward or ())"
+    saved = f"(*($ctx.to_save or ()), {for_forward})" if for_jvp else "$ctx.to_save or ()"
+    source.line(f"for $saved in {saved}:", no_tensors=HOLD_NO_TENSORS)
     source.line(f"    if {' and '.join(f'$saved is not {name}' for name in known)}:")
     source.line("        $lost = True")
     source.line("if $lost:")
@@ -103,14 +104,14 @@ def _expect(source: Source, schema: Schema, compares: Compares) -> None:
 
 def backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
     """``backward(ctx, *grads)``, with what it returns compared."""
-    user_backward, op, is_grad_enabled = formula.fn, str(definition.name), torch.is_grad_enabled
+    user_backward, op = formula.fn, str(definition.name)
     check = InputGradients(layout, op, user_backward)
     of_tensors, are_several = tuple(argument.holds_tensors for argument in layout.inputs), len(layout.outputs) > 1
 
     def run(ctx: Any, *grads: Any) -> Any:
         if are_several and "_customops_zeros" in ctx.__dict__:
             grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
-        result = user_backward(watched(ctx, op) if is_grad_enabled() else ctx, *grads)
+        result = user_backward(watched(ctx, op) if may_be_differentiated() else ctx, *grads)
         values = result if type(result) is tuple else (result,)
         expected = ctx._customops_expected
         if len(values) == len(expected):

@@ -79,8 +79,9 @@ def captured(argument: str, op: str) -> AutogradError:
 class _Lost(NamedTuple):
     """Tensors that a ctx holds, made in setup_context, where nothing is recorded."""
 
-    links: tuple[Tensor, ...]  # whose history is that of the op's inputs
+    links: tuple[Tensor, ...]  # with the history and the tangents of the op's inputs
     saved: frozenset[int]
+    saved_for_forward: frozenset[int]
     attributes: frozenset[str]
 
 
@@ -102,13 +103,12 @@ class _Link(torch.autograd.Function):
 
 
 def _links(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tensors of nothing, with the history of the inputs that have one."""
-    tensors = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-    if not _compat.transforms_active():
+    """Tensors of nothing, with the history and the tangents of the inputs that have some."""
+    if not _compat.transforms_active() and not _compat.forward_ad_active():
         with torch.enable_grad():
-            return (cast(Any, _Link).apply(*tensors),)
-    with torch.inference_mode(False):  # at all levels, and an autograd.Function has one
-        return tuple(x.reshape(-1)[:0].clone() for x in tensors)
+            return (cast(Any, _Link).apply(*(x for x in inputs if isinstance(x, Tensor) and x.requires_grad)),)
+    with torch.inference_mode(False):  # at all levels and in both modes; an autograd.Function has one level
+        return tuple(x.reshape(-1)[:0].clone() for x in inputs if is_differentiable(x))
 
 
 class _Unrecorded(torch.autograd.Function):
@@ -139,16 +139,24 @@ def remember_lost(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> No
     To a backward that is not differentiated itself they are as good as any. The others get an error instead of zeros:
     see `watched`.
     """
-    kept = ctx.__dict__
     known = {id(value) for value in (*inputs, *outputs) if isinstance(value, Tensor)}
-    saved = [i for i, tensor in enumerate(ctx.to_save or ()) if _is_lost(tensor, known)]
-    attributes = [name for name, value in kept.items() if any(_is_lost(tensor, known) for tensor in _tensors(value))]
-    if saved or attributes:
-        ctx._customops_lost = _Lost(_links(inputs), frozenset(saved), frozenset(attributes))
+    saved, for_forward = (
+        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_lost(tensor, known))
+        for tensors in (ctx.to_save, ctx.saved_for_forward)
+    )
+    kept = ctx.__dict__.items()
+    attributes = frozenset(name for name, value in kept if any(_is_lost(x, known) for x in _tensors(value)))
+    if saved or for_forward or attributes:
+        ctx._customops_lost = _Lost(_links(inputs), saved, for_forward, attributes)
 
 
 def _is_lost(value: Any, known: set[int]) -> bool:
-    return is_differentiable(value) and not value.requires_grad and id(value) not in known
+    if not is_differentiable(value) or value.requires_grad or id(value) in known:
+        return False
+    if not _compat.forward_ad_active():
+        return True
+    with torch.inference_mode(False):  # else no tangents are seen
+        return not _compat.any_tangent((value,))
 
 
 def _tensors(value: Any) -> Iterable[Any]:
@@ -156,29 +164,45 @@ def _tensors(value: Any) -> Iterable[Any]:
     return _compat.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,)
 
 
+def may_be_differentiated() -> bool:
+    """May what a backward computes be differentiated itself: backward, or forward by tangents?"""
+    return torch.is_grad_enabled() or _compat.forward_ad_active()
+
+
 def watched(ctx: Any, op: str) -> Any:
-    """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a gradient."""
-    return _Watched(ctx, op) if "_customops_lost" in ctx.__dict__ else ctx
+    """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a derivative."""
+    if "_customops_lost" not in ctx.__dict__:
+        return ctx
+    return _Watched(ctx, op, ctx._customops_lost.links, ctx._customops_lost.saved)
+
+
+def watched_in_jvp(ctx: Any, op: str) -> Any:
+    """The same for a jvp: if a transform further out differentiates what this one does, lost tensors raise at once."""
+    lost = ctx.__dict__.get("_customops_lost")
+    if lost is None:
+        return ctx
+    with torch.inference_mode(False):  # else no tangents are seen
+        is_differentiated = any(map(_compat.is_tracked_further_out, lost.links))
+    return _Watched(ctx, op, None, lost.saved_for_forward) if is_differentiated else ctx
 
 
 class _Watched:
-    """A ctx. Attributes go through to it."""
+    """A ctx. Attributes go through to it. Lost tensors get the history of `links`, or (None) raise."""
 
-    def __init__(self, ctx: Any, op: str) -> None:
-        vars(self).update(_ctx=ctx, _op=op)
+    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
+        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._ctx, name)
-        lost: _Lost = self._ctx._customops_lost
         if name == "saved_tensors":
             return tuple(
-                self._unrecorded(tensor, f"tensor {i} of save_for_backward") if i in lost.saved else tensor
+                self._unrecorded(tensor, f"saved tensor {i}") if i in self._saved else tensor
                 for i, tensor in enumerate(value)
             )
-        if name not in lost.attributes:
+        if name not in self._ctx._customops_lost.attributes:
             return value
         leaves, spec = _compat.tree_flatten(value)
         return _compat.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
@@ -187,9 +211,11 @@ class _Watched:
         if not _is_lost(tensor, set()):
             return tensor
         error = AutogradError(
-            f"a second derivative would be wrong: the backward uses {what}, which was computed where nothing is "
+            f"a second derivative would be wrong: the formula uses {what}, which was computed where nothing is "
             "recorded, so its derivative is not known",
             op=self._op,
-            fix="save the inputs and compute it from them in backward, or make it a return of the op",
+            fix="save the inputs and compute it from them in the formula, or make it a return of the op",
         )
-        return cast(Any, _Unrecorded).apply(error, tensor, *self._ctx._customops_lost.links)
+        if self._links is None:
+            raise error
+        return cast(Any, _Unrecorded).apply(error, tensor, *self._links)

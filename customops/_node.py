@@ -19,7 +19,15 @@ from customops._definition import Definition
 from customops._flattening import Call, flatten, regroup
 from customops._formula import Formula, Layout, is_differentiable
 from customops._gradients import InputGradients, OutputTangents, expected_of
-from customops._history import check_write, given_twice, remember_lost, unfollowed_write, watched
+from customops._history import (
+    check_write,
+    given_twice,
+    may_be_differentiated,
+    remember_lost,
+    unfollowed_write,
+    watched,
+    watched_in_jvp,
+)
 from customops._schema import Schema
 from customops.errors import AutogradError, UnsupportedError
 
@@ -184,7 +192,7 @@ def _backward(definition: Definition, layout: Layout, formula: Formula, compares
         grads = regroup(grads, ctx._customops_outputs)
         if "_customops_zeros" in ctx.__dict__:
             grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
-        result = user_backward(watched(ctx, op) if torch.is_grad_enabled() else ctx, *grads)
+        result = user_backward(watched(ctx, op) if may_be_differentiated() else ctx, *grads)
         none_allowed = any(grad is None for grad in flat_items(grads))
         expected = ctx._customops_expected
         gradients = check.flat(result, ctx._customops_passed, expected, none_allowed=none_allowed)
@@ -202,7 +210,8 @@ def _missing(definition: Definition) -> Fn:
 
 
 def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
-    user_jvp, check = formula.fn, OutputTangents(layout, str(definition.name), formula.fn)
+    user_jvp, op = formula.fn, str(definition.name)
+    check = OutputTangents(layout, op, user_jvp)
 
     def jvp(ctx: Any, _: None, *flat: Any) -> Any:
         expected = ctx._customops_expected
@@ -213,7 +222,7 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
             flat = tuple(map(or_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(passed, regroup(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _compat.call_jvp(user_jvp, ctx, *tangents)
+        result = _compat.call_jvp(user_jvp, watched_in_jvp(ctx, op), *tangents)
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.without_tangent, flatten(results, layout.list_outputs)[0]))
