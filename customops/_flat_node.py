@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -104,29 +105,51 @@ def _expect(source: Source, schema: Schema, compares: Compares) -> None:
 
 def backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
     """``backward(ctx, *grads)``, with what it returns compared."""
-    user_backward, op = formula.fn, str(definition.name)
-    check = InputGradients(layout, op, user_backward)
-    of_tensors, are_several = tuple(argument.holds_tensors for argument in layout.inputs), len(layout.outputs) > 1
+    return written_when_called("backward", functools.partial(_backward, definition, layout, formula, compares))
 
-    def run(ctx: Any, *grads: Any) -> Any:
-        if are_several and "_customops_zeros" in ctx.__dict__:
-            grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
-        result = user_backward(watched(ctx, op) if may_be_differentiated() else ctx, *grads)
-        values = result if type(result) is tuple else (result,)
-        expected = ctx._customops_expected
-        if len(values) == len(expected):
-            for value, like, is_tensor in zip(values, expected, of_tensors, strict=False):
-                if like is None:
-                    if value is not None and not (is_tensor and isinstance(value, Tensor)):
-                        break
-                elif not isinstance(value, Tensor) or like != (value.shape, value.dtype, value.device):
-                    break
-            else:
-                compares.was_right()
-                return (None, *values)
-        none_allowed = any(grad is None for grad in grads)
-        gradients = check.flat(result, range(len(expected)), expected, none_allowed=none_allowed)
-        compares.was_right()
-        return (None, *gradients)
 
-    return run
+def _backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Source:
+    schema, op = definition.schema, str(definition.name)
+    source = Source("backward", schema)
+    source.parameters = ["$ctx", "*$grads"]
+    if len(layout.outputs) > 1:
+        source.line("if '_customops_zeros' in $ctx.__dict__:", or_zeros=or_zeros)
+        source.line("    $grads = $tuple($map($or_zeros, $grads, $ctx._customops_zeros))", tuple=tuple, map=map)
+    source.line("$seen = $watched($ctx, $op) if $may_be_differentiated() else $ctx", watched=watched, op=op)
+    source.line("$result = $fn($seen, *$grads)", fn=formula.fn, may_be_differentiated=may_be_differentiated)
+    source.line("$likes = $ctx._customops_expected")
+    source.line("if $type($result) is $tuple and $len($result) == $len($likes):", type=type, tuple=tuple, len=len)
+    always = range(always_passed(schema))
+    rest = "*$rest" if len(always) < len(schema.positional) else ""
+    values = [*(f"${i}" for i in always), *([rest] if rest else [])]
+    source.line(f"    {', '.join(values)}, = $result")
+    source.line(f"    {', '.join(value.replace('$', '$like_') for value in values)}, = $likes")
+    fits = [_FITS[layout.inputs[i].holds_tensors].format(f"${i}", f"$like_{i}") for i in always]
+    if rest:
+        fits.append("$fit($rest, $like_rest)")
+        of_tensors = [argument.holds_tensors for argument in layout.inputs[len(always) :]]
+        source.objects["fit"] = functools.partial(_fit, of_tensors)
+    source.line(f"    if {' and '.join(fits)}:", Tensor=Tensor, isinstance=isinstance)
+    source.line("        $was_right()", was_right=compares.was_right)
+    source.line(f"        return None, {', '.join(values)}")
+    source.line("$none_allowed = $any(grad is None for grad in $grads)", any=any)
+    source.line("$gradients = $check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)", range=range)
+    source.line("$was_right()", was_right=compares.was_right, check=InputGradients(layout, op, formula.fn).flat)
+    source.line("return None, *$gradients")
+    return source
+
+
+#: Does the gradient {0} fit what is expected, {1}? By whether the input is a tensor.
+_FITS = {
+    True: "(({1} is None or {1} == ({0}.shape, {0}.dtype, {0}.device)) if $isinstance({0}, $Tensor) else {0} is {1})",
+    False: "{0} is None",
+}
+
+
+def _fit(of_tensors: Sequence[bool], gradients: Sequence[Any], likes: Sequence[Any]) -> bool:
+    """The same, for arguments that a call may leave out."""
+    return all(
+        gradient is like  # both None
+        or (is_tensor and isinstance(gradient, Tensor) and (like is None or like == _compat.metadata(gradient)))
+        for is_tensor, gradient, like in zip(of_tensors, gradients, likes, strict=False)
+    )

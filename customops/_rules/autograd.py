@@ -15,6 +15,7 @@ from customops._flattening import Call, regroup
 from customops._formula import Formula, Layout, Names, list_outputs, tensor_names, written_names, written_values
 from customops._history import captured
 from customops._slots import Slots
+from customops._source import source_of
 from customops._trampoline import Cell
 from customops.errors import AutogradError, RegistrationError
 
@@ -141,11 +142,10 @@ class AutogradRule:
                 self._current = Current(self.definition, backward, jvp)
             return self._current
 
-    @property
-    def forward(self) -> Fn:
-        """The forward of the node, which runs where there is something to differentiate."""
-        fn: Fn = self.function(self.current()).forward
-        return fn
+    def written(self) -> dict[str, str]:
+        """The source of the node, which runs where there is something to differentiate."""
+        function = self.function(self.current())
+        return {f"Autograd, {step}": source_of(getattr(function, step)) for step in ("forward", "backward")}
 
     def function(self, current: Current) -> Any:
         """The node of an op, made when it is first differentiated."""
