@@ -1,11 +1,13 @@
 """A process of its own for what cannot be undone, or may end the process: a device registration, a segfault.
 
-`run_isolated` runs one function or piece of code in a fresh interpreter. `run_each_isolated` runs many functions after
-one set-up, each in a fork of the same fresh interpreter, so that importing torch is paid once.
+`run_isolated` runs one function, piece of code or file in a fresh interpreter. `run_each_isolated` runs many functions
+after one set-up, each in a fork of the same fresh interpreter, so that importing torch is paid once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import os
 import pickle
@@ -13,13 +15,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from customops.errors import CustomOpsError, innermost
+from customops.errors import CustomOpsError
+
+#: Seconds that importing torch may take on a busy machine.
+_STARTING = 60.0
+
+#: Seconds that a process has for ending by itself when its alarm rings.
+_GRACE = 1.0
+
+#: The exit code of a process that ran out of time, whatever ended it.
+_LATE = -int(getattr(signal, "SIGALRM", 14))
 
 
 class IsolationError(CustomOpsError, RuntimeError):
@@ -55,31 +68,40 @@ class Isolated:
 
 
 def run_isolated(
-    target: Callable[..., Any] | str,
+    target: Callable[..., Any] | str | os.PathLike[str],
     /,
     *args: Any,
     timeout: float = 120.0,
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Isolated:
-    """Run a function, or code, in a fresh interpreter.
+    """Run a function, code, or a file in a fresh interpreter.
 
     Args:
-        target: a function of a module (not a lambda or a nested one), found there by file and name; or Python code,
-            whose value is what it leaves in the name ``result``.
+        target: a function of a module (not a lambda or a nested one), found there by file and name, or a
+            `functools.partial` of one. Or a program, whose value is what it leaves in the name ``result``: a file, as
+            a `pathlib.Path` or a string of one line that ends in ``.py``; any other string is Python code.
         args: arguments of the function; these and its value are pickled. Return ``x.cpu()``, not tensors of a device
             that this process does not have.
-        timeout: seconds after which the process is killed.
+        timeout: seconds after which the process is killed, and what it started with it.
+        cwd: where it runs. A file is looked up from the directory of this process.
         env: set on top of the environment of this process.
 
     Returns:
         The value, and what was printed.
 
     Raises:
+        CustomOpsError: another process cannot find the function, or there is no such file.
         IsolationError: the process died (of a segfault, say), or ran out of time.
-        BaseException: what the function raised; its traceback there is in the notes of the exception.
+        BaseException: what the function raised, or the program (``sys.exit(0)`` is its end); its traceback there is in
+            the notes of the exception.
     """
-    task = _Task(_Code(target) if isinstance(target, str) else _Reference.to(target), args)
+    if isinstance(target, (str, os.PathLike)):
+        if args:
+            raise CustomOpsError("only a function takes arguments", got=f"{len(args)} for a program")
+        task: Callable[[], Any] = _program(target)
+    else:
+        task = functools.partial(_sendable(target), *args)
     (done,) = _run([task], None, timeout, cwd, env, fork=False)
     done.get()
     return done
@@ -95,27 +117,35 @@ def run_each_isolated(
 ) -> list[Isolated]:
     """Run functions without arguments, each in a fork of a fresh interpreter in which `setup` has run.
 
-    What one does to its process the next does not see, and one that dies is an error of its own. `setup` must start no
-    threads (a backward does): they do not survive a fork. Where there is no fork (Windows), each has its own
-    interpreter.
+    `functools.partial` binds arguments to one. What one does to its process the next does not see, and one that dies
+    is an error of its own. `setup` must start no threads (a backward does): they do not survive a fork. Where there is
+    no fork (Windows), each has its own interpreter.
 
     Args:
-        timeout: for each.
+        timeout: seconds for each. One that takes longer is killed; the others are not concerned.
 
     Returns:
         One for each function, in order; none of the errors is raised.
 
     Raises:
         Exception: what `setup` raised.
+        IsolationError: the process died or ran out of time in `setup`.
     """
-    tasks = [_Task(_Reference.to(function), ()) for function in functions]
-    first = _Reference.to(setup) if setup is not None else None
+    tasks = [_sendable(function) for function in functions]
+    first = _sendable(setup) if setup is not None else None
     if hasattr(os, "fork"):
         return _run(tasks, first, timeout, cwd, env, fork=True)
     return [done for task in tasks for done in _run([task], first, timeout, cwd, env, fork=False)]
 
 
 # What to run ----------------------------------------------------------------------------------------------------
+
+
+def _sendable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, so that it can be pickled for a process which finds its module by file."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_sendable(function.func), *function.args, **function.keywords)
+    return _Reference.to(function)
 
 
 @dataclass(frozen=True)
@@ -125,25 +155,31 @@ class _Reference:
     module: str
     file: str | None
     name: str
+    decorators: int  #: how many are around it there
 
     @classmethod
     def to(cls, function: Callable[..., Any]) -> _Reference:
-        inner = innermost(function)
-        module, name = getattr(inner, "__module__", None), getattr(inner, "__qualname__", "<lambda>")
-        if not module or "<" in name:
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+        file = getattr(sys.modules.get(module or ""), "__file__", None)
+        is_typed_in = module == "__main__" and file is None
+        decorators = _decorators_of(function, module, name) if module and name and not is_typed_in else None
+        if not module or not name or decorators is None:
+            is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
             raise CustomOpsError(
                 "another process cannot find this function",
-                expected="a function at the top of a module",
+                expected="a function that the module of a file has under its name",
                 got=repr(function),
-                fix="move it there, or pass its code as a string",
+                fix=f"functools.partial({name}, object) sends the object along"
+                if is_bound
+                else "move it to the top of a file, or pass its code as a string",
             )
-        return cls(module, getattr(sys.modules.get(module), "__file__", None), name)
+        return cls(module, file, name, decorators)
 
-    def load(self) -> Callable[..., Any]:
-        value: Any = self._module()
-        for part in self.name.split("."):
-            value = getattr(value, part)
-        return innermost(value)
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        function = functools.reduce(getattr, self.name.split("."), self._module())
+        for _ in range(self.decorators):
+            function = function.__wrapped__
+        return function(*args, **keywords)
 
     def _module(self) -> Any:
         # As under another name: ``__main__`` here is the child's own program there.
@@ -160,26 +196,62 @@ class _Reference:
         return module
 
 
+def _decorators_of(function: Callable[..., Any], module: str, name: str) -> int | None:
+    """How many are around it where its module has it under its name; None if something else is there, or nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    count = 0
+    while found is not None:
+        # A class method is another object each time.
+        if found is function or (isinstance(found, types.MethodType) and found == function):
+            return count
+        found, count = getattr(found, "__wrapped__", None), count + 1
+    return None
+
+
+def _program(target: str | os.PathLike[str]) -> _Code | _File:
+    if isinstance(target, str) and ("\n" in target or not target.endswith(".py")):
+        return _Code(target)
+    path = Path(target).resolve()
+    if not path.is_file():
+        raise CustomOpsError(
+            "no such file",
+            expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
+            got=str(path),
+        )
+    return _File(str(path))
+
+
 @dataclass(frozen=True)
 class _Code:
     text: str
 
-    def load(self) -> Callable[..., Any]:
-        return self
-
     def __call__(self) -> Any:
-        namespace: dict[str, Any] = {"__name__": "__main__"}
-        exec(compile(self.text, "<isolated>", "exec"), namespace)
-        return namespace.get("result")
+        return _run_as_main(types.ModuleType("__main__"), self.text, "<isolated>")
 
 
 @dataclass(frozen=True)
-class _Task:
-    target: Any
-    args: tuple[Any, ...]
+class _File:
+    path: str
 
     def __call__(self) -> Any:
-        return self.target.load()(*self.args)
+        sys.argv[:] = [self.path]
+        sys.path.insert(0, os.path.dirname(self.path))  # as for `python FILE`
+        module = types.ModuleType("__main__")
+        module.__file__ = self.path
+        return _run_as_main(module, Path(self.path).read_bytes(), self.path)
+
+
+def _run_as_main(module: types.ModuleType, source: str | bytes, name: str) -> Any:
+    sys.modules["__main__"] = module  # pickle and multiprocessing look there
+    code = compile(source, name, "exec", dont_inherit=True)  # the __future__ imports here are not its own
+    try:
+        exec(code, vars(module))
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+    return vars(module).get("result")
 
 
 #: What the fresh interpreter runs.
@@ -190,55 +262,96 @@ _PROGRAM = "import sys; from customops.testing.isolation import _child; _child(s
 
 
 def _run(
-    tasks: Sequence[_Task],
-    setup: _Reference | None,
+    tasks: Sequence[Callable[[], Any]],
+    setup: Callable[[], Any] | None,
     timeout: float,
     cwd: str | os.PathLike[str] | None,
     env: Mapping[str, str] | None,
     *,
     fork: bool,
 ) -> list[Isolated]:
-    with tempfile.TemporaryDirectory() as directory:
+    # What the child left running may hold its files open, and Windows does not delete such files.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         place = Path(directory)
+        # Each fork has a limit of its own; this is for what hangs where none should.
+        whole = (timeout + _STARTING) * 2 + (timeout + _GRACE) * len(tasks) if fork else timeout
         # In two steps: the tasks may need the path to be read.
         work = pickle.dumps((setup, list(tasks), timeout, fork))
-        (place / "tasks").write_bytes(pickle.dumps((list(sys.path), work)))
-        command = [sys.executable, "-X", "faulthandler", "-c", _PROGRAM, directory]
+        (place / "tasks").write_bytes(pickle.dumps((list(sys.path), whole, work)))
         environment = {**os.environ, **(env or {})}
         # The package may be there only because this process has its directory on the path.
         root = str(Path(__file__).parents[2])
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
-        whole = timeout * (len(tasks) + 1) if fork else timeout
-        try:
-            done = subprocess.run(
-                command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=whole, errors="replace"
-            )
-        except subprocess.TimeoutExpired as error:
-            raise IsolationError(
-                f"the child process was still running after {whole:g} seconds",
-                stdout=_text(error.stdout),
-                stderr=_text(error.stderr),
-            ) from None
+        code = _run_session(place, whole, cwd, environment)
+        stdout, stderr = _read(place / "all.out"), _read(place / "all.err")
         if (place / "setup").exists():
-            raise _load(place / "setup", done.stdout, done.stderr).error or IsolationError("the set-up failed")
-        if fork and done.returncode:  # not a fork died, but what forks them
-            raise IsolationError(
-                f"the child process {_ending(done.returncode)}", returncode=done.returncode, stderr=done.stderr
-            )
-        return [_outcome(place / str(i), None if fork else done) for i in range(len(tasks))]
+            raise _load(place / "setup", stdout, stderr).error or IsolationError("the set-up failed")
+        if not fork:
+            return [_outcome(place / str(i), whole, code, stdout, stderr) for i in range(len(tasks))]
+        if not (place / "ready").exists():
+            raise _failure(timeout + _STARTING, code, stdout, stderr)
+        return [_outcome_of_fork(place / str(i), timeout, code) for i in range(len(tasks))]
 
 
-def _outcome(path: Path, done: subprocess.CompletedProcess[str] | None = None) -> Isolated:
-    """What the process left at `path`; of a fork it is all in files, of an interpreter of its own `done` has more."""
-    if done is None:
-        stdout, stderr = _read(path.with_suffix(".out")), _read(path.with_suffix(".err"))
-        code = int(_read(path.with_suffix(".code")) or 0)
+def _run_session(place: Path, limit: float, cwd: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> int:
+    """The exit code of the child, which is over when it ends: what it started may go on, and hold its output open."""
+    command = [sys.executable, "-X", "faulthandler", "-c", _PROGRAM, str(place)]
+    with (place / "all.out").open("wb") as out, (place / "all.err").open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,  # so that it can be killed with all that it started
+        )
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return _LATE
+    finally:
+        # It is out of time, or this process got a Ctrl-C; or a fork was out of time, in a process that it waited for.
+        if process.poll() is None or any(_read(path) == str(_LATE) for path in place.glob("*.code")):
+            _kill_session(process)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+            os.killpg(process.pid, signal.SIGKILL)
     else:
-        stdout, stderr, code = done.stdout, done.stderr, done.returncode
-    if path.exists():
-        return _load(path, stdout, stderr)
-    error = IsolationError(f"the child process {_ending(code)}", returncode=code, stdout=stdout, stderr=stderr)
+        process.kill()
+    process.wait()
+
+
+def _outcome_of_fork(path: Path, timeout: float, default: int = 0) -> Isolated:
+    """What a fork left; `default` is the exit code of the process that should have waited for it."""
+    code = int(_read(path.with_suffix(".code")) or default)
+    return _outcome(path, timeout, code, _read(path.with_suffix(".out")), _read(path.with_suffix(".err")))
+
+
+def _outcome(path: Path, timeout: float, code: int, stdout: str, stderr: str) -> Isolated:
+    returned = path.exists()
+    if returned:
+        done = _load(path, stdout, stderr)
+        if code != _LATE or done.error is not None:
+            return done
+    error = _failure(timeout, code, stdout, stderr, returned=returned)
     return Isolated(error=error, stdout=stdout, stderr=stderr)
+
+
+def _failure(timeout: float, code: int, stdout: str, stderr: str, *, returned: bool = False) -> IsolationError:
+    if code == _LATE and returned:
+        problem = f"what ran in the child process returned, but the process did not end within {timeout:g} seconds: "
+        problem += "it waits for a thread or a process that was started there"
+    elif code == _LATE:
+        problem = f"the child process ran out of time: it was still running after {timeout:g} seconds"
+    elif code < 0:
+        problem = f"the child process died of {signal.Signals(-code).name}"
+    else:
+        problem = f"the child process ended without a result (status {code})"
+    return IsolationError(problem, returncode=None if code == _LATE else code, stdout=stdout, stderr=stderr)
 
 
 def _load(path: Path, stdout: str, stderr: str) -> Isolated:
@@ -254,36 +367,34 @@ def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-
-
-def _ending(code: int) -> str:
-    if code == -signal.SIGALRM:
-        return "ran out of time"
-    if code < 0:
-        return f"died of {signal.Signals(-code).name}"
-    return f"ended without a result (status {code})"
-
-
 # The child ------------------------------------------------------------------------------------------------------
 
 
 def _child(directory: str) -> None:
     place = Path(directory)
-    paths, work = pickle.loads((place / "tasks").read_bytes())
+    paths, limit, work = pickle.loads((place / "tasks").read_bytes())
+    _set_alarm(limit + _STARTING)  # for when the parent is no more
     sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))
     setup, tasks, timeout, fork = pickle.loads(work)
     if setup is not None:
-        outcome = _attempt(_Task(setup, ()))
+        if fork:
+            _set_alarm(timeout + _STARTING)
+        outcome = _attempt(setup)
         if outcome[1] is not None:
             _save(place / "setup", *outcome)
             return
+    _set_alarm(limit + _STARTING)
+    (place / "ready").touch()
     for i, task in enumerate(tasks):
         if fork:
             _fork(task, place / str(i), timeout)
         else:
             _save(place / str(i), *_attempt(task))
+
+
+def _set_alarm(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -298,7 +409,7 @@ def in_fork(function: Callable[[], Any], timeout: float) -> Isolated:
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "outcome"
         _fork(function, place, timeout)
-        return _outcome(place)
+        return _outcome_of_fork(place, timeout)
 
 
 def _fork(function: Callable[[], Any], place: Path, timeout: float) -> None:
@@ -306,15 +417,38 @@ def _fork(function: Callable[[], Any], place: Path, timeout: float) -> None:
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        _be_the_fork(function, place, timeout)
+    place.with_suffix(".code").write_text(str(_wait(child, timeout + _GRACE)))
+
+
+def _be_the_fork(function: Callable[[], Any], place: Path, timeout: float) -> NoReturn:
+    try:
         for stream, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
-        signal.alarm(max(1, int(timeout)))
+        _set_alarm(timeout)
         _save(place, *_attempt(function))
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    place.with_suffix(".code").write_text(str(os.waitstatus_to_exitcode(status)))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # never back into the loop that forks
+    os._exit(0)
+
+
+def _wait(child: int, limit: float) -> int:
+    """The exit code of a fork. One that does not heed its alarm is killed; so is one at a Ctrl-C here."""
+    end, pause, running, status = time.monotonic() + limit, 0.0005, True, 0
+    try:
+        while running and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            running = not ended
+    finally:
+        if running:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return _LATE if running else os.waitstatus_to_exitcode(status)
 
 
 def _save(path: Path, value: Any, error: BaseException | None) -> None:
