@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ def add_parser(commands: Any) -> None:
         help="list which ops a device runs itself, leaves to the CPU, or fails at",
         description="Run MODULE, which registers a device (customops.backend), as a program, and list the ops it used. "
         "With --opinfo, import it instead and run torch's own op tests on the device, against the CPU.",
-        epilog="Exit status: 0 if nothing failed, 1 if something did, 2 if MODULE registers no device.",
+        epilog="Options of the program come last, after --: MODULE -- --epochs 3. "
+        "Exit status: 0 if nothing failed, 1 if something did, 2 if there is no MODULE, or no device in it.",
     )
     parser.add_argument("module", metavar="MODULE", help="a Python file, or the name of a module")
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the program")
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the program; its options after --")
     parser.add_argument("--opinfo", action="store_true", help="run torch's op tests; each op in a process of its own")
     parser.add_argument(
         "--dtype", action="append", metavar="DTYPE", help="with --opinfo: e.g. float32; may be repeated"
@@ -39,16 +41,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--op", action="append", metavar="PATTERN", help='with --opinfo: only ops of this name, e.g. "nn.*"'
     )
-    parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op")
+    parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op, 1 or more")
     parser.add_argument("--forward-only", action="store_true", help="with --opinfo: no gradients")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to a file, too")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    only_opinfo = (options.dtype, options.op, options.samples, options.forward_only)
-    if not options.opinfo and any(only_opinfo):
-        parser.error("--dtype, --op, --samples and --forward-only go with --opinfo")
+    _check_options(options, parser)
     dtypes = [_dtype(name, parser) for name in options.dtype or ["float32"]]
     console = Console(highlight=False, markup=False, emoji=False)
     try:
@@ -60,6 +60,28 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         return NOTHING_RUN
+
+
+def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """All that can be wrong before something runs, which may take an hour."""
+    only_opinfo = (options.dtype, options.op, options.samples is not None, options.forward_only)
+    if not options.opinfo and any(only_opinfo):
+        parser.error("--dtype, --op, --samples and --forward-only go with --opinfo")
+    if options.samples is not None and options.samples < 1:
+        parser.error(f"--samples {options.samples}: at least 1")
+    if options.json is not None:
+        options.json = options.json.absolute()  # the program may go elsewhere
+        problem = _why_not_written(options.json)
+        if problem is not None:
+            parser.error(f"--json {options.json}: {problem}")
+
+
+def _why_not_written(path: Path) -> str | None:
+    if path.is_dir():
+        return "this is a directory"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
 
 
 def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:
@@ -92,9 +114,10 @@ def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], console: C
         scores.append(score)
         record.add(score.journal)
     console.print()
-    if record.native:  # all else is the CPU's
+    if record.native or record.failed:  # all else is the CPU's
         _print_ops(record, console)
-    console.print(_summary(backend.name, record), soft_wrap=True)
+    failed = sum(len(score.failed) for score in scores)
+    console.print(f"{_summary(backend.name, record)}; {failed} of the op tests failed", soft_wrap=True)
     if options.json:
         options.json.write_text(report.as_json(record, scores), encoding="utf-8")
     if not any(score.total for score in scores):

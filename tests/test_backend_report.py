@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from isolated import isolated
+from torch.testing._internal.opinfo.core import SampleInput
 
 from customops.backend import get_backend, journal, opinfo, register_backend, report
 
@@ -88,13 +89,67 @@ def test_what_is_no_device(program: Path) -> None:
     done = run("nothing.py", cwd=program)
     assert done.returncode == 2
     assert "nothing.py registers no device" in done.stderr
-    assert "no such file" in run("missing.py", cwd=program).stderr
+    for missing in ("missing.py", "missing", "missing.part", "no/file"):
+        done = run(missing, cwd=program)
+        assert done.returncode == 2
+        assert "error: no such file or module" in done.stderr
+        assert missing in done.stderr
     done = run("program.py", "--dtype", "float32", cwd=program)
     assert done.returncode == 2
     assert "go with --opinfo" in done.stderr
     assert (
         "no such dtype" in run("program.py", "--opinfo", "--dtype", "float", "--dtype", "nothing", cwd=program).stderr
     )
+
+
+def test_a_program_that_fails_before_there_is_a_device(program: Path) -> None:
+    (program / "early.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
+    for target in ("early.py", "early"):
+        done = run(target, cwd=program)
+        assert done.returncode == 2
+        assert f"{target} ended with ModuleNotFoundError before it registered a device" in done.stderr
+        assert "register_backend" not in done.stderr
+        assert "No module named 'nothing_of_this_name'" in done.stderr
+
+
+def test_options_of_the_program(program: Path) -> None:
+    done = run("--json", "out.json", "program.py", "--", "--epochs", "3", cwd=program)
+    assert done.returncode == 0, done.stderr
+    assert "arguments: ['--epochs', '3']" in done.stdout
+    assert (program / "out.json").exists()
+    assert "after --" in run("--help", cwd=program).stdout
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_no_samples_are_refused(program: Path, number: str) -> None:
+    for arguments in (["--opinfo", "--op", "cos"], []):
+        done = run("device.py", *arguments, "--samples", number, cwd=program)
+        assert done.returncode == 2
+        assert ("at least 1" if arguments else "go with --opinfo") in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_found_before_the_program_runs(program: Path) -> None:
+    for path, problem in (("missing/out.json", "there is no directory"), (".", "this is a directory")):
+        done = run("program.py", "--json", path, cwd=program)
+        assert done.returncode == 2
+        assert problem in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "arguments:" not in done.stdout
+
+
+def test_the_file_is_written_where_the_command_was_given(program: Path) -> None:
+    (program / "leaving.py").write_text(DEVICE + "import os\nos.chdir('/')\n", encoding="utf-8")
+    assert run("leaving.py", "--json", "out.json", cwd=program).returncode == 0
+    assert json.loads((program / "out.json").read_text(encoding="utf-8"))["ops"] == {}
+
+
+def test_ops_that_failed_are_in_the_table(program: Path) -> None:
+    failing = '\n@backend.kernel("aten::cos")\ndef cos(x):\n    raise ValueError("no cos")\n'
+    (program / "failing.py").write_text(DEVICE + failing, encoding="utf-8")
+    done = run("failing.py", "--opinfo", "--op", "cos", "--samples", 1, "--forward-only", cwd=program)
+    assert done.returncode == 1
+    assert ["aten::cos", "-", "-", "FAILED", "ValueError:", "no", "cos"] in lines(done.stdout)
+    assert "1 failed; 1 of the op tests failed" in done.stdout
 
 
 def test_op_tests(program: Path) -> None:
@@ -134,6 +189,48 @@ def test_a_wrong_kernel_fails() -> None:
     assert list(score.failed) == ["cos"]
     assert "Tensor-likes are not close" in score.failed["cos"]
     assert (score.total, score.passed, score.backward) == (1, [], False)
+    assert score.journal.native["aten::cos"] == 1  # it ran; its values are wrong
+
+
+@on_device
+def test_a_test_that_fails_leaves_its_record() -> None:
+    get_backend().kernel("aten::cos")(refuse)
+    score = score_of("cos", backward=False)
+    assert score.failed == {"cos": "ValueError: no cosines"}
+    assert score.journal.failed == {"aten::cos": "ValueError: no cosines"}
+
+
+def refuse(x):
+    raise ValueError("no cosines")
+
+
+@on_device
+def test_results_are_on_the_cpu_where_nothing_of_the_device_is_named() -> None:
+    (score,) = opinfo.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
+    assert score.passed == ["arange", "linspace", "randint"]
+    ones = torch.ones(2, device="npy")
+    assert not opinfo._asks_for(SampleInput(1, args=(3, 1)), "npy")
+    assert opinfo._asks_for(SampleInput(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
+    assert opinfo._asks_for(SampleInput([ones], args=(torch.ones(2),)), "npy")
+    assert not opinfo._asks_for(SampleInput(ones, kwargs={"device": torch.device("cpu")}), "npy")
+
+
+class Misplaced:
+    """An op whose results are on the CPU."""
+
+    name, variant_test_name = "misplaced", ""
+
+    def sample_inputs(self, device, dtype, requires_grad):
+        yield SampleInput(torch.ones(2, device=device, dtype=dtype))
+
+    def __call__(self, x):
+        return x.cpu()
+
+
+@on_device
+def test_a_result_on_the_cpu_fails() -> None:
+    with pytest.raises(AssertionError, match="a result is on cpu"):
+        opinfo._compare_all(get_backend(), Misplaced(), torch.float32, False, None)
 
 
 @on_device

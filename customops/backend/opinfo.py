@@ -33,6 +33,7 @@ class Score:
     passed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  #: not for the CPU either
     failed: dict[str, str] = field(default_factory=dict)  #: name -> the error, in a line
+    #: what ran where in all of them, but for those that crashed or ran out of time
     journal: journal.Journal = field(default_factory=journal.Journal)
 
     @property
@@ -77,22 +78,42 @@ def _name(op: Any) -> str:
 def _enter(score: Score, name: str, check: Any, timeout: float) -> None:
     # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
     outcome = in_fork(check, timeout)
-    if outcome.error is None and outcome.value is None:
-        score.skipped.append(name)
+    if outcome.error is not None:
+        score.failed[name] = _line(outcome.error)
         return
-    if outcome.error is None:
-        score.passed.append(name)
-        score.journal.add(outcome.value)
-        return
-    text = f"{type(outcome.error).__name__}: {outcome.error}"
-    score.failed[name] = " ".join(text.split())[:200]
+    checked: _Checked = outcome.value
+    score.journal.add(checked.journal)
+    if checked.error is not None:
+        score.failed[name] = checked.error
+    else:
+        (score.passed if checked.compared else score.skipped).append(name)
 
 
-def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> journal.Journal | None:
-    """What ran, or None where the CPU cannot run any of the inputs."""
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """How the test of an op ended, and what ran in it until then."""
+
+    journal: journal.Journal
+    compared: bool = False  #: or the CPU cannot run any of the inputs
+    error: str | None = None
+
+
+def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> _Checked:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     record = journal.start()
+    try:
+        return _Checked(record, _compare_all(backend, op, dtype, backward, limit))
+    except Exception as error:
+        return _Checked(record, error=_line(error))
+
+
+def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
+    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
     compared = False
     for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
         try:
@@ -101,9 +122,17 @@ def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit:
             continue  # not an input for the CPU either
         compared = True
         got = _outcome(op, there, backward)
-        anywhere = any(str(leaf) == "cpu" for leaf in _leaves(there) if isinstance(leaf, (str, torch.device)))
-        _compare(got, expected, None if anywhere else backend.name, values=_name(op) not in UNINITIALISED)
-    return record if compared else None
+        device = backend.name if _asks_for(there, backend.name) else None
+        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
+    return compared
+
+
+def _asks_for(sample: Any, name: str) -> bool:
+    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
+    leaves = _leaves(sample)
+    named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
+    used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    return "cpu" not in named and name in named | used
 
 
 def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import runpy
@@ -45,8 +46,9 @@ def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, jou
     """Run a file or module as a program, which registers a device; what it raised is returned with the rest.
 
     Raises:
-        BackendError: it registers none.
+        BackendError: there is no such program, or it registers none.
     """
+    _check_exists(target)
     record = journal.start()
     error: BaseException | None = None
     before = sys.argv
@@ -64,10 +66,27 @@ def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, jou
 
 def load_device(target: str) -> Backend:
     """Import a file or module that registers a device: at its top, or in its function `make_device`."""
+    _check_exists(target)
     namespace = _execute(target, "__device__")
     if get_backend() is None and callable(namespace.get("make_device")):
         namespace["make_device"]()
     return _require_backend(target, None)
+
+
+def _check_exists(target: str) -> None:
+    if not Path(target).is_file() and not _is_module(target):
+        raise BackendError("no such file or module", expected="a Python file, or the name of a module", got=target)
+
+
+def _is_module(name: str) -> bool:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:  # its package is missing, or misses something itself
+        if f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise
 
 
 def _execute(target: str, name: str) -> dict[str, Any]:
@@ -75,18 +94,18 @@ def _execute(target: str, name: str) -> dict[str, Any]:
     if path.is_file():
         sys.path.insert(0, os.fspath(path.resolve().parent))  # as for `python FILE`
         return runpy.run_path(target, run_name=name)
-    if path.suffix == ".py" or not all(part.isidentifier() for part in target.split(".")):
-        raise BackendError("no such file", got=target)
     return runpy.run_module(target, run_name=name, alter_sys=True)
 
 
 def _require_backend(target: str, error: BaseException | None) -> Backend:
     backend = get_backend()
-    if backend is None:
-        raise BackendError(
-            f"{target} registers no device", fix="call register_backend in it, at the top or in make_device()"
-        ) from error
-    return backend
+    if backend is not None:
+        return backend
+    if error is not None:
+        raise BackendError(f"{target} ended with {type(error).__name__} before it registered a device") from error
+    raise BackendError(
+        f"{target} registers no device", fix="call register_backend in it, at the top or in make_device()"
+    )
 
 
 def scores_as_text(scores: Iterable[opinfo.Score]) -> Iterator[str]:
