@@ -231,7 +231,7 @@ def watch_registrations(changed: Callable[[str | None], object]) -> None:
     goes unseen.
     """
     Library.impl = _followed(  # type: ignore[method-assign]
-        Library.impl, lambda library, op_name, *_, **__: changed(_full_name(library, op_name))
+        Library.impl, lambda library, op_name, *_, **__: changed(full_name(library, op_name))
     )
     ops: Any = type(torch.ops)
     ops.load_library = _followed(ops.load_library, lambda *_, **__: changed(None))
@@ -247,7 +247,7 @@ def _followed(method: Any, then: Callable[..., object]) -> Any:
     return wrapper
 
 
-def _full_name(library: Library, op: str | OpOverload) -> str:
+def full_name(library: Library, op: str | OpOverload) -> str:
     name = (op if isinstance(op, str) else op._name).removesuffix(".default")
     return name if "::" in name else f"{library.ns}::{name}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from isolated import isolated
 from torch.testing import assert_close
 
-from customops.backend import BackendError, get_backend, register_backend
+from customops.backend import BackendError, get_backend, journal, register_backend
 
 
 def register() -> None:
@@ -109,7 +110,7 @@ def test_what_a_kernel_may_not_return() -> None:
         (torch.empty(2, device="meta"), "a tensor on meta"),
     ):
         handle = backend.kernel("aten::relu")(lambda x, wrong=wrong: wrong)
-        with pytest.raises(TypeError, match="the kernel returned something else") as info:
+        with pytest.raises(RuntimeError, match="the kernel returned something else") as info:
             torch.relu(ones(2))
         assert (info.value.op, info.value.expected, info.value.got) == ("aten::relu", "a tensor on npy:0", got)
         assert "test_backend_kernels.py" in info.value.where
@@ -132,7 +133,7 @@ def test_wrong_results_of_other_shapes() -> None:
         ("aten::_foreach_add_.Scalar", 3, lambda: torch._foreach_add_([d], 1.0)),
     ):
         handle = backend.kernel(op)(lambda *args, wrong=wrong, **kwargs: wrong)
-        with pytest.raises(TypeError, match="the kernel returned something else"):
+        with pytest.raises(RuntimeError, match="the kernel returned something else"):
             call()
         handle.remove()
 
@@ -182,9 +183,70 @@ def test_errors_of_a_kernel_come_through() -> None:
         torch.relu(ones(2))
     relu.remove()
     handle = backend.kernel("aten::add.Tensor")(lambda a: a)  # one parameter too few
-    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+    with pytest.raises(RuntimeError, match=r"add\.Tensor: the kernel raised TypeError: .*takes 1 positional argument"):
         torch.add(ones(1), ones(1))
     handle.remove()
+
+
+@on_device
+def test_errors_of_kernels_under_operators() -> None:
+    """An operator takes a TypeError for "not implemented": `==` would be False, and `+` unsupported."""
+    backend, d = get_backend(), ones(2)
+    for wrong in (lambda *_: None, lambda *_: torch.ones(2), lambda *_: np.ones(2), lambda: 0, lambda *_: 1 + "1"):
+        for op, call in (
+            ("aten::eq.Scalar", lambda: d == 0),
+            ("aten::gt.Scalar", lambda: d > 0),
+            ("aten::add.Tensor", lambda: d + d),
+            ("aten::rsub.Scalar", lambda: 1 - d),
+            ("aten::dot", lambda: d @ d),
+        ):
+            handle = backend.kernel(op)(wrong)
+            with pytest.raises(BackendError, match=r"the kernel (returned something else|raised TypeError)") as info:
+                call()
+            assert info.value.op == op
+            assert "test_backend_kernels.py" in info.value.where
+            handle.remove()
+
+
+@on_device
+def test_a_bfloat16_for_numpy_under_an_operator() -> None:
+    backend = get_backend()
+    with (
+        backend_kernels(backend, {"aten::add.Tensor": lambda a, b: backend.wrap(backend.numpy(a) + backend.numpy(b))}),
+        pytest.raises(BackendError, match=r"the kernel raised DtypeError: .*NumPy has no such dtype") as info,
+    ):
+        ones(2, dtype=torch.bfloat16) + ones(2, dtype=torch.bfloat16)
+    assert isinstance(info.value.__cause__, TypeError)
+
+
+@on_device
+def test_results_that_are_no_tensors() -> None:
+    backend, d = get_backend(), ones(2)
+    lib = torch.library.Library("t_backend_results", "DEF")
+    calls = {}
+    for i, (returned, wrong) in enumerate(
+        {
+            "bool": None,
+            "int": None,
+            "float": "1",
+            "Tensor?": torch.ones(2),
+            "str": 3,
+            "Tensor[]": d,
+            "SymInt": 1.5,
+        }.items()
+    ):
+        lib.define(f"f{i}(Tensor x) -> {returned}")
+        calls[f"t_backend_results::f{i}"] = wrong
+    for op, wrong in calls.items():
+        handle = backend.kernel(op)(lambda x, wrong=wrong: wrong)
+        with pytest.raises(BackendError, match="the kernel returned something else") as info:
+            getattr(torch.ops.t_backend_results, op.partition("::")[2])(d)
+        assert info.value.op == op
+        handle.remove()
+    with backend_kernels(backend, {"aten::equal": lambda a, b: np.bool_(True)}):
+        assert torch.equal(d, d) is True
+    with backend_kernels(backend, {"t_backend_results::f3": lambda x: None}):
+        assert torch.ops.t_backend_results.f3(d) is None
 
 
 @on_device
@@ -208,6 +270,17 @@ def test_registrations_that_are_refused() -> None:
             backend.kernel("aten::relu", dtypes=dtypes)
     with pytest.raises(ValueError, match="autocast casts to a dtype"):
         backend.autocast_kernel("aten::mm", "float16")
+
+
+@on_device
+def test_what_is_no_kernel() -> None:
+    backend = get_backend()
+    with pytest.raises(BackendError, match="a kernel is a function"):
+        backend.kernel("aten::mm")(3)
+    for op in ("aten::mm", "aten::sin"):
+        with pytest.raises(BackendError, match="a view kernel is for an op that returns nothing but views"):
+            backend.view_kernel(op)
+    assert (ones(1, 1) @ ones(1, 1)).item() == 1
 
 
 @on_device
@@ -236,10 +309,108 @@ def test_a_view_kernel() -> None:
     torch.ops.t_backend_view.halves(d).zero_()  # the fallback sees that it is one
     assert d.tolist() == [0, 0, 2, 3]
     handle = backend.view_kernel("t_backend_view::halves")
+    with pytest.raises(BackendError, match="there is a kernel already") as info:
+        backend.view_kernel("t_backend_view::halves")
+    assert "test_backend_kernels.py" in info.value.where
     torch.ops.t_backend_view.halves(d).fill_(5)
     assert d.tolist() == [5, 5, 2, 3]
     assert "t_backend_view::halves" not in backend.fallback_counts()
     handle.remove()
+
+
+@on_device
+def test_kernels_of_composites_keep_the_gradient() -> None:
+    backend = get_backend()
+    host, wrap, functional, called = backend.host, backend.wrap, torch.nn.functional, []
+
+    def softmax(x, dim, dtype=None):
+        called.append("softmax")
+        return wrap(torch.softmax(host(x), dim))
+
+    def linear(x, weight, bias=None):
+        called.append("linear")
+        return wrap(functional.linear(host(x), host(weight), bias if bias is None else host(bias)))
+
+    def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+        called.append("layer_norm")
+        return wrap(functional.layer_norm(host(x), shape, host(weight), host(bias), eps))
+
+    def run(model, x):
+        y = model(x)
+        return (torch.softmax(y, -1) * y).sum()
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)), torch.randn(2, 3)
+    run(model, x).backward()
+    expected = [p.grad for p in model.parameters()]
+    of_device = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    of_device.load_state_dict(model.state_dict())
+    of_device.npy()
+    kernels = {"aten::softmax.int": softmax, "aten::linear": linear, "aten::layer_norm": layer_norm}
+    with backend_kernels(backend, kernels):
+        run(of_device, x.npy()).backward()
+        assert called == []
+        for parameter, grad in zip(of_device.parameters(), expected, strict=True):
+            assert_close(parameter.grad.cpu(), grad)
+        with torch.no_grad():
+            assert_close(run(of_device, x.npy()).cpu(), run(model, x))
+        with torch.inference_mode():
+            assert_close(run(of_device, x.npy()).cpu(), run(model, x))
+        assert called == ["linear", "layer_norm", "softmax"] * 2
+        z, t = torch.randn(3), torch.randn(3)
+        tangent = torch.func.jvp(lambda v: torch.softmax(v, 0), (z.npy(),), (t.npy(),))[1]
+        assert_close(tangent.cpu(), torch.func.jvp(lambda v: torch.softmax(v, 0), (z,), (t,))[1])
+        assert_close(
+            torch.func.jacrev(lambda v: torch.softmax(v, 0))(z.npy()).cpu(),
+            torch.func.jacrev(lambda v: torch.softmax(v, 0))(z),
+        )
+    called.clear()
+    torch.softmax(ones(2), 0)
+    assert called == []
+
+
+@on_device
+def test_not_implemented_is_what_ran_before() -> None:
+    backend, called = get_backend(), []
+
+    def copy(source, target, non_blocking=False):
+        called.append(source.dtype)
+        memory = [backend.host(x) if x.is_npy else x for x in (target, source)]
+        memory[0].copy_(memory[1])
+        return target
+
+    handle = backend.kernel("aten::_copy_from", dtypes=[torch.float64])(copy)
+    assert torch.ones(2).npy().cpu().tolist() == [1, 1]
+    assert called == []
+    assert torch.ones(2).double().npy().cpu().tolist() == [1, 1]
+    assert called == [torch.float64] * 2
+    handle.remove()
+    with backend_kernels(backend, {op: lambda *_, **__: NotImplemented for op in ("aten::resize_", "aten::view")}):
+        d = ones(2)
+        assert d.resize_(6).view(2, 3).shape == (2, 3)
+
+
+@on_device
+def test_dtypes_of_lists() -> None:
+    backend, called = get_backend(), []
+    handle = backend.kernel("aten::cat", dtypes=[torch.float32])(lambda xs, dim=0: called.append(dim) or NotImplemented)
+    for dtype in (torch.float64, torch.float32):
+        assert torch.cat([ones(1, dtype=dtype), ones(2, dtype=dtype)]).tolist() == [1, 1, 1]
+    assert called == [0]
+    handle.remove()
+
+
+@on_device
+def test_kernels_from_torch_library_count() -> None:
+    """The shortcuts of a family go with its first kernel, whoever writes it."""
+    backend = get_backend()
+    lib = torch.library.Library("aten", "IMPL")
+    lib.impl("sub.out", lambda a, b, *, alpha=1, out: out.fill_(7), "PrivateUse1")
+    d = ones(2)
+    assert (d - d).tolist() == [7, 7]
+    backend.reset_fallback_counts()
+    assert (d * d).tolist() == [1, 1]
+    assert backend.fallback_counts() == {"aten::mul.Tensor": 1}
 
 
 @on_device
@@ -326,6 +497,12 @@ def test_attention() -> None:
     calls.clear()
     assert_close(sdpa(q.npy(), k.npy(), v.npy()).cpu(), sdpa(q, k, v))
     assert calls == []
+    handle = backend.kernel(name, dtypes=[torch.float32])(lambda *_, **__: NotImplemented)
+    q, k, v = q.double(), k.double(), v.double()
+    assert_close(sdpa(q.npy(), k.npy(), v.npy()).cpu(), sdpa(q, k, v))  # not asked
+    with pytest.raises(NotImplementedError, match="the CPU has no such op to fall back to"):
+        sdpa(q.float().npy(), k.float().npy(), v.float().npy())
+    handle.remove()
 
 
 @on_device
@@ -399,6 +576,38 @@ def test_policies() -> None:
         assert backend.fallback_policy == "error"
         raise KeyError
     assert backend.fallback_policy == "cpu"
+
+
+@on_device
+def test_a_policy_is_of_its_thread() -> None:
+    backend, d = get_backend(), ones(2)
+    inside, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with backend.no_fallback():
+            inside.set()
+            left.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    assert d.cos().shape == (2,)
+    with backend.no_fallback():
+        left.set()
+        thread.join()
+        with pytest.raises(NotImplementedError):
+            d.cos()
+    assert backend.fallback_policy == "cpu"
+    assert d.cos().shape == (2,)
+
+
+@on_device
+def test_the_journal_of_a_kernel_that_is_refused() -> None:
+    record = journal.start()
+    with backend_kernels(get_backend(), {"aten::sin": lambda x: None}), pytest.raises(BackendError):
+        ones(2).sin()
+    journal.open_journals.clear()
+    assert (record.native["aten::sin"], list(record.failed)) == (0, ["aten::sin"])
 
 
 @on_device

@@ -40,6 +40,48 @@ def test_names_that_torch_could_not_parse() -> None:
             raises(ValueError, "torch cannot read this as a device", function, name)
 
 
+class Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self):
+        return True
+
+    is_built = has_primary_context = is_available
+
+
+@fresh
+def test_hooks_of_others() -> None:
+    hooks = Hooks()
+    assert torch._C._acc.register_python_privateuseone_hook(hooks)
+    for _ in range(2):  # torch would end the process with the first op that records a gradient
+        raises(BackendError, "somebody has registered hooks for PrivateUse1", register_backend, "npy")
+
+
+@fresh
+def test_a_fallback_of_others() -> None:
+    for key in ("PrivateUse1", "AutocastPrivateUse1"):
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(torch.library.fallthrough_kernel, key)
+        raises(BackendError, f"somebody has registered a fallback for all ops at {key}", register_backend, "npy")
+        library._destroy()
+    register_backend("npy")
+    assert (torch.ones(2, device="npy", requires_grad=True) * 2).tolist() == [2, 2]
+
+
+@fresh
+def test_a_module_of_others() -> None:
+    rename_privateuse1_backend("npy")
+    torch._register_device_module("npy", object())
+    with pytest.raises(BackendError, match=r"torch\.npy is there already"):
+        register_backend("npy")
+    assert not hasattr(torch.Tensor, "is_npy")
+
+
+@fresh
+def test_a_default_device_is_no_obstacle() -> None:
+    torch.set_default_device("meta")
+    register_backend("npy")
+    assert torch.ones(2, device="npy").tolist() == [1, 1]
+
+
 @fresh
 def test_names_of_torch() -> None:
     for name in ("cpu", "cuda", "xpu", "meta", "mps", "hip", "privateuseone"):
@@ -58,6 +100,8 @@ def test_options() -> None:
     raises(BackendError, r"the methods of module call Tensor.npy\(\)", register_backend, "npy", methods=("module",))
     raises(ValueError, "amp_dtypes holds something else", register_backend, "npy", amp_dtypes=["half"])
     raises(ValueError, "allocate is not callable", register_backend, "npy", allocate=3)
+    raises(ValueError, "methods takes several", register_backend, "npy", methods=None)
+    raises(ValueError, "amp_dtypes takes several", register_backend, "npy", amp_dtypes=16)
 
 
 @fresh

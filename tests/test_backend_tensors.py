@@ -213,6 +213,58 @@ def test_outs() -> None:
 
 
 @on_device
+def test_overlapping_memory() -> None:
+    """What the CPU refuses, and what it computes, of tensors that share memory."""
+
+    def cases(x):
+        square = x[:4].view(2, 2)
+        yield lambda: x[1:].add_(x[:-1])
+        yield lambda: x[1:].copy_(x[:-1])
+        yield lambda: x.__setitem__(slice(1, None), x[:-1])
+        yield lambda: torch.cat([x[2:], x[:2]], out=x)
+        yield lambda: square.add_(square.t())
+        yield lambda: torch.mul(square.t(), 2.0, out=square)
+        yield lambda: torch._foreach_add_([x[1:]], [x[:-1]])
+        yield lambda: x[:1].expand(3).add_(1)
+        yield lambda: square.add_(square)
+        yield lambda: square[0].add_(square[1])
+        yield lambda: x[::2].copy_(x[1::2])
+        yield lambda: x[2:4].conj().add_(x[:2].imag)
+        yield lambda: torch._foreach_mul_([x[:2], x[2:4]], [x[2:4], x[4:]])
+        yield lambda: torch.cat([x[:2], x[2:4]], out=x[2:])
+
+    for dtype in (torch.float32, torch.complex64):
+        count = len(list(cases(torch.arange(6.0))))
+        for i in range(count):
+            host = torch.arange(6.0).to(dtype)
+            device = host.npy()
+            outcomes = []
+            for x in (host, device):
+                try:
+                    list(cases(x))[i]()
+                except (RuntimeError, TypeError) as error:
+                    outcomes.append(type(error))
+                else:
+                    outcomes.append(None)
+            assert outcomes[0] is outcomes[1], (i, dtype, outcomes)
+            equal(device, host)
+
+
+@on_device
+def test_a_device_that_is_named_counts() -> None:
+    d = torch.ones(2, device="npy:1")
+    assert torch.linspace(d[0], 3, 3, device="cpu").tolist() == [1, 2, 3]
+    assert torch.linspace(d[0], 3, 3, device="cpu").device.type == "cpu"
+    assert torch.linspace(d[0], 3, 3, device="meta").device.type == "meta"
+    assert str(torch.linspace(d[0], 3, 3, device="npy:1").device) == "npy:1"
+    lib = torch.library.Library("t_backend_device", "DEF")
+    lib.define("like(Tensor x, Device? device=None) -> Tensor")
+    lib.impl("like", lambda x, device=None: torch.ones(len(x), device=device), "CPU")
+    assert torch.ops.t_backend_device.like(d, torch.device("cpu")).device.type == "cpu"
+    assert str(torch.ops.t_backend_device.like(d, torch.device("npy:1")).device) == "npy:1"
+
+
+@on_device
 def test_in_place_changes_of_shape() -> None:
     x = torch.randn(2, 3)
     d = x.npy()
@@ -280,6 +332,8 @@ def test_storages() -> None:
     assert (made.nbytes(), made.device) == (8, torch.device("npy:0"))
     assert torch.UntypedStorage(device="npy").nbytes() == 0
     assert torch.UntypedStorage(8).device.type == "cpu"
+    assert storage.new().device == torch.device("npy:1")  # here, too
+    assert torch.UntypedStorage(8).new().device.type == "cpu"
     assert torch.UntypedStorage([1, 2]).tolist() == [1, 2]
     moved = torch.arange(3, dtype=torch.uint8).untyped_storage().npy()
     assert moved.is_npy
@@ -308,6 +362,10 @@ def test_printing_and_python_numbers() -> None:
     assert (d[0, 1].item(), len(d), [row.sum().item() for row in d]) == (2.5, 2, [3.5, -1.0])
     assert torch.empty(0, device="npy").tolist() == []
     assert "npy:1" in repr(torch.ones(1, device="npy:1"))
+    with get_backend().no_fallback():  # a debugger may print
+        assert repr(d[0]) == str(d[0]) == "tensor([1.0000, 2.5000], device='npy:0')"
+        with pytest.raises(NotImplementedError, match="no kernel for 'npy'"):
+            d.abs()
 
 
 @on_device
@@ -342,6 +400,8 @@ def test_host_numpy_and_wrap_copy_nothing() -> None:
     host = torch.ones(2)
     assert backend.wrap(host, wrapped.device).add_(1).device == wrapped.device
     assert host.tolist() == [2, 2]
+    assert backend.wrap(host, "npy:1").device == wrapped.device
+    assert backend.wrap(torch._efficientzerotensor((2,))).tolist() == [0, 0]  # without memory of its own
     del array, host
     gc.collect()
     assert wrapped[0].item() == 9  # the owner is kept
@@ -364,6 +424,9 @@ def test_host_numpy_and_wrap_refuse() -> None:
             backend.wrap(wrong)
     with pytest.raises(BackendError, match="takes a CPU tensor or a writable NumPy array"):
         backend.wrap([1, 2])
+    for dtype in (torch.uint4, torch.int3):  # DLPack would make bytes of them
+        with pytest.raises(UnsupportedError, match="plain dtypes"):
+            torch.empty(2, dtype=dtype, device="npy")
     with pytest.raises(BackendError, match="negative"):
         backend.wrap(np.arange(3.0)[::-1])
     with pytest.raises(BackendError, match="there is no such device"):
@@ -371,6 +434,17 @@ def test_host_numpy_and_wrap_refuse() -> None:
 
     with FakeTensorMode(), pytest.raises(ValueError, match="with memory"):
         backend.host(torch.empty(2, device="npy"))
+    for function in (backend.host, backend.wrap):  # without the check: a segfault
+        with pytest.raises(ValueError, match="memory"):
+            torch.func.functionalize(lambda x, function=function: function(x) + 1)(torch.ones(2, device="npy"))
+    with pytest.raises(BackendError, match="a read-only NumPy array") as info:
+        backend.wrap(np.broadcast_to(np.ones(1), (3,)))
+    assert info.value.fix == "wrap(array.copy())"
+    for wrong in ("npy:2", torch.device("cuda:1"), "cpu"):
+        with pytest.raises(BackendError, match=r"there is no such device|Invalid device"):
+            backend.wrap(torch.ones(1), wrong)
+        with pytest.raises(BackendError, match=r"there is no such device|Invalid device"):
+            backend.default_generator(wrong)
 
 
 @on_device
@@ -466,12 +540,22 @@ def test_sparse_and_quantized_are_refused() -> None:
     ):
         with pytest.raises(NotImplementedError, match=r"to_dense|dequantize"):
             function()
+    layer = torch.nn.TransformerEncoderLayer(4, 2, batch_first=True)
+    mask = torch.tensor([[False, True]], device="npy")
+    for enabled in (True, False):  # by default nested tensors are how it leaves out what is masked
+        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=enabled).eval().npy()
+        with torch.no_grad():
+            if enabled:
+                with pytest.raises(NotImplementedError, match="enable_nested_tensor=False"):
+                    encoder(torch.ones(1, 2, 4, device="npy"), src_key_padding_mask=mask)
+            else:
+                assert encoder(torch.ones(1, 2, 4, device="npy"), src_key_padding_mask=mask).shape == (1, 2, 4)
 
 
 @on_device
 def test_dlpack() -> None:
     d = torch.ones(3, device="npy:1")
-    assert tuple(d.__dlpack_device__()) == (12, 1)
+    assert tuple(d.__dlpack_device__()) == tuple(torch.nn.Parameter(d).__dlpack_device__()) == (12, 1)
     assert tuple(torch.ones(1).__dlpack_device__()) == (1, 0)
 
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from customops.backend import get_backend, register_backend
+from customops.backend import BackendError, get_backend, register_backend
 from customops.errors import UnsupportedError
 from customops.testing import run_isolated
 
@@ -60,6 +60,19 @@ def test_save_and_load() -> None:
     assert torch.load(saved(torch.ones(2)), map_location="npy").is_npy
     with pytest.raises(RuntimeError, match="npy"):
         torch.load(saved(d), map_location="npy:7")
+
+
+@alone
+def test_files_under_a_default_device() -> None:
+    register_backend("npy")
+    torch.set_default_device("npy")
+    d = torch.arange(3.0)
+    assert d.is_npy
+    buffer = io.BytesIO()
+    torch.save(d, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer).tolist() == pickle.loads(pickle.dumps(d)).tolist() == [0, 1, 2]
+    assert (d.remainder(2) + torch.add(d, 1, out=torch.empty(0)).sum()).tolist() == [6, 7, 6]
 
 
 @on_device
@@ -223,6 +236,7 @@ def test_the_module() -> None:
     assert npy.synchronize() is None
     assert npy._is_in_bad_fork() is False
     assert npy.is_bf16_supported()
+    assert {"memory_allocated", "set_device", "default_generators"} <= set(dir(npy))
     assert npy.__name__ == "torch.npy"
     assert torch._utils._get_device_index("npy:1") == 1
     with pytest.raises(AttributeError, match="nothing"):
@@ -236,8 +250,19 @@ def test_the_accelerator() -> None:
     assert accelerator.current_accelerator() == torch.device("npy")
     assert accelerator.device_count() >= 1
     assert accelerator.current_device_index() == 0
-    with pytest.raises(RuntimeError, match="doesn't support synchronizing"):
-        accelerator.synchronize()
+    accelerator.set_device_index(1)
+    assert accelerator.current_device_index() == torch.npy.current_device() == 1
+    assert str(torch.empty(1, device="npy").device) == "npy:1"
+    with accelerator.device_index(0):
+        assert str(torch.empty(1, device="npy").device) == "npy:0"
+    assert torch.npy.current_device() == 1
+    with pytest.raises(BackendError, match="there is no such device"):
+        accelerator.set_device_index(2)
+    assert accelerator.synchronize() is None
+    assert accelerator.empty_cache() is None
+    for statistics in (accelerator.memory_allocated, accelerator.memory_stats, accelerator.reset_peak_memory_stats):
+        with pytest.raises(UnsupportedError, match=r"torch\.npy\.memory_allocated\(\)"):
+            statistics()
     assert torch.Stream(device="npy").device.type == "npy"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import operator
 import struct
@@ -17,13 +18,13 @@ from typing import Any
 import torch
 
 from customops import _compat as _core
+from customops._call import tensors_in
 from customops.backend.errors import BackendError
 
 #: Plenty; torch keeps a device's index in eight bits.
 MAX_DEVICES = 64
 
 OpOverload = _core.OpOverload
-Library = _core.Library
 outside_dynamo = _core.outside_dynamo
 schema_of = _core.schema_of
 impl = _core.impl
@@ -33,6 +34,15 @@ has_kernel = _core.has_kernel
 exclude_keys = _core.exclude_keys
 key_set = _core.key_set
 is_abstract = _core.is_abstract
+is_functional: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
+
+
+class Library(_core.Library):
+    """A library of this package's own: `watch_kernels` tells them from others."""
+
+    def __init__(self, namespace: str, kind: str, dispatch_key: str = "") -> None:
+        super().__init__(namespace, kind, dispatch_key)  # type: ignore[no-untyped-call]
+
 
 _missing: list[str] = []
 
@@ -77,7 +87,7 @@ def require() -> None:
             got=f"torch {torch.__version__} without these names",
             fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
         )
-    field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8)), _NAME)[1]
+    field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:
         raise BackendError(
             "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
@@ -161,6 +171,20 @@ def _is_out(name: str) -> bool:
     return "out" in name.partition(".")[2]
 
 
+def watch_kernels(added: Callable[[str], object]) -> None:
+    """Call ``added(qualname)`` after somebody else registered a kernel for the device through a Library."""
+    original: Any = _core.Library.impl
+
+    @functools.wraps(original)
+    def impl(library: Any, op: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        result = original(library, op, fn, dispatch_key, **options)
+        if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
+            added(_core.full_name(library, op))
+        return result
+
+    _core.Library.impl = impl  # type: ignore[assignment, method-assign]
+
+
 def accepts_numbers(op: OpOverload) -> bool:
     """May a Python number be given where the schema says Tensor?"""
     return _numbers_are_tensors(full_name(op).partition("::")[2].partition(".")[0])
@@ -175,13 +199,42 @@ def below_autograd() -> Any:
     return _core.below_autograd()
 
 
-def install_hooks() -> bool:
-    """Tell torch that the device is there; False where that was done before (it cannot be undone)."""
+def is_differentiated(values: tuple[Any, ...]) -> bool:
+    """Is a derivative wanted of an op with these arguments, in reverse or forward mode?"""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values)):
+        return True
+    return _core.forward_ad_active() and _core.any_tangent(values)
+
+
+def has_fallback(key: str) -> bool:
+    """Has somebody registered a fallback for all ops at a dispatch key?"""
+    return bool(_C._dispatch_has_backend_fallback(_C._parse_dispatch_key(key)))
+
+
+def install_hooks() -> None:
+    """Tell torch that the device is there. It cannot be undone, but be done before the device has a name.
+
+    Raises:
+        BackendError: somebody else has. Then nothing is changed.
+    """
     global _hook, _guard
-    if _hook is not None:
-        return False
-    _hook, _guard = _make_hook(), _make_guard()  # torch does not keep them alive
-    return bool(_register_hook(_hook)) and bool(_register_guard(_guard))
+    if _hook is None:
+        hook = _make_hook()
+        if not _register_hook(hook):
+            raise _not_alone("hooks")
+        _hook = hook  # torch does not keep it alive
+    if _guard is None:
+        guard = _make_guard()
+        if not _register_guard(guard):
+            raise _not_alone("a device guard")
+        _guard = guard
+
+
+def _not_alone(what: str) -> BackendError:
+    return BackendError(
+        f"somebody has registered {what} for PrivateUse1 in this process, which torch takes once",
+        fix="leave that to register_backend; or write the whole device in C++, as examples/cpp_device does",
+    )
 
 
 _hook: Any = None
@@ -260,6 +313,12 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
 def storage_key(storage: Any) -> int:
     """What tells storages apart while they live."""
     return int(storage._cdata)
+
+
+def answer_for_accelerator(table: dict[str, Callable[..., Any]]) -> None:
+    """Have ``torch.accelerator`` call these functions, where it would ask the C++ part of the device."""
+    for name, function in table.items():
+        setattr(_C, f"_accelerator_{name}", function)
 
 
 # Autograd -------------------------------------------------------------------------------------------------------

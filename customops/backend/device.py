@@ -36,14 +36,20 @@ class Backend:
     """
 
     def __init__(
-        self, name: str, memory: Memory, module: DeviceModule, fallback: Fallback, shortcuts: Shortcuts
+        self,
+        name: str,
+        memory: Memory,
+        module: DeviceModule,
+        fallback: Fallback,
+        shortcuts: Shortcuts,
+        own_kernels: dict[str, Fn],
     ) -> None:
         self.name = name
         self.device_count = memory.device_count
         self.module = module
         self._memory = memory
         self._fallback = fallback
-        self._kernels = UserKernels(fallback, shortcuts)
+        self._kernels = UserKernels(fallback, shortcuts, own_kernels)
 
     def __repr__(self) -> str:
         return f"<Backend {self.name!r}, {self.device_count} devices, fallback {self.fallback_policy!r}>"
@@ -54,23 +60,26 @@ class Backend:
         """Decorator: run the function for `op` on this device.
 
         It is called as the op is; Python numbers stay numbers. It returns what the schema says, on the device of its
-        inputs; an op that writes to an argument may return None. Where it returns NotImplemented, the fallback runs.
-        A kernel for ``add.out`` serves ``add`` and ``add_`` as well, as for any structured op.
+        inputs; an op that writes to an argument may return None. Where it returns NotImplemented, what ran before does:
+        the fallback, or the device's own way to make and copy tensors.
+        A kernel for ``add.out`` serves ``add`` and ``add_`` as well, as for any structured op. One for an op that torch
+        composes of others (``conv2d``, ``layer_norm``) runs where no derivative is wanted: else that is taken apart.
 
         Args:
             op: ``"aten::add.out"``, ``"ns::op"``, or an OpOverload.
-            dtypes: only calls in which all tensors have one of these; others take the fallback.
+            dtypes: only calls in which all tensors have one of these; for others what ran before does.
 
         Raises:
             KeyError: there is no such op.
-            BackendError: it has a kernel already.
+            BackendError: it has a kernel already. And in a call: the kernel raises a TypeError (which the operators of
+                torch would take for "not implemented"), or returns something else than the op does.
         """
         found = self._kernels.find(op)
         only = _dtypes(dtypes)
 
         def register(fn: Fn) -> KernelHandle:
             handle = self._kernels.install(found, "PrivateUse1", fn, self._kernels.checked(found, fn, only))
-            attention.after_kernel(found)
+            attention.after_kernel(found, only)
             return handle
 
         return register
@@ -78,6 +87,13 @@ class Backend:
     def view_kernel(self, op: Op) -> KernelHandle:
         """Let `op` run the CPU's kernel on the device's tensors as they are: it must change sizes and strides alone."""
         found = self._kernels.find(op)
+        if any(value.alias_info is None for value in _compat.schema_of(found).returns):
+            raise BackendError(
+                "a view kernel is for an op that returns nothing but views of its arguments, as Tensor(a) -> Tensor(a)",
+                op=_compat.full_name(found),
+                got=str(_compat.schema_of(found)),
+                fix="backend.kernel(op)",
+            )
 
         def view(*args: Any, **kwargs: Any) -> Any:
             return _compat.redispatch_to_cpu(found, *args, **kwargs)
@@ -100,7 +116,7 @@ class Backend:
         Raises:
             ValueError: the tensor is not on this device.
         """
-        if type(tensor) is not Tensor:
+        if type(tensor) is not Tensor or _compat.is_functional(tensor):
             self._memory.require_here(tensor, "host()")
         try:
             host = _compat.as_cpu(tensor)
@@ -130,7 +146,7 @@ class Backend:
                 fix="backend.host(x) is a CPU tensor over the same memory; or x.float()",
             ) from error
 
-    def wrap(self, value: Tensor | Array, index: int | torch.device = 0) -> Tensor:
+    def wrap(self, value: Tensor | Array, index: int | str | torch.device = 0) -> Tensor:
         """The memory of a CPU tensor or NumPy array as a tensor of this device: no copy.
 
         Args:
@@ -139,16 +155,14 @@ class Backend:
         Raises:
             ValueError: it is no plain CPU memory: on another device, sparse, quantized, meta.
         """
-        if index != 0:
+        if type(index) is not int or index:
             index = self._index(index)
         if not isinstance(value, Tensor):
             return self._memory.adopt(_from_numpy(value), index)
-        if type(value) is not Tensor and _compat.is_abstract(value):
+        if _compat.is_functional(value) or (type(value) is not Tensor and _compat.is_abstract(value)):
             raise WrongDeviceError("wrap() takes memory", op=self.name, got=f"a {type(value).__name__}, while tracing")
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
         try:
-            return self._memory.adopt(value, index)
+            return self._memory.adopt(self._memory.plain(value), index)
         except UnsupportedError as error:
             raise WrongDeviceError(
                 "wrap() takes plain memory of the CPU",
@@ -156,18 +170,16 @@ class Backend:
                 got=f"a tensor on {value.device}, {value.layout}, {value.dtype}",
             ) from error
 
-    def _index(self, index: int | torch.device) -> int:
-        if isinstance(index, torch.device):
-            index = index.index if index.index is not None else self.module.current_device()
-        return self._memory.check_index(index)
-
-    def memory_allocated(self, index: int = 0) -> int:
+    def memory_allocated(self, index: int | str | torch.device = 0) -> int:
         """Bytes of the tensors that are alive on a device."""
-        return self._memory.allocated(self._memory.check_index(index))
+        return self._memory.allocated(self._index(index))
 
-    def default_generator(self, index: int = 0) -> torch.Generator:
+    def default_generator(self, index: int | str | torch.device = 0) -> torch.Generator:
         """The generator that random ops on a device use: a CPU generator."""
-        return self.module.default_generators[self._memory.check_index(index)]
+        return self.module.default_generators[self._index(index)]
+
+    def _index(self, index: int | str | torch.device) -> int:
+        return self.module.index_of(index)
 
     # Fallback ---------------------------------------------------------------------------------------------------
 
@@ -178,11 +190,11 @@ class Backend:
 
     @fallback_policy.setter
     def fallback_policy(self, policy: Policy) -> None:
-        self._fallback.policy = check_policy(policy)
+        self._fallback.base_policy = check_policy(policy)
 
     @contextlib.contextmanager
     def no_fallback(self) -> Iterator[None]:
-        """Inside, an op without a kernel raises NotImplementedError."""
+        """Inside, and in this thread, an op without a kernel raises NotImplementedError."""
         with self._fallback.with_policy("error"):
             yield
 
@@ -207,6 +219,11 @@ def _dtypes(dtypes: Iterable[torch.dtype] | torch.dtype | None) -> list[torch.dt
 def _from_numpy(array: Any) -> Tensor:
     if hasattr(array, "__array__") and not hasattr(array, "__setitem__"):
         array = array.__array__()  # NumPy turns results without dimensions into numbers of its own
+    flags = getattr(array, "flags", None)
+    if flags is not None and not flags.writeable:
+        raise BackendError(
+            "wrap() shares memory, which ops may write to", got="a read-only NumPy array", fix="wrap(array.copy())"
+        )
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:

@@ -27,8 +27,15 @@ class UnknownOpError(BackendError, KeyError):
     __str__ = BackendError.__str__  # KeyError would print the repr
 
 
-class KernelResultError(BackendError, TypeError):
-    """A kernel returned something else than the op's schema says, or on another device."""
+class KernelResultError(BackendError):
+    """A kernel returned something else than the op's schema says, or on another device.
+
+    No TypeError: an operator (``x + y``) takes one for "not implemented", and ``x == y`` is then False.
+    """
+
+
+class KernelTypeError(BackendError):
+    """A kernel raised a TypeError, which is the cause of this error. See `KernelResultError` for why it is not one."""
 
 
 class NoKernelError(BackendError, NotImplementedError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from customops._call import tensors_in
 from customops.backend import _compat, journal
 from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
@@ -36,10 +38,16 @@ class Fallback:
         self.name = name
         self.memory = memory
         self.module = module
-        self.policy: Policy = policy
+        self.base_policy: Policy = policy
+        #: What counts in its place in some context: of this thread, and of no other.
+        self._policy_here: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("policy", default=None)
         self.counts: collections.Counter[str] = collections.Counter()
         self._plans: dict[Any, Plan] = {}
         self._warned: set[str] = set()
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy_here.get() or self.base_policy
 
     def plan(self, op: Any) -> Plan:
         plan = self._plans.get(op)
@@ -80,17 +88,28 @@ class Fallback:
 
     @contextlib.contextmanager
     def with_policy(self, policy: Policy) -> Iterator[None]:
-        before, self.policy = self.policy, policy
+        before = self._policy_here.set(policy)
         try:
             yield
         finally:
-            self.policy = before
+            self._policy_here.reset(before)
 
 
 class Call:
     """One call on its way to the CPU's kernel and back."""
 
-    __slots__ = ("args", "fallback", "host_args", "host_kwargs", "index", "kwargs", "plan", "reference")
+    __slots__ = (
+        "args",
+        "fallback",
+        "host_args",
+        "host_kwargs",
+        "index",
+        "kwargs",
+        "place",
+        "plan",
+        "reference",
+        "together",
+    )
 
     def __init__(self, fallback: Fallback, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.fallback = fallback
@@ -99,12 +118,14 @@ class Call:
         self.kwargs = kwargs
         self.index = -1
         self.reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
+        self.together: dict[int, Tensor] = {}  #: by id, what lends tensors that share memory
+        self.place = True  #: are results to be tensors of the device?
 
     def run(self) -> Any:
-        lend = self._lend
-        self.host_args = [lend(i, value) for i, value in enumerate(self.args)]
-        self.host_kwargs = {name: lend(name, value) for name, value in self.kwargs.items()}
         plan = self.plan
+        self._lend_all()
+        if plan.writes:
+            self._lend_together()
         if plan.device is not None or self.index < 0:
             self._settle_device()
         if plan.generator is not None:
@@ -124,6 +145,22 @@ class Call:
 
     # Arguments --------------------------------------------------------------------------------------------------
 
+    def _lend_all(self) -> None:
+        lend = self._lend
+        self.host_args = [lend(i, value) for i, value in enumerate(self.args)]
+        self.host_kwargs = {name: lend(name, value) for name, value in self.kwargs.items()}
+
+    def _lend_together(self) -> None:
+        """Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages."""
+        tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
+        if len(tensors) < 2:
+            return
+        written = [tensor for tensor in tensors_in(map(self._given, self.plan.writes)) if not tensor.is_cpu]
+        memory = self.fallback.memory
+        if memory.overlap(written, tensors):
+            self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
+            self._lend_all()
+
     def _lend(self, key: int | str, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._lend_tensor(key, value)
@@ -131,7 +168,7 @@ class Call:
             if value and any(isinstance(item, Tensor) for item in value):
                 return [self._lend_tensor(key, item) if isinstance(item, Tensor) else item for item in value]
         elif isinstance(value, (int, float, complex)) and key in self.plan.tensors:
-            return torch.tensor(value, dtype=self._promoted(value))
+            return torch.tensor(value, dtype=self._promoted(value), device="cpu")
         return value
 
     def _promoted(self, number: Any) -> torch.dtype | None:
@@ -147,6 +184,8 @@ class Call:
             if self.index >= 0:
                 raise self._elsewhere(key, tensor)
             self.index, self.reference = index, tensor
+        if id(tensor) in self.together:
+            return self.together[id(tensor)]
         try:
             return self.fallback.memory.lend(tensor)
         except (BufferError, RuntimeError) as error:
@@ -160,8 +199,11 @@ class Call:
         place: Any = self.host_args if isinstance(key, int) else self.host_kwargs
         device = None
         if key is not None and (key in place if isinstance(key, str) else key < len(place)):
-            device, place[key] = place[key], torch.device("cpu")
-        if device is not None and device.index is not None:
+            device = place[key]
+            self.place = device is None or device.type == self.fallback.name
+            if self.place:
+                place[key] = torch.device("cpu")
+        if self.place and device is not None and device.index is not None:
             self.index = self.fallback.memory.check_index(device.index)
         elif self.index < 0:
             self.index = self.fallback.module.current_device()
@@ -191,7 +233,7 @@ class Call:
         for name in self.plan.outs:
             out = self.kwargs.get(name)
             if isinstance(out, Tensor) and wanted(out):
-                fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype)
+                fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
         return fresh
 
     # The call ---------------------------------------------------------------------------------------------------
@@ -220,7 +262,7 @@ class Call:
                 tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())
                 continue
             if host.shape != tensor.shape or host.stride() != tensor.stride():
-                offset = tensor.storage_offset() + host.storage_offset()
+                offset = host.storage_offset() + (0 if id(tensor) in self.together else tensor.storage_offset())
                 tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())
             if host.is_conj() != tensor.is_conj():
                 _compat.set_conj(tensor, host.is_conj())
@@ -239,6 +281,8 @@ class Call:
         )
 
     def _place(self, value: Any) -> Any:
+        if not self.place:
+            return value
         if isinstance(value, Tensor):
             return self.fallback.memory.place(value, self.index)
         if isinstance(value, (list, tuple)):

@@ -104,7 +104,11 @@ class Essentials:
             )
 
     def copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        self.memory.lend(target).copy_(self.memory.lend(source))
+        if not (source.is_cpu or target.is_cpu) and self.memory.overlap((target,), (source,)):
+            to, from_ = self.memory.lend_together((target, source))
+        else:
+            to, from_ = self.memory.lend(target), self.memory.lend(source)
+        to.copy_(from_)
         return target
 
     def copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:

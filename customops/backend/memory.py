@@ -7,8 +7,9 @@ when the bytes are gone.
 
 from __future__ import annotations
 
+import collections
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Memory:
 
     def empty(self, size: Iterable[int], stride: Iterable[int], dtype: torch.dtype, index: int) -> Tensor:
         """A new tensor of the device."""
-        host = torch.empty_strided(size, stride, dtype=dtype)  # type: ignore[arg-type]
+        host = torch.empty_strided(size, stride, dtype=dtype, device="cpu")  # type: ignore[arg-type]
         nbytes = host.untyped_storage().nbytes() if self.allocate is not None else 0
         if not nbytes:
             return self.adopt(host, index)
@@ -68,6 +69,8 @@ class Memory:
             tensor = _compat.as_device(host, index)
         except (BufferError, RuntimeError) as error:
             raise self.cannot_hold(host) from error
+        if tensor.dtype is not host.dtype:  # DLPack knows no numbers of 4 bits
+            raise self.cannot_hold(host)
         reference = weakref.ref(host, self._when_dead)
         nbytes = host.nbytes if owner is None else owner.nbytes
         self._live[id(reference)] = (reference, index, nbytes)  # references compare as what they refer to: not as keys
@@ -75,26 +78,37 @@ class Memory:
 
     def place(self, host: Tensor, index: int) -> Tensor:
         """What an op computed on the CPU, as a tensor of the device: in memory of `allocate`, if there is one."""
-        if host.layout is not torch.strided or host.is_quantized:
+        if host.layout is not torch.strided or host.is_quantized or host.is_nested:
             raise self.cannot_hold(host)
-        plain = host
-        if host.is_conj() or host.is_neg():
-            plain = host.resolve_conj().resolve_neg()
-        elif _compat.is_zero_tensor(host):  # torch makes zeros without memory for undefined gradients
-            plain = host.clone()
+        plain = self.plain(host)
         if self.allocate is None:
             return self.adopt(plain, index)
         tensor = self.empty(plain.shape, plain.stride(), plain.dtype, index)
         _compat.as_cpu(tensor).copy_(plain)
         return tensor
 
+    @staticmethod
+    def plain(host: Tensor) -> Tensor:
+        """A CPU tensor as it lies in memory: not lazily conjugated or negated, and with memory at all."""
+        if host.is_conj() or host.is_neg():
+            return host.resolve_conj().resolve_neg()
+        if _compat.is_zero_tensor(host):  # torch makes zeros without memory for undefined gradients
+            return host.clone()
+        return host
+
     def cannot_hold(self, tensor: Tensor) -> UnsupportedError:
-        kind = f"{tensor.dtype}" if tensor.layout is torch.strided else f"layout {tensor.layout}"
-        plain = "dequantize" if tensor.is_quantized else "to_dense"
+        """The error for a tensor that is not just numbers in memory."""
+        kind, remedy = str(tensor.dtype), ".view(torch.uint8)"
+        if tensor.is_nested:
+            kind, remedy = "nested ones", ".to_padded_tensor(0.0) (nn.TransformerEncoder: enable_nested_tensor=False)"
+        elif tensor.layout is not torch.strided:
+            kind, remedy = f"layout {tensor.layout}", ".to_dense()"
+        elif tensor.is_quantized:
+            remedy = ".dequantize()"
         return UnsupportedError(
             f"a device written in Python holds strided tensors of plain dtypes: not {kind}",
-            op=self.name,
-            fix=f"keep it on the CPU, or call .{plain}() before .to({self.name!r})",
+            got=f"a tensor for {self.name!r}",
+            fix=f"keep it on the CPU, or call {remedy} before .to({self.name!r})",
         )
 
     def over(self, storage: torch.UntypedStorage, index: int) -> Tensor:
@@ -103,6 +117,34 @@ class Memory:
         return empty.set_(storage, 0, (storage.nbytes(),), (1,))
 
     # Lending ----------------------------------------------------------------------------------------------------
+
+    def lend_together(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """CPU tensors that share memory as these do, and tell so: ops refuse to write what they read elsewhere."""
+        hosts = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = _compat.storage_key(storage)
+            if key not in hosts:
+                hosts[key] = _compat.as_cpu(self.over(storage, tensor.get_device())).untyped_storage()
+        lent = []
+        for tensor in tensors:
+            host = torch.empty(0, dtype=tensor.dtype, device="cpu")
+            shared = hosts[_compat.storage_key(tensor.untyped_storage())]
+            host.set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
+            lent.append(self.with_bits(host, tensor))
+        return lent
+
+    @staticmethod
+    def overlap(written: Iterable[Tensor], tensors: Iterable[Tensor]) -> bool:
+        """Does one of these lie in the memory of another one, which is written?"""
+        by_storage = collections.defaultdict(list)
+        for tensor in written:
+            by_storage[_compat.storage_key(tensor.untyped_storage())].append(tensor)
+        for tensor in tensors:
+            for other in by_storage.get(_compat.storage_key(tensor.untyped_storage()), ()):
+                if other is not tensor and _bytes_meet(other, tensor):
+                    return True
+        return False
 
     def lend(self, tensor: Tensor) -> Tensor:
         """A CPU tensor over the same memory; anything that is on the CPU already stays itself."""
@@ -129,7 +171,7 @@ class Memory:
                 got=f"one on {tensor.device}",
                 fix=f"x.to({self.name!r})",
             )
-        if _compat.is_abstract(tensor):
+        if _compat.is_abstract(tensor) or _compat.is_functional(tensor):
             raise WrongDeviceError(
                 f"{what} expects a tensor with memory", op=self.name, got=f"{type(tensor).__name__}, while tracing"
             )
@@ -155,3 +197,13 @@ class Memory:
             got=f"{self.name}:{index}",
             fix="register_backend(..., device_count=...)",
         )
+
+
+def _bytes_meet(a: Tensor, b: Tensor) -> bool:
+    """Do the ranges of memory meet that two tensors lie in?"""
+    return a.numel() > 0 < b.numel() and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+
+
+def _end(tensor: Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -44,6 +44,9 @@ class DeviceModule(types.ModuleType):
         self.device = types.new_class("device", (_device,), exec_body=lambda body: body.update(module=self))
         self.device_of = types.new_class("device_of", (_device_of,), exec_body=lambda body: body.update(module=self))
 
+    def __dir__(self) -> list[str]:  # a module lists what is in its dict, and the functions are in its class
+        return sorted({*super().__dir__(), *(name for name in vars(DeviceModule) if not name.startswith("_"))})
+
     # Counts -----------------------------------------------------------------------------------------------------
 
     def is_available(self) -> bool:
@@ -62,20 +65,21 @@ class DeviceModule(types.ModuleType):
         return self._devices.current
 
     def set_device(self, device: Index) -> None:
-        self._devices.current = self._index(device)
+        self._devices.current = self.index_of(device)
 
     def memory_allocated(self, device: Index = None) -> int:
         """Bytes of the tensors that are alive on a device."""
-        return self._memory.allocated(self._index(device))
+        return self._memory.allocated(self.index_of(device))
 
     def get_device_name(self, device: Index = None) -> str:
-        return f"{self._device_name}:{self._index(device)}"
+        return f"{self._device_name}:{self.index_of(device)}"
 
     def synchronize(self, device: Index = None) -> None:
         """Kernels are over when they return, so there is nothing to wait for."""
-        self._index(device)
+        self.index_of(device)
 
-    def _index(self, device: Index) -> int:
+    def index_of(self, device: Index) -> int:
+        """The number of a device: given as that, as ``"name:1"``, as a `torch.device`, or as None, the current one."""
         if device is None:
             return self._devices.current
         if isinstance(device, int) and not isinstance(device, bool):
@@ -106,10 +110,10 @@ class DeviceModule(types.ModuleType):
         return self.default_generators[self._devices.current].initial_seed()
 
     def get_rng_state(self, device: Index = None) -> Tensor:
-        return self.default_generators[self._index(device)].get_state()
+        return self.default_generators[self.index_of(device)].get_state()
 
     def set_rng_state(self, new_state: Tensor, device: Index = None) -> None:
-        self.default_generators[self._index(device)].set_state(new_state)
+        self.default_generators[self.index_of(device)].set_state(new_state)
 
     def get_rng_state_all(self) -> list[Tensor]:
         return [generator.get_state() for generator in self.default_generators]
@@ -146,7 +150,7 @@ class _device:
 
     def __init__(self, device: Index) -> None:
         changes = device is not None and not (isinstance(device, int) and device < 0)
-        self.index: int | None = self.module._index(device) if changes else None
+        self.index: int | None = self.module.index_of(device) if changes else None
         self.before: list[int] = []
 
     def __enter__(self) -> None:

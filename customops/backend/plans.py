@@ -23,6 +23,10 @@ ON_CPU = {
 }
 
 
+#: Arguments that an op writes to and returns, without its schema saying so.
+RETURNED = {"aten::_copy_from": 1, "aten::_copy_from_and_resize": 1}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the schema of an op says about running it on the CPU. Arguments are known by position or name."""
@@ -67,7 +71,7 @@ def plan_of(op: Any) -> Plan:
         device=devices[0] if devices else None,
         generator=generators[0] if generators else None,
         draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
-        returns=tuple(_returned(r, written, keys) for r in schema.returns),
+        returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, written, keys) for r in schema.returns),
     )
 
 

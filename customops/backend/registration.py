@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from customops.backend import _compat, autocast, kernels, names
+from customops.backend import _compat, attention, autocast, kernels, names
 from customops.backend.device import Backend
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallback import Fallback, Policy, check_policy
@@ -22,6 +22,12 @@ from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
+
+#: The dispatch keys of what a device written in Python cannot hold.
+REFUSED = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1")
+
+#: The dispatch keys that get a fallback for all ops.
+FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,18 @@ class Options:
         wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
         if wrong:
             raise BackendNameError("amp_dtypes holds something else", expected="torch dtypes", got=repr(wrong[0]))
+        if hasattr(torch, self.name):
+            raise BackendError(
+                f"torch.{self.name} is there already, and a device has one module",
+                got=repr(getattr(torch, self.name)),
+                fix="leave registering it to register_backend",
+            )
+        for key in FALLBACKS:
+            if _compat.has_fallback(key):
+                raise BackendError(
+                    f"somebody has registered a fallback for all ops at {key}, and torch takes one",
+                    fix="destroy that library, or leave the device to it",
+                )
         other = torch.accelerator.current_accelerator()
         if other is not None and other.type != self.name and torch.accelerator.is_available() and not force:
             raise BackendError(
@@ -121,10 +139,21 @@ def register_backend(
         ValueError: a bad name or option. Nothing was changed.
         BackendError: the process has a device already, or torch cannot have one. Nothing was changed.
     """
-    methods = (methods,) if isinstance(methods, str) else tuple(methods)
-    options = Options(name, device_count, allocate, fallback, methods, tuple(amp_dtypes), pin_memory)
+    methods = _as_tuple(methods, "methods", str)
+    methods = tuple(sorted(methods, key=(*names.METHODS, *methods).index))
+    amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
+    options = Options(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
     with _lock:
         return _registered_once(options, force)
+
+
+def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
+    """One item, or several, as a tuple."""
+    if isinstance(value, single):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise BackendNameError(f"{argument} takes several", expected="an iterable; () for none", got=repr(value))
+    return tuple(value)
 
 
 def _registered_once(options: Options, force: bool) -> Backend:
@@ -152,19 +181,20 @@ def _register(options: Options) -> Backend:
     fallback = Fallback(name, memory, module, options.fallback)
     essentials = kernels.Essentials(memory, devices)
 
+    _compat.install_hooks()
     names.rename_privateuse1_backend(name)
     _compat.register_device_module(name, module)
     for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
     names.generate_methods_for_privateuse1_backend(**for_each)
-    _compat.install_hooks()
-    _install_kernels(essentials, fallback)
+    own_kernels = _install_kernels(essentials, fallback)
+    _install_refusals()
     shortcuts = Shortcuts(fallback)
     shortcuts.install()
     _install_pinning(name, options.pin_memory)
     _install_autocast(name)
-    Patches(memory).install()
+    Patches(memory, module, fallback).install()
     _compat.single_threaded_backward()
-    return Backend(name, memory, module, fallback, shortcuts)
+    return Backend(name, memory, module, fallback, shortcuts, own_kernels)
 
 
 def _library(namespace: str, key: str = "") -> Any:
@@ -173,12 +203,13 @@ def _library(namespace: str, key: str = "") -> Any:
     return library
 
 
-def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None:
+def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> dict[str, Any]:
+    """Install what every device needs; returns what is not the fallback and runs where a user's kernel does not."""
     aten = _library("aten")
-    for op, kernel in essentials.table().items():
-        _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), "PrivateUse1")
-    for op in kernels.METADATA:
-        _compat.impl(aten, op, kernels.view_of(op), "PrivateUse1")
+    table = {op: _compat.outside_dynamo_method(kernel) for op, kernel in essentials.table().items()}
+    table |= {op: kernels.view_of(op) for op in kernels.METADATA}
+    for op, kernel in table.items():
+        _compat.impl(aten, op, kernel, "PrivateUse1")
     for name in SUBSTITUTES:  # torch has kernels for some of these, which raise
         substitute = _compat.find_op(name)
         if substitute is not None:
@@ -192,7 +223,11 @@ def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None
         return fallback(op, args, kwargs)
 
     _library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
+    own = {f"aten::{op}": kernel for op, kernel in table.items()}
+    return own | dict.fromkeys((attention.FUSED, f"{attention.FUSED}_backward"), attention.no_fallback)
 
+
+def _install_refusals() -> None:
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
@@ -200,8 +235,9 @@ def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> None
             fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
         )
 
-    for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
-        _library("_", key).fallback(_compat.outside_dynamo(refuse))
+    _compat.outside_dynamo(refuse)
+    for key in REFUSED:
+        _library("_", key).fallback(refuse)
 
 
 def _install_pinning(name: str, wanted: bool) -> None:

@@ -3,7 +3,7 @@
 ``add`` of a device without a kernel for it is ``empty_strided``, then ``add.out``: two calls of Python instead of one;
 ``native_layer_norm`` is a dozen, and rounds differently. So the fallback is also put where torch has such a composite.
 Once a user writes a kernel for any overload of a name, torch's composites of that name are what calls it, and the
-shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``.
+shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``. That goes for kernels from `torch.library` as well.
 """
 
 from __future__ import annotations
@@ -29,8 +29,17 @@ class Shortcuts:
         self._kernels: collections.Counter[str] = collections.Counter()  # the user's, by family
 
     def install(self) -> None:
-        for family in self.families:
-            self._install(family)
+        for family, ops in self.families.items():
+            if any(_compat.has_kernel(_compat.full_name(op), "PrivateUse1") for op in ops):
+                self._kernels[family] += 1  # somebody's, from before there was a device
+            else:
+                self._install(family)
+        _compat.watch_kernels(self._kernel_of_others)
+
+    def _kernel_of_others(self, name: str) -> None:
+        """Somebody registered a kernel of the device by `torch.library`. It counts for good: its end goes unseen."""
+        if name.startswith("aten::"):
+            self.kernel_added(name)
 
     def kernel_added(self, name: str) -> None:
         family = _family(name)

@@ -26,7 +26,7 @@ def _substitute(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @_substitute("_efficientzerotensor")
 def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     # torch's has no memory, which neither DLPack nor the CPU's kernels on lent tensors can take.
-    return torch.zeros(size, dtype=dtype)
+    return torch.zeros(size, dtype=dtype, device="cpu")
 
 
 # Convolution ----------------------------------------------------------------------------------------------------

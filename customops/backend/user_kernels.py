@@ -9,14 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from customops._call import tensors_in
 from customops.backend import _compat, journal
-from customops.backend.errors import BackendError, KernelResultError, UnknownOpError
+from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallback import Fallback
 from customops.backend.plans import Plan
-from customops.backend.shortcuts import Shortcuts
-from customops.errors import where
+from customops.backend.shortcuts import Shortcuts, boxed
+from customops.errors import user_source, where
 
 Fn = Callable[..., Any]
+
+#: Types of returns that are no tensors. torch takes None for False, and names no op where it refuses something.
+_NUMBERS: dict[str, Any] = {
+    "bool": (bool, torch.SymBool),
+    "int": (int, torch.SymInt),
+    "float": (int, float, torch.SymFloat),
+    "number": (int, float, complex, torch.SymInt, torch.SymFloat),
+    "str": str,
+}
 
 
 class KernelHandle:
@@ -42,12 +52,13 @@ class KernelHandle:
 
 
 class UserKernels:
-    """The kernels by op and dispatch key."""
+    """The kernels by op and dispatch key. `own` are those that the device comes with, by op."""
 
-    def __init__(self, fallback: Fallback, shortcuts: Shortcuts) -> None:
+    def __init__(self, fallback: Fallback, shortcuts: Shortcuts, own: dict[str, Fn]) -> None:
         self.fallback = fallback
         self.shortcuts = shortcuts
-        self.installed: dict[tuple[str, str], tuple[Fn, Any]] = {}  # op, dispatch key -> function, library
+        self.own = own
+        self.installed: dict[tuple[str, str], tuple[str, Any]] = {}  # op, dispatch key -> where it was, library
 
     def find(self, op: object) -> Any:
         """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
@@ -68,11 +79,13 @@ class UserKernels:
     def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
         """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
         name = _compat.full_name(op)
+        if not callable(fn):
+            raise BackendError("a kernel is a function", op=name, got=repr(fn))
         if (name, key) in self.installed:
             raise BackendError(
                 "there is a kernel already",
                 op=name,
-                where=where(self.installed[name, key][0]),
+                where=self.installed[name, key][0],
                 fix="call .remove() on what registering it returned",
             )
         namespace, _, local = name.partition("::")
@@ -80,7 +93,10 @@ class UserKernels:
             self.shortcuts.kernel_added(name)
         library = _compat.Library(namespace, "IMPL")
         _compat.impl(library, local, kernel, key)
-        self.installed[name, key] = fn, library  # a library that nobody keeps takes its kernels along
+        if key == "PrivateUse1" and _compat.has_kernel(name, "CompositeImplicitAutograd"):
+            _compat.impl(library, local, self._composite(op), "AutogradPrivateUse1")
+        place = where(fn) if fn is not kernel else user_source()
+        self.installed[name, key] = place, library  # a library that nobody keeps takes its kernels along
         return KernelHandle(name, fn, functools.partial(self._remove, op, key, library))
 
     def _remove(self, op: Any, key: str, library: Any) -> None:
@@ -97,35 +113,62 @@ class UserKernels:
 
         def instead(*args: Any, **kwargs: Any) -> Any:
             if key == "PrivateUse1":
-                return self.fallback(op, args, kwargs)
+                return self._before(op)(*args, **kwargs)
             with _compat.exclude_keys(_compat.key_set(key)):
                 return op(*args, **kwargs)
 
         return _compat.outside_dynamo(instead)
 
+    def _before(self, op: Any) -> Fn:
+        """What ran before there was a kernel."""
+        return self.own.get(_compat.full_name(op)) or boxed(self.fallback, op)
+
+    @staticmethod
+    def _composite(op: Any) -> Fn:
+        """The kernel above that of an op which torch composes of others.
+
+        Where a derivative is wanted, the op is taken apart as without the kernel. Most of these have none of their own,
+        and would be constants to autograd; that of some (``linear``) is an op that no device but torch's own has.
+        """
+
+        def above(*args: Any, **kwargs: Any) -> Any:
+            if _compat.is_differentiated((*args, *kwargs.values())):
+                return op.decompose(*args, **kwargs)
+            guard = _compat.below_autograd()
+            try:
+                return op(*args, **kwargs)
+            finally:
+                del guard
+
+        return _compat.outside_dynamo(above)
+
     def checked(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> Fn:
-        """`fn` as a kernel: for these dtypes, with the fallback where it returns NotImplemented, its result checked."""
-        plan, fallback = self.fallback.plan(op), self.fallback
+        """`fn` as a kernel, its result checked. For other dtypes, and where that is NotImplemented, what ran before."""
+        plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         only = frozenset(dtypes) if dtypes is not None else None
         open_journals = journal.open_journals
-        one_device = fallback.memory.device_count == 1 and plan.returns == (None,)
+        is_one = plan.returns == (None,) and [str(r.type) for r in _compat.schema_of(op).returns] == ["Tensor"]
+        is_one = is_one and fallback.memory.device_count == 1
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if only is not None and any(dtype not in only for dtype in _dtypes(args, kwargs)):
-                return fallback(op, args, kwargs)
+            if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
+                return before(*args, **kwargs)
             try:
                 result = fn(*args, **kwargs)
+                if not ((is_one and type(result) is Tensor and result.get_device() == 0) or result is NotImplemented):
+                    result = Check(fallback, plan, fn, args, kwargs).result(result)
             except Exception as error:
                 if open_journals:
                     open_journals[0].fail(plan.name, error)
+                if isinstance(error, TypeError):  # which an operator takes for "not implemented"
+                    problem = f"the kernel raised {type(error).__name__}: {error}"
+                    raise KernelTypeError(problem, op=plan.name, where=where(fn)) from error
                 raise
-            if open_journals and result is not NotImplemented:
-                open_journals[0].native[plan.name] += 1
-            if one_device and type(result) is Tensor and result.get_device() == 0:
-                return result
             if result is NotImplemented:
-                return fallback(op, args, kwargs)
-            return Check(fallback, plan, fn, args, kwargs).result(result)
+                return before(*args, **kwargs)
+            if open_journals:
+                open_journals[0].native[plan.name] += 1
+            return result
 
         return _compat.outside_dynamo(kernel)
 
@@ -137,17 +180,14 @@ def _similar(op: str) -> str | None:
     return f"one of {', '.join(names[:6])}" if names else None
 
 
-def _dtypes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.dtype]:
-    return {value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
-
-
 class Check:
     """What a kernel returned, against the schema and the device of the inputs."""
 
     def __init__(self, fallback: Fallback, plan: Plan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name = fallback.name
         self.plan = plan
-        self.undefined = "backward" in plan.name  #: None for a gradient that nobody asked for
+        #: None for a gradient that nobody asked for: the schemas of torch's backwards do not say that they return it.
+        self.undefined = "backward" in plan.name
         self.fn = fn
         self.args = args
         self.kwargs = kwargs
@@ -179,13 +219,15 @@ class Check:
             if value is not None and value is not given:
                 raise self._error("the tensor that it writes to, or None", value)
             return given
-        if type_ == "Tensor":
+        if type_ == "Tensor" or (type_ == "Optional[Tensor]" and value is not None):
             self._check_tensor(value)
         elif type_ == "List[Tensor]":
             if not isinstance(value, (list, tuple)):
                 raise self._error("a list of tensors", value)
             for item in value:
                 self._check_tensor(item)
+        elif not isinstance(value, _NUMBERS.get(type_, object)) and type(value).__module__ != "numpy":
+            raise self._error(f"a value of type {type_}", value)
         return value
 
     def _check_tensor(self, value: Any) -> None:
