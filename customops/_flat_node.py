@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -104,11 +104,7 @@ def _expect(source: Source, schema: Schema, compares: Compares) -> None:
 
 
 def backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
-    """``backward(ctx, *grads)``, with what it returns compared."""
-    return written_when_called("backward", functools.partial(_backward, definition, layout, formula, compares))
-
-
-def _backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Source:
+    """``backward(ctx, *grads)``, written for the op, with what the formula returns compared."""
     schema, op = definition.schema, str(definition.name)
     source = Source("backward", schema)
     source.parameters = ["$ctx", "*$grads"]
@@ -136,7 +132,7 @@ def _backward(definition: Definition, layout: Layout, formula: Formula, compares
     source.line("$gradients = $check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)", range=range)
     source.line("$was_right()", was_right=compares.was_right, check=InputGradients(layout, op, formula.fn).flat)
     source.line("return None, *$gradients")
-    return source
+    return cast(Fn, source.build())  # at once: compiled autograd traces it before it was ever called
 
 
 #: Does the gradient {0} fit what is expected, {1}? By whether the input is a tensor.

@@ -7,7 +7,7 @@ import inspect
 import keyword
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from customops import _compat
 from customops._schema import Argument, Schema
@@ -43,7 +43,9 @@ class Source:
     def build(self) -> Any:
         namespace = {self._prefix + name: value for name, value in self.objects.items()}
         exec(_compiled(self.text, self.name), namespace)
-        return namespace[self.name]
+        function = namespace[self.name]
+        function.text = self.text
+        return function
 
 
 Write = Callable[[], Source]
@@ -73,8 +75,11 @@ def _become(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
 
 def source_of(fn: Any) -> str:
     """The text of a function that was made here; "" for others."""
-    become = getattr(inspect.unwrap(fn), "__globals__", {}).get("become")
-    return become.args[1]().text if isinstance(become, functools.partial) and become.func is _become else ""
+    fn = inspect.unwrap(fn)
+    become = getattr(fn, "__globals__", {}).get("become")
+    if isinstance(become, functools.partial) and become.func is _become:
+        return cast(str, become.args[1]().text)
+    return getattr(fn, "text", "")
 
 
 @functools.lru_cache(maxsize=512)  # ops of one shape share the code

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from isolated import isolated
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from customops.backend import BackendError, get_backend, journal, register_backend
@@ -367,6 +368,13 @@ def test_kernels_of_composites_keep_the_gradient() -> None:
     called.clear()
     torch.softmax(ones(2), 0)
     assert called == []
+    with backend_kernels(backend, {"aten::softmax.int": lambda *_: NotImplemented}):
+        backend.reset_fallback_counts()
+        torch.softmax(ones(2), 0)
+        assert list(backend.fallback_counts()) == ["aten::fill_.Scalar", "aten::_softmax"]  # its part, as before
+    x = torch.ones(2, device="npy", requires_grad=True)
+    graph = make_fx(lambda x: torch.softmax(x, 0).sum(), tracing_mode="fake")(x)  # torch remembers removed kernels
+    assert "_softmax" in graph.code
 
 
 @on_device

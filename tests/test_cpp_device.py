@@ -309,6 +309,12 @@ def test_copies() -> None:
     assert x[0, 1].item() == -1
     assert x[0].tolist() == [0, -1, 2, 3]
     assert str(x[0]) == "tensor([ 0., -1.,  2.,  3.], device='toy:0')"
+    row = torch.arange(4.0).toy()
+    for overlapping in (lambda: row[1:].copy_(row[:-1]), lambda: row[:1].expand(3).copy_(row[1:])):
+        with pytest.raises(RuntimeError, match="to a single memory location"):
+            overlapping()
+    row[:2].copy_(row[2:])
+    assert row.tolist() == [2, 3, 2, 3]
 
 
 @on_device
@@ -542,6 +548,8 @@ def test_attention_that_our_kernel_cannot_do() -> None:
         result = F.scaled_dot_product_attention(*ours, **options)
         assert "Overrideable" not in type(result.grad_fn).__name__
         assert_close(result.detach().cpu(), expected.detach())
+    with pytest.raises(RuntimeError, match="same device"):
+        F.scaled_dot_product_attention(q.toy(), k.toy(), v.toy(), mask)  # which is on the CPU
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
         assert counted(lambda: F.scaled_dot_product_attention(q.toy(), k.toy(), v.toy()))
 

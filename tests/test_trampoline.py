@@ -447,6 +447,13 @@ def test_the_code_can_be_printed(registry: Registry, ns: str) -> None:
     compile(text, "text", "exec")
 
 
+def test_the_code_of_a_gradient_can_be_printed(registry: Registry, ns: str, op: Any) -> None:
+    op.register_autograd(lambda ctx, grad: grad)
+    sections = [line for line in op.explain_call().splitlines() if line.startswith("#")]
+    assert sections[-2:] == ["# Autograd, forward", "# Autograd, backward"]
+    assert "_result = _fn(_seen, *_grads)" in op.explain_call()
+
+
 def test_kernels_of_others_are_not_printed(registry: Registry, ns: str, op: Any) -> None:
     """Also not of a module with a name that ours use."""
     module = {"become": functools.partial(print)}

@@ -19,6 +19,9 @@ from customops.errors import user_source, where
 
 Fn = Callable[..., Any]
 
+#: The dispatch key above kernels of the device, where a kernel of a composite has a part.
+_ABOVE = "AutogradPrivateUse1"
+
 #: Types of returns that are no tensors. torch takes None for False, and names no op where it refuses something.
 _NUMBERS: dict[str, Any] = {
     "bool": (bool, torch.SymBool),
@@ -93,8 +96,8 @@ class UserKernels:
             self.shortcuts.kernel_added(name)
         library = _compat.Library(namespace, "IMPL")
         _compat.impl(library, local, kernel, key)
-        if key == "PrivateUse1" and _compat.has_kernel(name, "CompositeImplicitAutograd"):
-            _compat.impl(library, local, self._composite(op), "AutogradPrivateUse1")
+        if key == "PrivateUse1" and _is_composite(name):
+            _compat.impl(library, local, self._composite(op), _ABOVE)
         place = where(fn) if fn is not kernel else user_source()
         self.installed[name, key] = place, library  # a library that nobody keeps takes its kernels along
         return KernelHandle(name, fn, functools.partial(self._remove, op, key, library))
@@ -104,7 +107,8 @@ class UserKernels:
         namespace, _, local = name.partition("::")
         del self.installed[name, key]
         _compat.destroy_library(library)
-        _compat.remember_kernel(namespace, local, key, (self._instead(op, key), False))
+        for gone in (key, _ABOVE) if key == "PrivateUse1" and _is_composite(name) else (key,):
+            _compat.remember_kernel(namespace, local, gone, (self._instead(op, gone), False))
         if key == "PrivateUse1":
             self.shortcuts.kernel_removed(name)
 
@@ -112,7 +116,7 @@ class UserKernels:
         """What torch is to call, under a dispatch mode, in the place of a kernel that was taken back."""
 
         def instead(*args: Any, **kwargs: Any) -> Any:
-            if key == "PrivateUse1":
+            if key in ("PrivateUse1", _ABOVE):
                 return self._before(op)(*args, **kwargs)
             with _compat.exclude_keys(_compat.key_set(key)):
                 return op(*args, **kwargs)
@@ -121,6 +125,8 @@ class UserKernels:
 
     def _before(self, op: Any) -> Fn:
         """What ran before there was a kernel."""
+        if _is_composite(_compat.full_name(op)):
+            return op.decompose  # type: ignore[no-any-return]
         return self.own.get(_compat.full_name(op)) or boxed(self.fallback, op)
 
     @staticmethod
@@ -171,6 +177,11 @@ class UserKernels:
             return result
 
         return _compat.outside_dynamo(kernel)
+
+
+def _is_composite(name: str) -> bool:
+    """Does torch make the op out of others, for autograd as well?"""
+    return _compat.has_kernel(name, "CompositeImplicitAutograd")
 
 
 def _similar(op: str) -> str | None:

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -308,6 +309,9 @@ optional<Tensor> host(const optional<Tensor>& tensor) { return tensor ? optional
 // All copies end here: in every direction, with any dtypes and strides. A conjugate or negative view arrives as it is
 // (see the fallthroughs at the end), with a bit that says so, and copy_ of the CPU reads the bit.
 Tensor copy_from(const Tensor& self, const Tensor& to, bool /*non_blocking*/) {
+  // The CPU would not see it: what host() returns has a storage of its own.
+  at::assert_no_internal_overlap(to);
+  if (self.device() == to.device()) at::assert_no_partial_overlap(to, self);
   host(to).copy_(host(self));
   return to;
 }
@@ -377,8 +381,9 @@ int64_t choose_attention(
     return t.dim() == 4 && t.size(0) == q.size(0) && t.size(1) == q.size(1) && t.size(3) == q.size(3) &&
         t.scalar_type() == q.scalar_type() && t.stride(3) == 1 && t.numel() > 0;
   };
-  auto plain = [](const Tensor& mask) {
-    return (mask.dim() == 2 || mask.dim() == 4) && mask.stride(-1) == 1 && !mask.requires_grad();
+  auto plain = [&](const Tensor& mask) {
+    return (mask.dim() == 2 || mask.dim() == 4) && mask.stride(-1) == 1 && !mask.requires_grad() &&
+        mask.device() == q.device();
   };
   bool ours = like_q(q) && like_q(k) && like_q(v) && (!mask || plain(*mask)) && q.is_floating_point() && dropout == 0 &&
       !grouped && at::globalContext().userEnabledOverrideableSDP();
