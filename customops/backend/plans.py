@@ -43,6 +43,7 @@ class Plan:
     generator: int | str | None
     draws: bool  #: draws random numbers, and takes no generator
     returns: tuple[int | str | None, ...]  #: the written argument that a return is, or None for a new value
+    types: tuple[str, ...]  #: of the returns, as torch writes them: Tensor, List[Tensor], Optional[Tensor], number
 
 
 def plan_of(op: Any) -> Plan:
@@ -72,6 +73,7 @@ def plan_of(op: Any) -> Plan:
         generator=generators[0] if generators else None,
         draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
         returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, written, keys) for r in schema.returns),
+        types=tuple(str(r.type) for r in schema.returns),
     )
 
 

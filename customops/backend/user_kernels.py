@@ -153,15 +153,16 @@ class UserKernels:
         plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         only = frozenset(dtypes) if dtypes is not None else None
         open_journals = journal.open_journals
-        is_one = plan.returns == (None,) and [str(r.type) for r in _compat.schema_of(op).returns] == ["Tensor"]
-        is_one = is_one and fallback.memory.device_count == 1
+        is_one = plan.returns == (None,) and plan.types == ("Tensor",) and fallback.memory.device_count == 1
+        nothing = None if not plan.returns else NotImplemented
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
                 return before(*args, **kwargs)
             try:
                 result = fn(*args, **kwargs)
-                if not ((is_one and type(result) is Tensor and result.get_device() == 0) or result is NotImplemented):
+                fits = is_one and type(result) is Tensor and result.get_device() == 0  # most do
+                if not (fits or result is nothing or result is NotImplemented):
                     result = Check(fallback, plan, fn, args, kwargs).result(result)
             except Exception as error:
                 if open_journals:
@@ -205,7 +206,7 @@ class Check:
 
     def result(self, value: Any) -> Any:
         returns = self.plan.returns
-        types = [str(r.type) for r in _compat.schema_of(self.plan.op).returns]
+        types = self.plan.types
         if not returns:
             if value is not None:
                 raise self._error("nothing", value, fix="drop the return")
