@@ -45,7 +45,7 @@ def make_device() -> Backend:
 
     @backend.kernel("aten::_softmax.out", dtypes=[torch.float32])
     def softmax(x, dim, half_to_float, *, out):
-        shifted = np.exp(array(x) - array(x).max(dim, keepdims=True))
+        shifted = np.exp(array(x) - array(x).max(dim, keepdims=True, initial=-np.inf))
         np.divide(shifted, shifted.sum(dim, keepdims=True), out=array(out))
 
     @backend.kernel("aten::relu", dtypes=[torch.float32])

@@ -72,6 +72,11 @@ def test_one_out_kernel_serves_all_forms() -> None:
     for result in (product, written, out):
         assert result.tolist() == [0, 1, 4, 9]
     assert doubled.tolist() == [0, 2, 4, 6]
+    for empty in (torch.empty(0, device="npy"), torch.empty(3, 0, device="npy")):
+        assert torch.mul(d.view(4, 1), d, out=empty) is empty
+        assert_close(empty.cpu(), d.cpu().outer(d.cpu()))
+    with pytest.raises(RuntimeError, match="broadcast"):
+        torch.mul(d, d[:3], out=torch.empty(0, device="npy"))
     w = torch.arange(4.0).npy().requires_grad_()
     (w * d).sum().backward()
     assert w.grad.tolist() == [0, 1, 2, 3]

@@ -62,7 +62,7 @@ def plan_of(op: Any) -> Plan:
         run=SUBSTITUTES.get(name, op),
         is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
         writes=tuple(keys[argument.name] for argument in written),
-        outs=tuple(argument.name for argument in schema.arguments if argument.is_out),
+        outs=tuple(a.name for a in schema.arguments if a.is_out and str(a.type) == "Tensor"),
         tensors=frozenset(
             keys[a.name]
             for a in schema.arguments

@@ -154,11 +154,13 @@ class UserKernels:
         only = frozenset(dtypes) if dtypes is not None else None
         open_journals = journal.open_journals
         is_one = plan.returns == (None,) and plan.types == ("Tensor",) and fallback.memory.device_count == 1
-        nothing = None if not plan.returns else NotImplemented
+        nothing, outs = None if not plan.returns else NotImplemented, plan.outs
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
                 return before(*args, **kwargs)
+            if outs and any(kwargs[name].numel() == 0 for name in outs):
+                _resize_outs(plan, args, kwargs)
             try:
                 result = fn(*args, **kwargs)
                 fits = is_one and type(result) is Tensor and result.get_device() == 0  # most do
@@ -178,6 +180,28 @@ class UserKernels:
             return result
 
         return _compat.outside_dynamo(kernel)
+
+
+def _resize_outs(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give outs without elements the sizes that the op computes: ``out=torch.empty(0)`` stands for any.
+
+    Where torch does not know the sizes before the op runs, the kernel does.
+    """
+    sizes = {name: kwargs[name].to("meta") for name in plan.outs}
+    rest = {name: _as_meta(value) for name, value in kwargs.items() if name not in sizes}
+    try:
+        plan.op(*map(_as_meta, args), **rest, **sizes)
+    except NotImplementedError:
+        return
+    for name, like in sizes.items():
+        if kwargs[name].shape != like.shape:
+            kwargs[name].resize_(like.shape).as_strided_(like.shape, like.stride())
+
+
+def _as_meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_meta(item) for item in value]
+    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _is_composite(name: str) -> bool:
