@@ -418,7 +418,7 @@ def test_kernels_from_torch_library_count() -> None:
     """The shortcuts of a family go with its first kernel, whoever writes it."""
     backend = get_backend()
     lib = torch.library.Library("aten", "IMPL")
-    lib.impl("sub.out", lambda a, b, *, alpha=1, out: out.fill_(7), "PrivateUse1")
+    lib.impl(op_name="sub.out", fn=lambda a, b, *, alpha=1, out: out.fill_(7), dispatch_key="PrivateUse1")
     d = ones(2)
     assert (d - d).tolist() == [7, 7]
     backend.reset_fallback_counts()

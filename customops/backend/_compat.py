@@ -176,10 +176,10 @@ def watch_kernels(added: Callable[[str], object]) -> None:
     original: Any = _core.Library.impl
 
     @functools.wraps(original)
-    def impl(library: Any, op: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
-        result = original(library, op, fn, dispatch_key, **options)
+    def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        result = original(library, op_name, fn, dispatch_key, **options)
         if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
-            added(_core.full_name(library, op))
+            added(_core.full_name(library, op_name))
         return result
 
     _core.Library.impl = impl  # type: ignore[assignment, method-assign]
