@@ -67,6 +67,8 @@ def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser)
     only_opinfo = (options.dtype, options.op, options.samples is not None, options.forward_only)
     if not options.opinfo and any(only_opinfo):
         parser.error("--dtype, --op, --samples and --forward-only go with --opinfo")
+    if options.opinfo and options.arguments:
+        parser.error(f"{options.arguments[0]}: with --opinfo no program is run that could have arguments")
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples {options.samples}: at least 1")
     if options.json is not None:

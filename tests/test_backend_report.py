@@ -97,6 +97,9 @@ def test_what_is_no_device(program: Path) -> None:
     done = run("program.py", "--dtype", "float32", cwd=program)
     assert done.returncode == 2
     assert "go with --opinfo" in done.stderr
+    done = run("device.py", "3", "--opinfo", cwd=program)
+    assert done.returncode == 2
+    assert "3: with --opinfo no program is run" in done.stderr
     assert (
         "no such dtype" in run("program.py", "--opinfo", "--dtype", "float", "--dtype", "nothing", cwd=program).stderr
     )
