@@ -230,14 +230,14 @@ def watch_registrations(changed: Callable[[str | None], object]) -> None:
     torch has no hook for it, so two methods are wrapped. What C++ code registers when Python imports it as a module
     goes unseen.
     """
-    Library.impl = _followed(  # type: ignore[method-assign]
-        Library.impl, lambda library, op_name, *_, **__: changed(full_name(library, op_name))
+    Library.impl = followed(  # type: ignore[method-assign]
+        Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
     )
     ops: Any = type(torch.ops)
-    ops.load_library = _followed(ops.load_library, lambda *_, **__: changed(None))
+    ops.load_library = followed(ops.load_library, lambda *_, **__: changed(None))
 
 
-def _followed(method: Any, then: Callable[..., object]) -> Any:
+def followed(method: Any, then: Callable[..., object]) -> Any:
     @functools.wraps(method)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
@@ -247,7 +247,7 @@ def _followed(method: Any, then: Callable[..., object]) -> Any:
     return wrapper
 
 
-def full_name(library: Library, op: str | OpOverload) -> str:
+def name_in(library: Library, op: str | OpOverload) -> str:
     name = (op if isinstance(op, str) else op._name).removesuffix(".default")
     return name if "::" in name else f"{library.ns}::{name}"
 

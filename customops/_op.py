@@ -384,7 +384,7 @@ class CustomOpDef(Generic[P, R]):
             texts[key] = source_of(kernel.fn)
             if kernel.cell is not None and kernel.cell.direct is not kernel.fn:
                 texts[f"{key}, called directly"] = source_of(kernel.cell.direct)
-        texts |= self._rules.autograd.written()
+        texts |= self._rules.autograd.sources()
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     # Samples ----------------------------------------------------------------------------------------------------

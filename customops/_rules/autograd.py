@@ -142,7 +142,7 @@ class AutogradRule:
                 self._current = Current(self.definition, backward, jvp)
             return self._current
 
-    def written(self) -> dict[str, str]:
+    def sources(self) -> dict[str, str]:
         """The source of the node, which runs where there is something to differentiate."""
         function = self.function(self.current())
         return {f"Autograd, {step}": source_of(getattr(function, step)) for step in ("forward", "backward")}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib
 import operator
 import struct
@@ -34,7 +33,6 @@ has_kernel = _core.has_kernel
 exclude_keys = _core.exclude_keys
 key_set = _core.key_set
 is_abstract = _core.is_abstract
-is_functional: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
 
 
 class Library(_core.Library):
@@ -68,6 +66,7 @@ _registration = _find("utils.backend_registration")
 register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
+is_functional: Callable[[torch.Tensor], bool] = _find("_is_functional_tensor")
 is_zero_tensor: Callable[[torch.Tensor], bool] = _find("Tensor._is_zerotensor")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
 StorageBase: Any = _find("storage._StorageBase")
@@ -173,16 +172,12 @@ def _is_out(name: str) -> bool:
 
 def watch_kernels(added: Callable[[str], object]) -> None:
     """Call ``added(qualname)`` after somebody else registered a kernel for the device through a Library."""
-    original: Any = _core.Library.impl
 
-    @functools.wraps(original)
-    def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
-        result = original(library, op_name, fn, dispatch_key, **options)
+    def then(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:
         if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
-            added(_core.full_name(library, op_name))
-        return result
+            added(_core.name_in(library, op_name))
 
-    _core.Library.impl = impl  # type: ignore[assignment, method-assign]
+    _core.Library.impl = _core.followed(_core.Library.impl, then)  # type: ignore[method-assign]
 
 
 def accepts_numbers(op: OpOverload) -> bool:

@@ -105,9 +105,9 @@ class Call:
         "host_kwargs",
         "index",
         "kwargs",
-        "place",
         "plan",
         "reference",
+        "results_here",
         "together",
     )
 
@@ -119,7 +119,7 @@ class Call:
         self.index = -1
         self.reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
         self.together: dict[int, Tensor] = {}  #: by id, what lends tensors that share memory
-        self.place = True  #: are results to be tensors of the device?
+        self.results_here = True  #: are results to be tensors of the device?
 
     def run(self) -> Any:
         plan = self.plan
@@ -200,10 +200,10 @@ class Call:
         device = None
         if key is not None and (key in place if isinstance(key, str) else key < len(place)):
             device = place[key]
-            self.place = device is None or device.type == self.fallback.name
-            if self.place:
+            self.results_here = device is None or device.type == self.fallback.name
+            if self.results_here:
                 place[key] = torch.device("cpu")
-        if self.place and device is not None and device.index is not None:
+        if self.results_here and device is not None and device.index is not None:
             self.index = self.fallback.memory.check_index(device.index)
         elif self.index < 0:
             self.index = self.fallback.module.current_device()
@@ -281,7 +281,7 @@ class Call:
         )
 
     def _place(self, value: Any) -> Any:
-        if not self.place:
+        if not self.results_here:
             return value
         if isinstance(value, Tensor):
             return self.fallback.memory.place(value, self.index)

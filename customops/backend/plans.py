@@ -22,7 +22,6 @@ ON_CPU = {
     "aten::_unsafe_index_put": {"indices"},
 }
 
-
 #: Arguments that an op writes to and returns, without its schema saying so.
 RETURNED = {"aten::_copy_from": 1, "aten::_copy_from_and_resize": 1}
 

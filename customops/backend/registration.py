@@ -64,6 +64,10 @@ class Options:
         wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
         if wrong:
             raise BackendNameError("amp_dtypes holds something else", expected="torch dtypes", got=repr(wrong[0]))
+        self._check_process(force)
+
+    def _check_process(self, force: bool) -> None:
+        """Raise if this process cannot have the device."""
         if hasattr(torch, self.name):
             raise BackendError(
                 f"torch.{self.name} is there already, and a device has one module",

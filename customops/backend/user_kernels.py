@@ -154,7 +154,8 @@ class UserKernels:
         only = frozenset(dtypes) if dtypes is not None else None
         open_journals = journal.open_journals
         is_one = plan.returns == (None,) and plan.types == ("Tensor",) and fallback.memory.device_count == 1
-        nothing, outs = None if not plan.returns else NotImplemented, plan.outs
+        nothing = NotImplemented if plan.returns else None  #: a result that needs no check
+        outs = plan.outs
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
