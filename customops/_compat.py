@@ -31,6 +31,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode as Function
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
 
+from customops._compat_tracing import followed as followed
+
 _C: Any = torch._C
 DispatchKey: Any = _C.DispatchKey
 DispatchKeySet: Any = _C.DispatchKeySet
@@ -235,16 +237,6 @@ def watch_registrations(changed: Callable[[str | None], object]) -> None:
     )
     ops: Any = type(torch.ops)
     ops.load_library = followed(ops.load_library, lambda *_, **__: changed(None))
-
-
-def followed(method: Any, then: Callable[..., object]) -> Any:
-    @functools.wraps(method)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        then(*args, **kwargs)
-        return result
-
-    return wrapper
 
 
 def name_in(library: Library, op: str | OpOverload) -> str:

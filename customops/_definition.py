@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from customops import _compat
+from customops import _compat, _compat_tracing
 from customops._compat import Library, OpOverload
 from customops._formula import ALL, Differentiable
 from customops._schema import Schema, from_dispatcher
@@ -128,6 +128,10 @@ class Definition:
         #: What calling the overload comes to, a frame later.
         self.entry = _compat.entry_of(self.overload)
 
+    @property
+    def _digest_key(self) -> str:
+        return str(self.name)
+
     @classmethod
     def define(
         cls, name: Name, schema: Schema | None, tags: tuple[torch.Tag, ...], text: str | None = None
@@ -200,6 +204,7 @@ class Definition:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(apart=True)
         _compat.register_effect(library, str(self.name), effect)
+        self.recompile()
         return undo
 
     def impl_view_fallback(self) -> None:
@@ -235,6 +240,10 @@ class Definition:
         if kernels or gone or _compat.has_kernel(str(self.name), key):
             newest = kernels[-1][:2] if kernels else None
             _compat.remember_kernel(self.name.namespace, self.name.local, key, newest)
+
+    def recompile(self) -> None:
+        """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
+        _compat_tracing.recompile(str(self.name))
 
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
@@ -292,6 +301,7 @@ class Definition:
     def remove(self, error: Exception) -> None:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
         self.removed = error
+        self.recompile()
         if self.twin is not None:
             self.twin.remove(error)
         for library in self._added:

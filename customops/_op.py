@@ -12,19 +12,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from typing_extensions import Unpack
 
-from customops import _bypass, _compat
+from customops import _bypass, _compat, _digest
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
 from customops._formula import ALL, Differentiable, Names
 from customops._recompute import formulas
-from customops._rules import functionalization, mutation
-from customops._rules.autocast import AutocastRule
-from customops._rules.autograd import AutogradRule, Options
-from customops._rules.fake import FakeRule
-from customops._rules.kernel import DeviceTypes, KernelRule, RawRule, device_list
-from customops._rules.torch_dispatch import TorchDispatchRule
-from customops._rules.vmap import VmapRule
+from customops._rule_set import RuleSet
+from customops._rules.autograd import Options
+from customops._rules.kernel import DeviceTypes, device_list
 from customops._schema import Schema
 from customops._source import source_of
 from customops._trampoline import when_to_check
@@ -43,31 +39,6 @@ class Sample(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-class _Rules:
-    """The rules of an op."""
-
-    def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
-        self.kernel = KernelRule(definition, default)
-        self.raw = RawRule(definition)
-        self.fake = FakeRule(definition, name)
-        self.autograd = AutogradRule(definition)
-        self.autocast = AutocastRule(definition)
-        self.vmap = VmapRule(definition)
-        self.torch_dispatch = TorchDispatchRule(definition)
-
-    def install(self, definition: Definition, devices: tuple[str | None, ...]) -> None:
-        """Everything an op of ours has in the dispatcher."""
-        self.kernel.install(definition, devices)
-        self.raw.install(definition)
-        self.fake.install(definition)
-        self.autograd.install(definition)
-        mutation.install(definition)
-        self.autocast.install(definition)
-        self.vmap.install(definition)
-        self.torch_dispatch.install(definition)
-        functionalization.install(definition)
 
 
 class CustomOpDef(Generic[P, R]):
@@ -105,15 +76,19 @@ class CustomOpDef(Generic[P, R]):
         name = name_of(fn) if fn is not None else definition.name.name
         definition.differentiable = differentiable
         definition.when = when or when_to_check(None, self._qualname)
-        self._rules = _Rules(definition, fn, name)
+        self._rules = RuleSet(definition, fn, name)
         self.__name__ = definition.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
+        _digest.ops.add(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
             return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
         return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+
+    # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
+    _compat.outside_dynamo(__call__)
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
@@ -431,6 +406,21 @@ class CustomOpDef(Generic[P, R]):
             got=type(item).__name__,
             fix="yield (x,) for one argument",
         )
+
+    # Compilers --------------------------------------------------------------------------------------------------
+
+    def _names_in_graphs(self) -> tuple[str, ...]:
+        """The names under which graphs hold the op; none once it is removed."""
+        definition = self._definition
+        if definition.removed is not None:
+            return ()
+        return (self._qualname,) if definition.twin is None else (self._qualname, str(definition.twin.name))
+
+    def _traced(self) -> tuple[Any, ...]:
+        """All that compilers may trace through, or decide by."""
+        definition = self._definition
+        said = (str(definition.schema), [str(tag) for tag in definition.tags], definition.differentiable)
+        return (*said, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "customops"
 #: First component of a module's name -> layer. A module imports from strictly smaller layers.
 LAYERS = {
     "errors": 0,
-    "_compat": 0,
+    "_compat": 0.5,
     "_schema": 1,
     "_hints": 2,
     "_formula": 2,
@@ -35,6 +35,9 @@ LAYERS = {
     "_recompute": 5,
     "_bypass": 7,
     "_rules": 7,
+    "_rule_set": 7.5,
+    "_digest": 1,
+    "_compat_tracing": 0,
     "_op": 8,
     "_plan": 9,
     "_registry": 10,
@@ -126,7 +129,7 @@ class Module:
         return wrong
 
     def private_names(self) -> list[str]:
-        if self.name.rpartition(".")[2] == "_compat":
+        if self.name.rpartition(".")[2].startswith("_compat"):
             return []
         return [f"line {line}: {name}" for line, name in self.torch_names if is_private(name)]
 

@@ -20,7 +20,7 @@ class AutocastRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self._slots: Slots[str, torch.dtype] = Slots(self._install_at)
+        self._slots: Slots[str, torch.dtype] = Slots(self._install_at, self._recompile)
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
@@ -47,6 +47,9 @@ class AutocastRule:
         if not _has_autocast(device_type, op):
             raise DefinitionError(f"device type {device_type!r} does not support autocast", op=op)
         return self._slots.set(device_type, cast_inputs)
+
+    def _recompile(self) -> None:
+        self.definition.recompile()
 
     def _install_at(self, device_type: str, apart: bool) -> Undo:
         key = "Autocast" + _compat.device_key(device_type)

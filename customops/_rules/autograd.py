@@ -51,6 +51,10 @@ class AutogradRule:
         self.definition = definition
         self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
 
+    @property
+    def formulas(self) -> dict[str, Formula]:
+        return self._slots.values
+
     def register(self, backward: Fn, setup_context: Fn | None, options: Options) -> Undo:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options)
@@ -124,6 +128,7 @@ class AutogradRule:
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
         definition = self.definition
+        definition.recompile()
         definition.entry = _compat.entry_of(definition.overload)
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
         if followed:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from customops import _compat
+from customops import _compat, _compat_tracing
 from customops._call import Fn, bind_kernel, filler, structure_check
 from customops._definition import Definition, Undo
 from customops._slots import Slots
@@ -97,6 +97,7 @@ class FakeRule:
         return self.definition.impl_fake(_trampoline(self, self.definition), self._default_source, apart=apart)
 
     def _tell_torch(self) -> None:
+        self.definition.recompile()
         fake = self._slots.values.get(None)
         _compat.set_fake_source(str(self.definition.name), fake.source if fake is not None else self._default_source)
 
@@ -107,7 +108,10 @@ def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
     check = structure_check(definition.schema, str(definition.name), "fake impl")
     written = [argument.name for argument in definition.schema.mutated]
 
+    overload, op = definition.overload, str(definition.name)
+
     def fake(*args: Any, **kwargs: Any) -> Any:
+        _compat_tracing.traced(overload, op)
         fn = rule.fn
         if fill is not None:
             args, kwargs = fill(args, kwargs)

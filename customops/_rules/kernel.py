@@ -273,7 +273,12 @@ class RawRule:
         kernel = _Raw(keys, fn)
         kernel.undos = self._at_all_keys(kernel)
         self._kernels.append(kernel)
+        self.definition.recompile()  # at some keys, tracing goes through it
         return functools.partial(self._take_back, kernel)
+
+    def traced(self) -> list[Any]:
+        """The kernels that tracing may go through, and their keys."""
+        return [(kernel.keys, kernel.fn) for kernel in self._kernels]
 
     def _at_all_keys(self, kernel: _Raw) -> ExitStack:
         with ExitStack() as undos:  # if torch refuses a key, the others are taken back
@@ -285,6 +290,7 @@ class RawRule:
         if kernel in self._kernels:
             self._kernels.remove(kernel)
             kernel.undos.close()
+            self.definition.recompile()
 
 
 class _Raw:

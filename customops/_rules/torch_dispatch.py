@@ -15,15 +15,22 @@ class TorchDispatchRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self._slots: Slots[type, Fn] = Slots(self._install_for)
+        self._slots: Slots[type, Fn] = Slots(self._install_for, self._recompile)
 
     def install(self, definition: Definition) -> None:
         self.definition = definition
         self._slots.reset()
 
+    @property
+    def rules(self) -> dict[type, Fn]:
+        return self._slots.values
+
     def register(self, cls: type, fn: Fn) -> Undo:
         bind(fn, str(self.definition.name), "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
+
+    def _recompile(self) -> None:
+        self.definition.recompile()
 
     def _install_for(self, cls: type, apart: bool) -> Undo:
         return self.definition.impl_torch_dispatch(cls, _trampoline(self._slots, cls), apart=apart)

@@ -26,12 +26,16 @@ class VmapRule:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self._slots: Slots[None, Fn] = Slots(self._install_trampoline)
+        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._recompile)
 
     def install(self, definition: Definition) -> None:
         """The rule goes in only if there is one: torch's fallback runs where nothing is installed."""
         self.definition = definition
         self._slots.reset()
+
+    @property
+    def rules(self) -> dict[None, Fn]:
+        return self._slots.values
 
     def register(self, rule: Fn | str) -> Undo:
         fn = _strategy(rule, self.definition) if isinstance(rule, str) else rule
@@ -40,6 +44,9 @@ class VmapRule:
         keyword = {argument.name: argument.name for argument in schema.keyword_only}
         bind(fn, str(self.definition.name), "vmap rule", "info", "in_dims", *positional, **keyword)
         return self._slots.set(None, fn)
+
+    def _recompile(self) -> None:
+        self.definition.recompile()
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
         return self.definition.impl(_trampoline(self._slots, self.definition), "FuncTorchBatched", apart=apart)

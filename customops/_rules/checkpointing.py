@@ -1,0 +1,26 @@
+"""Ops that write, under selective checkpointing, and under a checkpoint that is compiled.
+
+A policy of selective checkpointing may say that what an op returns is saved. When the forward is repeated, the op is
+then not run, and what it should have written is not there: the rest reads memory that nobody filled. So an op that
+writes is run each time. Where a checkpoint is compiled, the graph has the new values as tensors of their own: these
+are saved, because by then the memory that the op read holds what it has written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from customops import _compat_tracing
+from customops._definition import Definition
+
+
+def install(definition: Definition) -> None:
+    """Nothing to register: the schema says what the op writes."""
+    if definition.schema.mutated and definition.library is not None:
+        for mode in _compat_tracing.checkpoint_modes:
+            definition.impl_torch_dispatch(mode, _run)
+
+
+def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    with _compat_tracing.saved_for_backward(mode):
+        return func(*args, **(kwargs or {}))
