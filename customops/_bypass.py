@@ -17,7 +17,7 @@ from customops import _compat
 from customops._definition import When
 from customops._schema import Argument, Schema
 from customops._source import Source, local
-from customops._trampoline import call_direct, run
+from customops._trampoline import run
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
@@ -96,7 +96,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
     )
     first, *others = tensors  # the first one is there in each call
     text.line(f"        $keys = $keys_of({local(first)})", keys_of=_compat.keys_of)
-    text.line("        $where = $keys.raw_repr(), $included_keys().raw_repr()", below_autograd=_compat.below_autograd)
+    text.line("        $where = $keys.raw_repr(), $included_keys().raw_repr()")
     text.line("        $cell = $op.direct.of_tensors.get($where)")
     same = [f"$keys_of({local(each)}) == $keys" for each in others]
     same = [
@@ -106,9 +106,9 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When) -> 
     text.line(f"        if {' and '.join(['$cell is not None', *same])}:")
     text.indent = "            "
     if schema.keyword_only:  # left out: the kernel's trampoline knows the defaults
-        call_direct(text, ", ".join(names))
+        text.line(f"return $cell.direct({', '.join(names)})")
     else:
-        run(text, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
+        run(text, schema, tags, op, when, bump=bool(schema.mutated), direct=True)
     text.indent = ""
     text.line("        if $cell is None and $where not in $op.direct.of_tensors:")
     text.line("            $op.find_direct_of($keys, $included_keys())  # for the next call")

@@ -170,7 +170,7 @@ def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
     if result is None:
         return "return the result; if the op only mutates its inputs, annotate it with -> None"
     if type(result).__module__ == "numpy":
-        return "wrap the array: torch.from_numpy(result)"
+        return "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
     if isinstance(result, tuple) and len(returns) == 1:
         return "return the value itself, or annotate the return as a tuple"
     return None

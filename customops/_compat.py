@@ -7,6 +7,7 @@ the package calls a function that does the right thing on each.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import functools
 import importlib
@@ -182,6 +183,25 @@ included_keys: Callable[[], Any] = _C._dispatch_tls_local_include_set
 
 #: Is a dispatch key left out in this thread?
 is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
+
+#: Is autocast on in this thread, for any device?
+autocast_is_on: Callable[[], bool] = _C._is_any_autocast_enabled
+
+set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
+
+
+@functools.cache
+def _excluded_in_plain_state() -> Any:
+    """The keys that are left out in a thread in which nothing is active: those of autocast."""
+    with concurrent.futures.ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(_C._dispatch_tls_local_exclude_set).result()
+
+
+def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
+    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), _excluded_in_plain_state()), torch.no_grad():
+        return fn(*args, **kwargs)
+
 
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
 
@@ -611,12 +631,32 @@ def outside_dynamo(fn: _F) -> _F:
     return fn
 
 
+def share_data(inputs: Iterable[Any], outputs: Iterable[Any]) -> bool:
+    """Does an output start at the address of an input or of another output?"""
+    seen = {address for value in inputs for address in _addresses(value)}
+    for value in outputs:
+        for address in _addresses(value):
+            if address in seen:
+                return True
+            seen.add(address)
+    return False
+
+
+def _addresses(value: Any) -> list[int]:
+    """The addresses of the elements of a tensor, or of the tensors in a list; of none where there are no elements."""
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    strided = (x for x in items if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested)
+    return [address for x in strided if has_storage(x) and (address := _C._data_address(x))]
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     return cast(int, tensor.untyped_storage()._cdata)
 
 
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return has_storage(first) and has_storage(second) and storage_id(first) == storage_id(second)
+    if has_storage(first) and has_storage(second) and storage_id(first) == storage_id(second):
+        return True
+    return share_data((first,), (second,))
 
 
 # Checks ---------------------------------------------------------------------------------------------------------

@@ -31,9 +31,7 @@ def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, com
     names = [*map(local, always), *rest]
     args, outputs = as_tuple(names), "$result" if len(schema.returns) > 1 else "($result,)"
     source.parameters = ["$ctx", "$kernel", *names]
-    source.line("$guard = $below_autograd()", below_autograd=_compat.below_autograd)
-    for line in ("try:", f"    $result = $kernel({', '.join(names)})", "finally:", "    del $guard"):
-        source.line(line)
+    source.line(f"$result = $kernel({', '.join(names)})")
     if len(schema.returns) > 1:
         source.line("if $type($result) is not $tuple:", type=type, tuple=tuple)
         source.line("    $result = $tuple($result)")

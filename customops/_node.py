@@ -7,6 +7,7 @@ It derives from the class that functorch itself uses for one level of differenti
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -76,6 +77,17 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
 _AS_IT_IS = contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def _recorded_write() -> Iterator[None]:
+    """AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient."""
+    guard = _compat.below_autograd()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        del guard
+
+
 def _forward(
     definition: Definition,
     layout: Layout,
@@ -97,13 +109,8 @@ def _forward(
         before = _copies(layout, inputs)
         args, kwargs = call.arguments(inputs, layout)
         dirty = _dirty(layout, inputs, has_formula) if writes else []
-        guard = _compat.below_autograd()
-        try:
-            # AOTAutograd takes a write that it sees with gradients off, as they are here, for one without a gradient.
-            with torch.enable_grad() if dirty and _compat.functionalizing() else _AS_IT_IS:
-                result = call.fn(*args, **kwargs)
-        finally:
-            del guard
+        with _recorded_write() if dirty and _compat.functionalizing() else _AS_IT_IS:
+            result = call.fn(*args, **kwargs)
         if layout.in_place:
             result = args[0]
         elif returns_tuple and type(result) is not tuple:

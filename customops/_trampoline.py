@@ -76,26 +76,34 @@ def _kernel(schema: Schema, tags: tuple[torch.Tag, ...], op: str, cell: Cell, wh
     source = Source("kernel", schema)
     _take_all(source, schema)
     source.objects["cell"] = cell
-    run(source, schema, tags, op, when, bump=bump)
+    run(source, schema, tags, op, when, bump=bump, direct=False)
     return source
 
 
 def run(
-    source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, *, bump: bool, guard: str = ""
+    source: Source, schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: When, *, bump: bool, direct: bool
 ) -> None:
-    """Add the lines from the call of what ``$cell`` holds to the return; with `guard`, as long as that object lives."""
+    """Add the lines from the call of what ``$cell`` holds to the return.
+
+    A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
+    under ``torch.enable_grad()``), and no key of the dispatcher is left out for its own operations. Below a mode or in
+    the first call of compiled code that has to be brought about; a `direct` call is none of these.
+    """
     if bump:
         _bump_versions(source, schema)
     source.line("$fn = $cell.fn")
-    call = f"$result = $fn({_all_arguments(schema)})"
-    if not guard:
-        source.line(call)
-    else:
-        source.line(f"$guard = {guard}")
-        source.line("try:")
-        source.line(f"    {call}")
-        source.line("finally:")
-        source.line("    del $guard")
+    arguments = _all_arguments(schema)
+    strange = "$autocast_is_on()" if direct else "$autocast_is_on() or $is_excluded($conjugate)"
+    source.line(f"if {strange}:", autocast_is_on=_compat.autocast_is_on)
+    source.line(f"    $result = $call_plainly($fn, {arguments})".replace(", )", ")"), call_plainly=_compat.call_plainly)
+    source.line("elif $is_grad_enabled():", is_grad_enabled=torch.is_grad_enabled)
+    source.line("    $set_grad_enabled(False)", set_grad_enabled=_compat.set_grad_enabled)
+    for line in ("try:", f"    $result = $fn({arguments})", "finally:", "    $set_grad_enabled(True)"):
+        source.line(f"    {line}")
+    source.line("else:")
+    source.line(f"    $result = $fn({arguments})")
+    if not direct:
+        source.objects |= {"is_excluded": _compat.is_excluded, "conjugate": _compat.DispatchKey.Conjugate}
     if when != "never":
         start = len(source.lines)
         _check(source, schema, tags, op)
@@ -109,13 +117,6 @@ def run(
         source.line("if $type($result) is not $tuple and $isinstance($result, $sequences):", **_FOR_FITS)
         source.line("    $result = $tuple($result)", sequences=(list, tuple))
     source.line("return $result")
-
-
-def call_direct(source: Source, passed: str) -> None:
-    """Add the lines that call the trampoline of ``$cell`` below autograd."""
-    for line in ("$guard = $below_autograd()", "try:", f"    return $cell.direct({passed})", "finally:"):
-        source.line(line)
-    source.line("    del $guard")
 
 
 def _take_all(source: Source, schema: Schema) -> None:
@@ -222,13 +223,44 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
     results = "($result,)" if len(schema.returns) == 1 else "$result"
     if not tensors and [ret.type for ret in schema.returns] == ["Tensor"]:
         return
-    source.line(f"if $any_alias({as_tuple(tensors)}, {{}}, {results}):", any_alias=_compat.any_alias)
+    same_data = _same_data(source, schema, as_tuple(tensors), results)
+    source.line(f"if $any_alias({as_tuple(tensors)}, {{}}, {results}) or {same_data}:", any_alias=_compat.any_alias)
     positional = as_tuple(map(local, schema.positional))
     named = ", ".join(f"{argument.name!r}: {local(argument)}" for argument in schema.keyword_only)
     source.line(
         f"    raise $alias_error($result, $fn, {positional}, {{{named}}})",
         alias_error=functools.partial(alias_error, schema, op),
     )
+
+
+def _same_data(source: Source, schema: Schema, tensors: str, results: str) -> str:
+    """An expression for: does a result start where an argument or another result does, under another storage?
+
+    The pointers are compared at once where they are easily had; equal ones may be those of tensors without elements.
+    """
+    exact = f"$share_data({tensors}, {results})"
+    source.objects["share_data"] = _compat.share_data
+    arguments = [argument for argument in schema.arguments if argument.holds_tensors]
+    if not all(item.type in ("Tensor", "Tensor?") for item in arguments) or schema.returns[0].type != "Tensor":
+        return exact
+    if len(schema.returns) > 1 and any(ret.type != "Tensor" for ret in schema.returns):
+        return exact
+    pointers = [
+        f"({local(argument)} is not None and {local(argument)}.data_ptr())"
+        if may_be_none(argument, schema)
+        else f"{local(argument)}.data_ptr()"
+        for argument in arguments
+    ]
+    source.line("try:")
+    if len(schema.returns) == 1:
+        source.line(f"    $same = $result.data_ptr() in {as_tuple(pointers)}")
+    else:
+        source.line(f"    $data = [{', '.join(f'$result[{i}].data_ptr()' for i in range(len(schema.returns)))}]")
+        among_results = f"$len({{*$data}}) < {len(schema.returns)}"
+        source.line(f"    $same = {among_results} or not $set({as_tuple(pointers)}).isdisjoint($data)", len=len, set=set)
+    source.line("except $RuntimeError:", RuntimeError=RuntimeError)
+    source.line("    $same = True  # a layout without a pointer of its own")
+    return f"($same and {exact})"
 
 
 # Autograd -------------------------------------------------------------------------------------------------------
@@ -276,12 +308,12 @@ def _autograd(
     source.parameters = ["$keyset", "/", *always, *rest, *named]
     source.line("$cell = $direct.get($keyset.raw_repr())", direct=direct)
     source.line("if $cell is not None and $forward_ad._current_level < 0:", forward_ad=_compat.forward_ad)
-    source.line(f"    if not ({_requires_grad(source, schema, watched)}):", below_autograd=_compat.below_autograd)
+    source.line(f"    if not ({_requires_grad(source, schema, watched)}):")
     source.indent = "        "
     if rest or named:  # the kernel's trampoline knows the defaults
-        call_direct(source, passed)
+        source.line(f"return $cell.direct({passed})")
     else:
-        run(source, schema, tags, op, when, bump=bool(schema.mutated), guard="$below_autograd()")
+        run(source, schema, tags, op, when, bump=bool(schema.mutated), direct=True)
     source.indent = ""
     if node is not None:
         source.line("    $apply = $node.apply", node=node)

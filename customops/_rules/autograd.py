@@ -235,13 +235,13 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
 
 
 def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_of_lower_levels(keyset), _compat.below_autograd():
+    with _modes_of_lower_levels(keyset):
         return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
 
 
 def _general(rule: AutogradRule, definition: Definition) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
-    overload, after, below_autograd = definition.overload, _compat.after_autograd, _compat.below_autograd
+    overload, after = definition.overload, _compat.after_autograd
     schema, direct = definition.schema, definition.direct.at_autograd
     is_out, converts_nothing = torch.Tag.out in definition.tags, _node.converts_nothing(schema)
     returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
@@ -262,11 +262,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             if is_out:
                 raise _out_error(definition)
         elif not has_tangents:
-            guard = below_autograd()  # half the price of a `with`
-            try:
-                result = overload.redispatch(keyset & after, *args, **kwargs)
-            finally:
-                del guard
+            result = overload.redispatch(keyset & after, *args, **kwargs)
             return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
         fn = fn or functools.partial(_redispatch, overload, keyset)

@@ -39,7 +39,7 @@ def _refusal(definition: Definition) -> Callable[..., Any]:
 
 
 def _trampoline(definition: Definition) -> Callable[..., Any]:
-    """Bump the versions, then go on below this key."""
+    """Go on below this key, then count the write, as torch's own ops do: modes below look at the version from before."""
     overload, after = definition.overload, _compat.after_adinplaceorview
     positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
     names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]
@@ -47,16 +47,20 @@ def _trampoline(definition: Definition) -> Callable[..., Any]:
         (only,) = positions
 
         def bump_one(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if args[only] is not None:  # torch takes None for a Tensor; what to make of it is the kernel's business
-                increment_version(args[only])
-            return overload.redispatch(keyset & after, *args, **kwargs)
+            try:
+                return overload.redispatch(keyset & after, *args, **kwargs)
+            finally:
+                if args[only] is not None:  # torch takes None for a Tensor; that is the kernel's business
+                    increment_version(args[only])
 
         return _compat.outside_dynamo(bump_one)
 
     def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         written = [args[i] for i in positions if i < len(args)]
         written += [kwargs[name] for name in names if name in kwargs]
-        increment_version(tensors_in(written))
-        return overload.redispatch(keyset & after, *args, **kwargs)
+        try:
+            return overload.redispatch(keyset & after, *args, **kwargs)
+        finally:
+            increment_version(tensors_in(written))
 
     return _compat.outside_dynamo(bump)
