@@ -6,27 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from customops import _compat
 from customops._call import filler, tensors_in
-from customops._definition import When
 from customops._formula import Formula, Layout, is_differentiable
 from customops._schema import Schema
 from customops.errors import UnsupportedError
-
-
-class Compares:
-    """Are the gradients of a formula compared with its inputs? As ``check=`` says; "first" is the first backward."""
-
-    __slots__ = ("is_on", "once")
-
-    def __init__(self, when: When) -> None:
-        self.is_on = when != "never"
-        self.once = when == "first"
-
-    def was_right(self) -> None:
-        if self.once:
-            self.is_on = False
 
 
 class SetUp:
@@ -61,8 +47,8 @@ class SetUp:
 class Outputs:
     """What is to be known of a node's outputs once they are there.
 
-    torch fills in zeros for outputs that were not used, also for those that can have no gradient. Where there are such,
-    this is done here. ``ctx._customops_zeros`` has what the zeros are like, None for what stays None.
+    torch fills in zeros for outputs that were not used. Where there are some that can have no gradient, this is done
+    here, and zeros for these take no memory. ``ctx._customops_zeros`` has what the zeros are like; None is for numbers.
     """
 
     def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
@@ -89,15 +75,24 @@ class Outputs:
             ctx.materialize_grads = False
         elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
-            ctx._customops_zeros = metadata
+            ctx._customops_zeros = [_zeros_of(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
             if self.for_jvp:
-                ctx._customops_zero_tangents = [_metadata(x, True) for x in inputs]
+                ctx._customops_zero_tangents = [_zeros_of(x, True) if is_differentiable(x) else None for x in inputs]
 
 
 def _metadata(value: Any, flag: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return [_metadata(item, flag) for item in value]
     return _compat.metadata(value) if flag and is_differentiable(value) else None
+
+
+def _zeros_of(value: Any, flag: bool) -> Any:
+    """What zeros for an output are like: its metadata, and whether it may have a gradient."""
+    if isinstance(value, (list, tuple)):
+        return [_zeros_of(item, flag) for item in value]
+    if not isinstance(value, Tensor):
+        return None
+    return *_compat.metadata(value), flag and is_differentiable(value)
 
 
 def flat_metadata(metadata: list[Any]) -> list[Any]:
@@ -116,12 +111,16 @@ def or_zeros(grad: Any, like: Any) -> Any:
         return [or_zeros(*pair) for pair in zip(grad, like, strict=True)]
     if grad is not None or like is None:
         return grad
-    shape, dtype, device = like
+    shape, dtype, device, may_have_one = like
+    if shape is None and not may_have_one:
+        return None
     if shape is None:
         raise UnsupportedError(
             "zeros for the gradient of a nested tensor that was not used",
             fix="register_autograd(..., materialize_grads=False), and None stands for them",
         )
+    if not may_have_one:
+        return torch.zeros((), dtype=dtype, device=device).expand(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
 
 

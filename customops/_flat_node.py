@@ -10,10 +10,10 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn
-from customops._context import Compares, Outputs, SetUp, mask, or_zeros
+from customops._context import Outputs, SetUp, mask, or_zeros
 from customops._definition import Definition
 from customops._formula import Formula, Layout
-from customops._gradients import InputGradients
+from customops._gradients import Compares, InputGradients
 from customops._history import HOLD_NO_TENSORS, may_be_differentiated, remember_lost, watched
 from customops._schema import Schema
 from customops._source import Source, always_passed, as_tuple, local, written_when_called
@@ -129,9 +129,9 @@ def backward(definition: Definition, layout: Layout, formula: Formula, compares:
     source.line("        $was_right()", was_right=compares.was_right)
     source.line(f"        return None, {', '.join(values)}")
     source.line("$none_allowed = $any(grad is None for grad in $grads)", any=any)
-    source.line("$gradients = $check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)", range=range)
-    source.line("$was_right()", was_right=compares.was_right, check=InputGradients(layout, op, formula.fn).flat)
-    source.line("return None, *$gradients")
+    check = InputGradients(layout, op, formula.fn, compares).flat
+    call = "$check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)"
+    source.line(f"return None, *{call}", check=check, range=range)
     return cast(Fn, source.build())  # at once: compiled autograd traces it before it was ever called
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from customops import _compat, _flat_node
 from customops._call import Fn, tensors_in
-from customops._context import Compares, Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads
+from customops._context import Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads
 from customops._definition import Definition
 from customops._flattening import Call, flatten, regroup
 from customops._formula import Formula, Layout, is_differentiable
-from customops._gradients import InputGradients, OutputTangents, expected_of
+from customops._gradients import Compares, InputGradients, OutputTangents, expected_of
 from customops._history import (
     check_write,
     given_twice,
@@ -186,7 +186,7 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
 def _backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
     """The backward of any op."""
     user_backward, op = formula.fn, str(definition.name)
-    check = InputGradients(layout, op, user_backward)
+    check = InputGradients(layout, op, user_backward, compares)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         grads = regroup(grads, ctx._customops_outputs)
@@ -196,7 +196,6 @@ def _backward(definition: Definition, layout: Layout, formula: Formula, compares
         none_allowed = any(grad is None for grad in flat_items(grads))
         expected = ctx._customops_expected
         gradients = check.flat(result, ctx._customops_passed, expected, none_allowed=none_allowed)
-        compares.was_right()
         return (None, *gradients)
 
     return backward
