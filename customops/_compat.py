@@ -333,6 +333,10 @@ def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Functi
     return function._backward_cls
 
 
+#: ``saved_tensors_hooks(True)``: the hooks that act on what is saved for backward, or None.
+saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
+
 def metadata(tensor: torch.Tensor) -> tuple[Any, torch.dtype, torch.device]:
     """Shape, dtype and device of a tensor, to be compared with those of another; put the expected one on the left."""
     if tensor.is_nested:

@@ -26,6 +26,8 @@ class SetUp:
         #: The only callback, if it is called with what the kernel got.
         is_simple = len(self.callbacks) == 1 and self.fill is None and not self.has_keywords
         self.simple = self.callbacks[0] if is_simple else None
+        #: Is a backward not to be differentiated? Then it is to be known what it could have been differentiated by.
+        self.once = any(formula.once_differentiable for formula in formulas)
 
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
@@ -64,35 +66,39 @@ class Outputs:
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
+        without = ctx.non_differentiable or ()
         if not self.all_differentiable:
-            ctx.mark_non_differentiable(
-                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in tensors_in((each,)))
-            )
-        metadata = [_metadata(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
+            declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
+            without = (*without, *tensors_in(flat_items(declared)))
+            ctx.mark_non_differentiable(*without)
+        metadata = [_metadata(each, without) for each in outputs]
         if self.for_jvp:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
         elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
-            ctx._customops_zeros = [_zeros_of(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
+            ctx._customops_zeros = [_zeros_of(each, without) for each in outputs]
             if self.for_jvp:
-                ctx._customops_zero_tangents = [_zeros_of(x, True) if is_differentiable(x) else None for x in inputs]
+                ctx._customops_zero_tangents = [_zeros_of(x, ()) if is_differentiable(x) else None for x in inputs]
 
 
-def _metadata(value: Any, flag: bool) -> Any:
+def _metadata(value: Any, without: Sequence[Tensor]) -> Any:
+    """The metadata of an output, or None if it has no gradient."""
     if isinstance(value, (list, tuple)):
-        return [_metadata(item, flag) for item in value]
-    return _compat.metadata(value) if flag and is_differentiable(value) else None
+        return [_metadata(item, without) for item in value]
+    return _compat.metadata(value) if _has_gradient(value, without) else None
 
 
-def _zeros_of(value: Any, flag: bool) -> Any:
-    """What zeros for an output are like: its metadata, and whether it may have a gradient."""
+def _zeros_of(value: Any, without: Sequence[Tensor]) -> Any:
+    """What zeros for an output are like: its metadata, and whether it has a gradient."""
     if isinstance(value, (list, tuple)):
-        return [_zeros_of(item, flag) for item in value]
-    if not isinstance(value, Tensor):
-        return None
-    return *_compat.metadata(value), flag and is_differentiable(value)
+        return [_zeros_of(item, without) for item in value]
+    return (*_compat.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
+
+
+def _has_gradient(value: Any, without: Sequence[Tensor]) -> bool:
+    return is_differentiable(value) and all(value is not x for x in without)
 
 
 def flat_metadata(metadata: list[Any]) -> list[Any]:
@@ -111,15 +117,15 @@ def or_zeros(grad: Any, like: Any) -> Any:
         return [or_zeros(*pair) for pair in zip(grad, like, strict=True)]
     if grad is not None or like is None:
         return grad
-    shape, dtype, device, may_have_one = like
-    if shape is None and not may_have_one:
+    shape, dtype, device, has_gradient = like
+    if shape is None and not has_gradient:
         return None
     if shape is None:
         raise UnsupportedError(
             "zeros for the gradient of a nested tensor that was not used",
             fix="register_autograd(..., materialize_grads=False), and None stands for them",
         )
-    if not may_have_one:
+    if not has_gradient:
         return torch.zeros((), dtype=dtype, device=device).expand(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -77,7 +77,7 @@ def captured(argument: str, op: str) -> AutogradError:
 
 
 class _Lost(NamedTuple):
-    """Tensors that a ctx holds, made in setup_context, where nothing is recorded."""
+    """Tensors that a ctx holds, made where nothing is recorded."""
 
     links: tuple[Tensor, ...]  # with the history and the tangents of the op's inputs
     saved: frozenset[int]
@@ -102,7 +102,7 @@ class _Link(torch.autograd.Function):
         return (None,) * ctx.count
 
 
-def _links(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Tensors of nothing, with the history and the tangents of the inputs that have some."""
     if not _compat.transforms_active() and not _compat.forward_ad_active():
         with torch.enable_grad():
@@ -133,21 +133,23 @@ class _Unrecorded(torch.autograd.Function):
         raise ctx.error
 
 
-def remember_lost(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Note what a second derivative would take for a constant: tensors kept on `ctx` that are no inputs or outputs.
+def remember_lost(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> None:
+    """Note what a second derivative would take for a constant: tensors kept on `ctx` that have no history.
 
-    To a backward that is not differentiated itself they are as good as any. The others get an error instead of zeros:
+    `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
+    backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
     see `watched`.
     """
-    known = {id(value) for value in (*inputs, *outputs) if isinstance(value, Tensor)}
+    without = ctx.non_differentiable or ()
+    known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}
     saved, for_forward = (
-        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_lost(tensor, known))
+        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_lost(tensor, known_ids))
         for tensors in (ctx.to_save, ctx.saved_for_forward)
     )
     kept = ctx.__dict__.items()
-    attributes = frozenset(name for name, value in kept if any(_is_lost(x, known) for x in _tensors(value)))
+    attributes = frozenset(name for name, value in kept if any(_is_lost(x, known_ids) for x in _tensors(value)))
     if saved or for_forward or attributes:
-        ctx._customops_lost = _Lost(_links(inputs), saved, for_forward, attributes)
+        ctx._customops_lost = _Lost(links_to(inputs), saved, for_forward, attributes)
 
 
 def _is_lost(value: Any, known: set[int]) -> bool:
@@ -171,9 +173,8 @@ def may_be_differentiated() -> bool:
 
 def watched(ctx: Any, op: str) -> Any:
     """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a derivative."""
-    if "_customops_lost" not in ctx.__dict__:
-        return ctx
-    return _Watched(ctx, op, ctx._customops_lost.links, ctx._customops_lost.saved)
+    lost = ctx.__dict__.get("_customops_lost")
+    return ctx if lost is None else _Watched(ctx, op, lost.links, lost.saved)
 
 
 def watched_in_jvp(ctx: Any, op: str) -> Any:
@@ -186,11 +187,14 @@ def watched_in_jvp(ctx: Any, op: str) -> Any:
     return _Watched(ctx, op, None, lost.saved_for_forward) if is_differentiated else ctx
 
 
-class _Watched:
-    """A ctx. Attributes go through to it. Lost tensors get the history of `links`, or (None) raise."""
+class UnpackedOnce:
+    """A ctx, for one call of backward. Attributes go through to it; saved tensors are unpacked when first asked for.
 
-    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
-        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
+    What saved-tensor hooks bring back, non-reentrant checkpointing for one, they may bring back only once.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        vars(self).update(_ctx=ctx)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
@@ -198,10 +202,24 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._ctx, name)
         if name == "saved_tensors":
-            return tuple(
+            vars(self)[name] = value
+        return value
+
+
+class _Watched(UnpackedOnce):
+    """A ctx of which lost tensors get the history of `links`, or (None) raise."""
+
+    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
+        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name == "saved_tensors":
+            value = tuple(
                 self._unrecorded(tensor, f"saved tensor {i}") if i in self._saved else tensor
                 for i, tensor in enumerate(value)
             )
+            vars(self)[name] = value
         if name not in self._ctx._customops_lost.attributes:
             return value
         leaves, spec = _compat.tree_flatten(value)
@@ -214,8 +232,36 @@ class _Watched:
             f"a second derivative would be wrong: the formula uses {what}, which was computed where nothing is "
             "recorded, so its derivative is not known",
             op=self._op,
-            fix="save the inputs and compute it from them in the formula, or make it a return of the op",
+            fix="save the inputs and compute it from them in the formula, or make it a return that is differentiable; "
+            "if it is a constant, .detach() it in the formula (for reverse mode)",
         )
         if self._links is None:
             raise error
         return cast(Any, _Unrecorded).apply(error, tensor, *self._links)
+
+
+class OnceDifferentiable:
+    """A backward that runs with nothing recorded, and whose results raise when asked for a derivative."""
+
+    def __init__(self, backward: Callable[..., Any], op: str) -> None:
+        self.backward, self.op = backward, op
+
+    def __call__(self, ctx: Any, *grads: Any) -> Any:
+        if not may_be_differentiated():
+            return self.backward(ctx, *grads)
+        with torch.no_grad():
+            result = self.backward(ctx, *grads)
+        error = AutogradError(
+            "a second derivative was asked for, and the backward is registered with once_differentiable=True",
+            op=self.op,
+            fix="leave that out, if the backward is made of differentiable operations",
+        )
+        links = (
+            *ctx.__dict__.get("_customops_links", ()),
+            *filter(is_differentiable, _compat.tree_leaves(list(grads))),
+        )
+        leaves, spec = _compat.tree_flatten(result)
+        wrapped = [
+            cast(Any, _Unrecorded).apply(error, leaf, *links) if is_differentiable(leaf) else leaf for leaf in leaves
+        ]
+        return _compat.tree_unflatten(wrapped, spec)

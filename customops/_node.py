@@ -20,8 +20,11 @@ from customops._flattening import Call, flatten, regroup
 from customops._formula import Formula, Layout, is_differentiable
 from customops._gradients import Compares, InputGradients, OutputTangents, expected_of
 from customops._history import (
+    OnceDifferentiable,
+    UnpackedOnce,
     check_write,
     given_twice,
+    links_to,
     may_be_differentiated,
     remember_lost,
     unfollowed_write,
@@ -116,13 +119,25 @@ def _forward(
         if set_up.callbacks:
             seen = call.arguments({**inputs, **before}, layout) if before else (args, kwargs)
             set_up(ctx, *seen, result)
-            remember_lost(ctx, (*flat, *flat_items(before.values())), flat_items(outputs))
+            remember_lost(ctx, flat, _known(layout, inputs, before, outputs))
+            if set_up.once:
+                ctx._customops_links = links_to(flat)
+            if _compat.saved_tensors_hooks(True) is not None:
+                ctx._customops_hooked = True
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
         ctx._customops_expected = [expected_of(inputs[i], flags[i], compares.is_on) for i in passed]
         return _laid_out(ctx, call, layout, outputs, dirty)
 
     return forward
+
+
+def _known(layout: Layout, inputs: dict[int, Any], before: dict[int, Any], outputs: tuple[Any, ...]) -> list[Any]:
+    """The tensors that have a history, or need none."""
+    written = flat_items(inputs.get(i) for i in layout.written)
+    untouched = (x for x in flat_items(inputs.values()) if all(x is not each for each in written))
+    returned = (each for each, flag in zip(outputs, layout.outputs, strict=True) if flag)
+    return [*untouched, *flat_items(before.values()), *flat_items(returned)]
 
 
 def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], dirty: list[Tensor]) -> Any:
@@ -187,12 +202,17 @@ def _backward(definition: Definition, layout: Layout, formula: Formula, compares
     """The backward of any op."""
     user_backward, op = formula.fn, str(definition.name)
     check = InputGradients(layout, op, user_backward, compares)
+    if formula.once_differentiable:
+        user_backward = OnceDifferentiable(user_backward, op)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         grads = regroup(grads, ctx._customops_outputs)
         if "_customops_zeros" in ctx.__dict__:
             grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
-        result = user_backward(watched(ctx, op) if may_be_differentiated() else ctx, *grads)
+        seen = UnpackedOnce(ctx) if "_customops_hooked" in ctx.__dict__ else ctx
+        if not formula.once_differentiable and "_customops_lost" in ctx.__dict__ and may_be_differentiated():
+            seen = watched(ctx, op)
+        result = user_backward(seen, *grads)
         none_allowed = any(grad is None for grad in flat_items(grads))
         expected = ctx._customops_expected
         gradients = check.flat(result, ctx._customops_passed, expected, none_allowed=none_allowed)

@@ -20,7 +20,7 @@ from customops._formula import ALL, Differentiable, Names
 from customops._recompute import formulas
 from customops._rules import functionalization, mutation
 from customops._rules.autocast import AutocastRule
-from customops._rules.autograd import AutogradRule, Options
+from customops._rules.autograd import AutogradRule, BackwardOptions, Options
 from customops._rules.fake import FakeRule
 from customops._rules.kernel import DeviceTypes, KernelRule, RawRule, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
@@ -234,7 +234,7 @@ class CustomOpDef(Generic[P, R]):
         *,
         setup_context: Fn | None = None,
         lib: Library | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BackwardOptions],
     ) -> None:
         """Register the gradient formula.
 
@@ -252,6 +252,7 @@ class CustomOpDef(Generic[P, R]):
                 what it writes to.)
             originals: names of arguments the op writes to, of which setup_context is to get copies from before that.
             materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
+            once_differentiable: nothing that backward does is recorded, and a second derivative raises.
 
         Raises:
             RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.

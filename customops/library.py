@@ -18,7 +18,7 @@ from customops import _compat
 from customops._formula import Names
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._rules.autograd import Options
+from customops._rules.autograd import BackwardOptions, Options
 from customops._rules.kernel import DeviceTypes
 from customops._schema import Tags
 from customops.errors import RegistrationError
@@ -91,7 +91,7 @@ def register_autograd(
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BackwardOptions],
 ) -> None:
     """`CustomOpDef.register_autograd` on any op."""
     adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)

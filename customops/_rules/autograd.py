@@ -30,12 +30,18 @@ class Node:
 
 
 class Options(TypedDict, total=False):
-    """What `CustomOpDef.register_autograd` and `CustomOpDef.register_jvp` take beside the callbacks."""
+    """What `CustomOpDef.register_jvp` takes beside the callbacks."""
 
     nondiff_args: Names
     grads_of: Names | None
     originals: Names
     materialize_grads: bool
+
+
+class BackwardOptions(Options, total=False):
+    """What `CustomOpDef.register_autograd` takes beside the callbacks."""
+
+    once_differentiable: bool
 
 
 class AutogradRule:
@@ -51,9 +57,10 @@ class AutogradRule:
         self.definition = definition
         self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
 
-    def register(self, backward: Fn, setup_context: Fn | None, options: Options) -> Undo:
+    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options)
+        formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
         outputs = len(self.definition.schema.returns) + len(formula.grads_of)
         bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
         return self._slots.set("backward", formula)
