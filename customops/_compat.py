@@ -385,6 +385,18 @@ def sums_to(shape: Sequence[Any], wanted: Any) -> bool:
     return all((type(of) is int and of == 1) or not _differ(size, of) for size, of in sizes)
 
 
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same memory that has no history at the present level of functorch; it is not a view."""
+    if not transforms_active():
+        return tensor.detach()
+    level = _functorch.retrieve_current_functorch_interpreter().level()
+    return cast(torch.Tensor, _C._functorch._wrap_for_grad(_C._functorch._unwrap_for_grad(tensor, level), level))
+
+
+#: Context manager: a write to these tensors is not counted.
+uncounted: Any = cast(Any, torch.autograd)._unsafe_preserve_version_counter
+
+
 def is_fresh_view(tensor: torch.Tensor) -> bool:
     """May autograd follow a write to this view? Not if it was made without grad, by unbind, or in inference mode."""
     return bool(_C._autograd._get_creation_meta(tensor) == _C._autograd.CreationMeta.DEFAULT)

@@ -15,11 +15,10 @@ from customops.errors import AutogradError
 # Writes ---------------------------------------------------------------------------------------------------------
 
 
-def check_write(tensor: Tensor, argument: str, op: str, *, is_only: bool) -> None:
+def check_write(tensor: Tensor, argument: str, op: str) -> None:
     """Raise where autograd could not take the op into the history of a tensor that it is about to write.
 
-    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled, and that for nodes
-    which write to views: the new value is to be their only output.
+    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
     """
     problem = fix = None
     base = tensor._base
@@ -34,12 +33,49 @@ def check_write(tensor: Tensor, argument: str, op: str, *, is_only: bool) -> Non
             "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
         )
         fix = "a view of its own, e.g. x[i] in place of x.unbind()[i]; or x.clone()"
-    elif base is not None and not is_only:
-        problem = "a view is being modified in-place by an op with other differentiable results: autograd cannot do it"
-        fix = "x.clone(), and copy the result back"
     if problem is not None:
         fix = f"pass {fix}, or call the op under torch.no_grad()"
         raise AutogradError(problem, op=op, argument=argument, fix=fix)
+
+
+class _Written(_compat.SingleLevelFunction):
+    """A tensor that has the value of `new` by now, and is to have its history.
+
+    torch's graph has a place for a node that writes to a view only if that is all it does. So the node of an op with
+    several results gives `new` as one of them, and this one is the last in the history of the view.
+    """
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def forward(ctx: Any, tensor: Tensor, new: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def backward(ctx: Any, grad: Any) -> Any:
+        # Zeros: where torch gets None for the view, it takes the whole gradient of the base for none.
+        return None if grad is None else torch.zeros_like(grad), grad
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def jvp(ctx: Any, tangent: Tensor | None, new: Tensor | None) -> Any:
+        return _compat.call_jvp(written_tangent, tangent, new)
+
+
+def written_tangent(before: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What torch wants of an op that writes: the tangent of what is written is written too, and returned."""
+    if before is None:
+        return new
+    return before.zero_() if new is None else before.copy_(new)
+
+
+def carry_on(written: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Give tensors that were written the history of their new values. The write itself was counted when it was done."""
+    for tensor, value in zip(written, new, strict=True):
+        with _compat.uncounted(tensor):
+            _compat.apply_function(_Written, tensor, value)
 
 
 def unfollowed_write(argument: str, op: str) -> AutogradError:

@@ -13,7 +13,7 @@ from customops._call import Fn, bind, tensors_in, written_results
 from customops._definition import Definition, Undo, lock, nothing
 from customops._flattening import Call, regroup
 from customops._formula import Formula, Layout, Names, list_outputs, tensor_names, written_names, written_values
-from customops._history import captured
+from customops._history import captured, carry_on
 from customops._slots import Slots
 from customops._source import source_of
 from customops._trampoline import Cell
@@ -276,6 +276,8 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             return _compat.apply_function(rule.function(current), fn, *args)
         call = Call(fn, args, kwargs, tensors)
         result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
+        if call.written:
+            carry_on(call.written, [result[i] for i in call.new_values])
         if not schema.returns:
             return None
         outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
