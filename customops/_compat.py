@@ -333,6 +333,9 @@ def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Functi
     return function._backward_cls
 
 
+#: In a backward: will there be another one, through the same graph?
+keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
+
 #: ``saved_tensors_hooks(True)``: the hooks that act on what is saved for backward, or None.
 saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
 

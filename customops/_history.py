@@ -121,8 +121,14 @@ class _Lost(NamedTuple):
     attributes: frozenset[str]
 
 
+class NoTensors(tuple[Any, ...]):
+    """What is kept on a ctx, and is known to hold no tensors."""
+
+    __slots__ = ()
+
+
 #: Types of what is kept on a ctx most often, beside tensors.
-HOLD_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
+HOLD_NO_TENSORS = frozenset({NoTensors, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 
 
 class _Link(torch.autograd.Function):

@@ -16,11 +16,11 @@ from customops import _bypass, _compat
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
-from customops._formula import ALL, Differentiable, Names
+from customops._formula import ALL, Differentiable
 from customops._recompute import formulas
 from customops._rules import functionalization, mutation
 from customops._rules.autocast import AutocastRule
-from customops._rules.autograd import AutogradRule, BackwardOptions, Options
+from customops._rules.autograd import AutogradRule, BackwardOptions, FromOptions, Options
 from customops._rules.fake import FakeRule
 from customops._rules.kernel import DeviceTypes, KernelRule, RawRule, device_list
 from customops._rules.torch_dispatch import TorchDispatchRule
@@ -286,13 +286,12 @@ class CustomOpDef(Generic[P, R]):
         """
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
 
-    def register_autograd_from(
-        self, fn: F, /, *, lib: Library | None = None, nondiff_args: Names = (), grads_of: Names | None = None
-    ) -> F:
+    def register_autograd_from(self, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
 
-        They run `fn` again, on the inputs that were saved, and derive it. It takes the op's arguments and returns what
-        the op returns; then the new values of what it writes, if these are differentiated: see `register_autograd`.
+        It takes the op's arguments and returns what the op returns; then the new values of what it writes, if these are
+        differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs it again, on the inputs that
+        were saved, and derives it. With ``recompute=False`` it runs after the kernel, and what it saved is kept.
 
         Raises:
             RegistrationError, CallbackError: as `register_autograd`.
@@ -302,11 +301,11 @@ class CustomOpDef(Generic[P, R]):
             ... def _(x):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
-        backward, jvp, setup_context, originals = formulas(fn, self._definition)
-        options: Options = {"originals": originals, "nondiff_args": nondiff_args, "grads_of": grads_of}
+        found = formulas(fn, self._definition, recompute=options.pop("recompute", True))
+        both: Any = {"setup_context": found.setup_context, "lib": lib, "originals": found.originals, **options}
         with lock:
-            self.register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
-            self.register_autograd(backward, setup_context=setup_context, lib=lib, **options)
+            self.register_jvp(found.jvp, **both)
+            self.register_autograd(found.backward, **both)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
 from customops import _compat
-from customops._formula import Names
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._rules.autograd import BackwardOptions, Options
+from customops._rules.autograd import BackwardOptions, FromOptions, Options
 from customops._rules.kernel import DeviceTypes
 from customops._schema import Tags
 from customops.errors import RegistrationError
@@ -116,11 +115,10 @@ def register_autograd_from(
     /,
     *,
     lib: Library | None = None,
-    nondiff_args: Names = (),
-    grads_of: Names | None = None,
+    **options: Unpack[FromOptions],
 ) -> F:
     """`CustomOpDef.register_autograd_from` on any op."""
-    return adopt(op).register_autograd_from(fn, lib=lib, nondiff_args=nondiff_args, grads_of=grads_of)
+    return adopt(op).register_autograd_from(fn, lib=lib, **options)
 
 
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:

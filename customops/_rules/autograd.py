@@ -44,6 +44,14 @@ class BackwardOptions(Options, total=False):
     once_differentiable: bool
 
 
+class FromOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_autograd_from` takes."""
+
+    nondiff_args: Names
+    grads_of: Names | None
+    recompute: bool
+
+
 class AutogradRule:
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
