@@ -14,7 +14,7 @@ import importlib
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -345,35 +345,71 @@ def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Functi
     return function._backward_cls
 
 
+#: In a backward: will there be another one, through the same graph?
+keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
+
+#: ``saved_tensors_hooks(True)``: the hooks that act on what is saved for backward, or None.
+saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
+
 def metadata(tensor: torch.Tensor) -> tuple[Any, torch.dtype, torch.device]:
     """Shape, dtype and device of a tensor, to be compared with those of another; put the expected one on the left."""
     if tensor.is_nested:
         return None, tensor.dtype, tensor.device  # has no shape, or one that is hard to compare
     shape: Any = tensor.shape
-    if cast(Any, tensor)._has_symbolic_sizes_strides:
+    if type(tensor) not in _PLAIN or cast(Any, tensor)._has_symbolic_sizes_strides:
         shape = _SymbolicShape(shape)
     return shape, tensor.dtype, tensor.device
 
 
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
 class _SymbolicShape(tuple[Any, ...]):
-    """A shape that is not fixed yet. It equals others unless they are known to differ: nothing is decided by asking."""
+    """A shape that may be compared while tracing. It equals others unless they are known to differ: nothing is decided
+    by asking.
+    """
 
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         if other is None:
             return True
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
-
         sizes = tuple(cast(Any, other))
-        return len(self) == len(sizes) and not any(
-            statically_known_true(a != b) for a, b in zip(self, sizes, strict=True)
-        )
+        return len(self) == len(sizes) and not any(map(_differ, self, sizes))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     __hash__ = tuple.__hash__
+
+
+def _differ(size: Any, other: Any) -> bool:
+    if type(size) is int and type(other) is int:
+        return size != other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(size != other)
+
+
+def sums_to(shape: Sequence[Any], wanted: Any) -> bool:
+    """May ``sum_to_size`` make `wanted`, a shape that `metadata` gave, of `shape`?"""
+    if len(shape) < len(wanted):
+        return False
+    sizes = zip(reversed(shape), reversed(wanted), strict=False)
+    return all((type(of) is int and of == 1) or not _differ(size, of) for size, of in sizes)
+
+
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same memory that has no history at the present level of functorch; it is not a view."""
+    if not transforms_active():
+        return tensor.detach()
+    level = _functorch.retrieve_current_functorch_interpreter().level()
+    return cast(torch.Tensor, _C._functorch._wrap_for_grad(_C._functorch._unwrap_for_grad(tensor, level), level))
+
+
+#: Context manager: a write to these tensors is not counted.
+uncounted: Any = cast(Any, torch.autograd)._unsafe_preserve_version_counter
 
 
 def is_fresh_view(tensor: torch.Tensor) -> bool:

@@ -6,27 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from customops import _compat
 from customops._call import filler, tensors_in
-from customops._definition import When
 from customops._formula import Formula, Layout, is_differentiable
 from customops._schema import Schema
 from customops.errors import UnsupportedError
-
-
-class Compares:
-    """Are the gradients of a formula compared with its inputs? As ``check=`` says; "first" is the first backward."""
-
-    __slots__ = ("is_on", "once")
-
-    def __init__(self, when: When) -> None:
-        self.is_on = when != "never"
-        self.once = when == "first"
-
-    def was_right(self) -> None:
-        if self.once:
-            self.is_on = False
 
 
 class SetUp:
@@ -40,6 +26,8 @@ class SetUp:
         #: The only callback, if it is called with what the kernel got.
         is_simple = len(self.callbacks) == 1 and self.fill is None and not self.has_keywords
         self.simple = self.callbacks[0] if is_simple else None
+        #: Is a backward not to be differentiated? Then it is to be known what it could have been differentiated by.
+        self.once = any(formula.once_differentiable for formula in formulas)
 
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
@@ -61,8 +49,8 @@ class SetUp:
 class Outputs:
     """What is to be known of a node's outputs once they are there.
 
-    torch fills in zeros for outputs that were not used, also for those that can have no gradient. Where there are such,
-    this is done here. ``ctx._customops_zeros`` has what the zeros are like, None for what stays None.
+    torch fills in zeros for outputs that were not used. Where there are some that can have no gradient, this is done
+    here, and zeros for these take no memory. ``ctx._customops_zeros`` has what the zeros are like; None is for numbers.
     """
 
     def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
@@ -78,26 +66,39 @@ class Outputs:
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
+        without = ctx.non_differentiable or ()
         if not self.all_differentiable:
-            ctx.mark_non_differentiable(
-                *(x for each, flag in zip(outputs, self.flags, strict=True) if not flag for x in tensors_in((each,)))
-            )
-        metadata = [_metadata(each, flag) for each, flag in zip(outputs, self.flags, strict=True)]
+            declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
+            without = (*without, *tensors_in(flat_items(declared)))
+            ctx.mark_non_differentiable(*without)
+        metadata = [_metadata(each, without) for each in outputs]
         if self.for_jvp:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
         elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
-            ctx._customops_zeros = metadata
+            ctx._customops_zeros = [_zeros_of(each, without) for each in outputs]
             if self.for_jvp:
-                ctx._customops_zero_tangents = [_metadata(x, True) for x in inputs]
+                ctx._customops_zero_tangents = [_zeros_of(x, ()) if is_differentiable(x) else None for x in inputs]
 
 
-def _metadata(value: Any, flag: bool) -> Any:
+def _metadata(value: Any, without: Sequence[Tensor]) -> Any:
+    """The metadata of an output, or None if it has no gradient."""
     if isinstance(value, (list, tuple)):
-        return [_metadata(item, flag) for item in value]
-    return _compat.metadata(value) if flag and is_differentiable(value) else None
+        return [_metadata(item, without) for item in value]
+    return _compat.metadata(value) if _has_gradient(value, without) else None
+
+
+def _zeros_of(value: Any, without: Sequence[Tensor]) -> Any:
+    """What zeros for an output are like: its metadata, and whether it has a gradient."""
+    if isinstance(value, (list, tuple)):
+        return [_zeros_of(item, without) for item in value]
+    return (*_compat.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
+
+
+def _has_gradient(value: Any, without: Sequence[Tensor]) -> bool:
+    return is_differentiable(value) and all(value is not x for x in without)
 
 
 def flat_metadata(metadata: list[Any]) -> list[Any]:
@@ -116,12 +117,16 @@ def or_zeros(grad: Any, like: Any) -> Any:
         return [or_zeros(*pair) for pair in zip(grad, like, strict=True)]
     if grad is not None or like is None:
         return grad
-    shape, dtype, device = like
+    shape, dtype, device, has_gradient = like
+    if shape is None and not has_gradient:
+        return None
     if shape is None:
         raise UnsupportedError(
             "zeros for the gradient of a nested tensor that was not used",
             fix="register_autograd(..., materialize_grads=False), and None stands for them",
         )
+    if not has_gradient:
+        return torch.zeros((), dtype=dtype, device=device).expand(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
 
 

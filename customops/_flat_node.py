@@ -10,11 +10,19 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn
-from customops._context import Compares, Outputs, SetUp, mask, or_zeros
+from customops._context import Outputs, SetUp, mask, or_zeros
 from customops._definition import Definition
 from customops._formula import Formula, Layout
-from customops._gradients import InputGradients
-from customops._history import HOLD_NO_TENSORS, may_be_differentiated, remember_lost, watched
+from customops._gradients import Compares, InputGradients
+from customops._history import (
+    HOLD_NO_TENSORS,
+    OnceDifferentiable,
+    UnpackedOnce,
+    links_to,
+    may_be_differentiated,
+    remember_lost,
+    watched,
+)
 from customops._schema import Schema
 from customops._source import Source, always_passed, as_tuple, local, written_when_called
 
@@ -46,7 +54,7 @@ def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, com
         )
     source.line("$ctx.needs_input_grad = $needs")
     if set_up.callbacks:
-        _set_up(source, schema, set_up, args, outputs, for_jvp=finish.for_jvp)
+        _set_up(source, schema, layout, set_up, args, for_jvp=finish.for_jvp)
     idle = "'_customops_materialize' in $ctx.__dict__" if finish.is_idle else "True"
     source.line(f"if {idle}:")
     source.line(f"    $finish($ctx, {args}, {outputs})", finish=finish)
@@ -55,7 +63,7 @@ def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, com
     return source
 
 
-def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: str, *, for_jvp: bool) -> None:
+def _set_up(source: Source, schema: Schema, layout: Layout, set_up: SetUp, args: str, *, for_jvp: bool) -> None:
     """Add the lines that call setup_context, and look at what it keeps: see `remember_lost`."""
     if set_up.simple is None:
         source.line(f"$set_up($ctx, {args}, {{}}, $result)", set_up=set_up)
@@ -65,16 +73,27 @@ def _set_up(source: Source, schema: Schema, set_up: SetUp, args: str, outputs: s
         source.line("else:")
         source.line(f"    $callback(ctx=$ctx, inputs={args}, output=$result)", callback=set_up.simple)
     known = [local(a) for a in schema.positional[: always_passed(schema)] if a.holds_tensors]
-    known += ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
+    returns = ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
+    returns = [name for name, flag in zip(returns, layout.outputs, strict=True) if flag]
+    known += returns
     source.line("$kept = $ctx.__dict__")
-    source.line("$lost = $kept and not $no_tensors.issuperset($map($type, $kept.values()))", map=map, type=type)
+    source.line(
+        "$lost = $ctx.non_differentiable or ($kept and not $no_tensors.issuperset($map($type, $kept.values())))",
+        map=map,
+        type=type,
+    )
     for_forward = "*($ctx.saved_for_forward or ())"
     saved = f"(*($ctx.to_save or ()), {for_forward})" if for_jvp else "$ctx.to_save or ()"
     source.line(f"for $saved in {saved}:", no_tensors=HOLD_NO_TENSORS)
     source.line(f"    if {' and '.join(f'$saved is not {name}' for name in known)}:")
     source.line("        $lost = True")
     source.line("if $lost:")
-    source.line(f"    $remember_lost($ctx, {args}, {outputs})", remember_lost=remember_lost)
+    everything = f"(*{args}, {', '.join(returns)})"
+    source.line(f"    $remember_lost($ctx, {args}, {everything})", remember_lost=remember_lost)
+    if set_up.once:
+        source.line(f"$ctx._customops_links = $links_to({args})", links_to=links_to)
+    source.line("if $saved_tensors_hooks(True) is not None:", saved_tensors_hooks=_compat.saved_tensors_hooks)
+    source.line("    $ctx._customops_hooked = True")
 
 
 def _expect(source: Source, schema: Schema, compares: Compares) -> None:
@@ -109,8 +128,16 @@ def backward(definition: Definition, layout: Layout, formula: Formula, compares:
     if len(layout.outputs) > 1:
         source.line("if '_customops_zeros' in $ctx.__dict__:", or_zeros=or_zeros)
         source.line("    $grads = $tuple($map($or_zeros, $grads, $ctx._customops_zeros))", tuple=tuple, map=map)
-    source.line("$seen = $watched($ctx, $op) if $may_be_differentiated() else $ctx", watched=watched, op=op)
-    source.line("$result = $fn($seen, *$grads)", fn=formula.fn, may_be_differentiated=may_be_differentiated)
+    source.line("$seen = $ctx")
+    source.line("if '_customops_hooked' in $ctx.__dict__:", unpacked_once=UnpackedOnce)
+    source.line("    $seen = $unpacked_once($ctx)")
+    if formula.once_differentiable:
+        source.objects["fn"] = OnceDifferentiable(formula.fn, op)
+    else:
+        source.line("if '_customops_lost' in $ctx.__dict__ and $may_be_differentiated():", op=op)
+        source.line("    $seen = $watched($ctx, $op)", may_be_differentiated=may_be_differentiated, watched=watched)
+        source.objects["fn"] = formula.fn
+    source.line("$result = $fn($seen, *$grads)")
     source.line("$likes = $ctx._customops_expected")
     source.line("if $type($result) is $tuple and $len($result) == $len($likes):", type=type, tuple=tuple, len=len)
     always = range(always_passed(schema))
@@ -127,9 +154,9 @@ def backward(definition: Definition, layout: Layout, formula: Formula, compares:
     source.line("        $was_right()", was_right=compares.was_right)
     source.line(f"        return None, {', '.join(values)}")
     source.line("$none_allowed = $any(grad is None for grad in $grads)", any=any)
-    source.line("$gradients = $check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)", range=range)
-    source.line("$was_right()", was_right=compares.was_right, check=InputGradients(layout, op, formula.fn).flat)
-    source.line("return None, *$gradients")
+    check = InputGradients(layout, op, formula.fn, compares).flat
+    call = "$check($result, $range($len($likes)), $likes, none_allowed=$none_allowed)"
+    source.line(f"return None, *{call}", check=check, range=range)
     return cast(Fn, source.build())  # at once: compiled autograd traces it before it was ever called
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from customops._call import Fn
 from customops._formula import Layout
 
@@ -14,7 +16,7 @@ Lengths = list["int | None"] | None
 class Call:
     """How one differentiated call reaches the op, and how the node's flat inputs map to the user's arguments."""
 
-    __slots__ = ("fn", "keywords", "lengths", "names", "output_lengths", "passed")
+    __slots__ = ("fn", "keywords", "lengths", "names", "new_values", "output_lengths", "passed", "written")
 
     def __init__(self, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[str, ...]) -> None:
         self.fn = fn
@@ -24,6 +26,9 @@ class Call:
         self.keywords = {key: value for key, value in kwargs.items() if key not in tensors} if tensors else kwargs
         self.lengths: Lengths = None
         self.output_lengths: Lengths = None
+        #: Tensors that were written, and the outputs of the node that are their new values: see `_history.carry_on`.
+        self.written: list[Tensor] = []
+        self.new_values: list[int] = []
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
         """The node's inputs."""

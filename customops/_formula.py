@@ -84,6 +84,7 @@ class Formula(NamedTuple):
     grads_of: tuple[str, ...] = ()
     originals: frozenset[str] = frozenset()
     materialize_grads: bool = True
+    once_differentiable: bool = False
 
 
 def written_values(grads_of: Names | None, formula: Formula, schema: Schema, op: str) -> tuple[str, ...]:

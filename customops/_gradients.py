@@ -1,7 +1,12 @@
-"""What a backward and a jvp returned: put in order, counted, and compared with what it is the gradient of."""
+"""What a backward and a jvp returned: put in order, counted, and compared with what it is the gradient of.
+
+As with any autograd.Function, a gradient may be one that was not summed over what was broadcast, of another floating
+dtype, or complex for a real input.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +14,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._call import Fn
+from customops._definition import When
 from customops._formula import Layout
 from customops.errors import AutogradError, where
 
@@ -23,13 +29,28 @@ def expected_of(value: Any, needs: Any, compares: bool) -> Expected:
     return _compat.metadata(value) if needs and compares else None
 
 
-class InputGradients:
-    """Checks what the backward of an op returns."""
+class Compares:
+    """Are the gradients of a formula compared with its inputs? With check="first", until they fit as they are."""
 
-    def __init__(self, layout: Layout, op: str, backward: Fn) -> None:
+    __slots__ = ("is_on", "once")
+
+    def __init__(self, when: When) -> None:
+        self.is_on = when != "never"
+        self.once = when == "first"
+
+    def was_right(self) -> None:
+        if self.once:
+            self.is_on = False
+
+
+class InputGradients:
+    """Checks what the backward of an op returns, and makes it like the inputs."""
+
+    def __init__(self, layout: Layout, op: str, backward: Fn, compares: Compares) -> None:
         self.layout = layout
         self.op = op
         self.backward = backward
+        self.compares = compares
 
     def flat(
         self, result: Any, passed: Sequence[int], expected: Sequence[Expected], *, none_allowed: bool
@@ -51,19 +72,22 @@ class InputGradients:
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
                 raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
+        returned: list[Any] = []
         flat: list[Any] = []
         for i, each in zip(passed, expected, strict=True):
             name, gradient = inputs[i].name, gradients[i]
             if isinstance(each, list):
                 items = self._items(gradient, name, len(each))
                 for k, (item, of_item) in enumerate(zip(items, each, strict=True)):
-                    self._check(item, of_item, f"{name}[{k}]", none_allowed)
-                flat += items
+                    flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
+                returned += items
             elif gradient is not None and not inputs[i].holds_tensors:
                 raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient))
             else:
-                self._check(gradient, each, name, none_allowed)
-                flat.append(gradient)
+                flat.append(self._fitted(gradient, each, name, none_allowed))
+                returned.append(gradient)
+        if all(map(operator.is_, flat, returned)):
+            self.compares.was_right()
         return flat
 
     def _by_name(self, gradients: dict[str, Any]) -> tuple[Any, ...]:
@@ -87,14 +111,22 @@ class InputGradients:
             raise self._misfit(name, f"a list of {length} gradients", _describe(gradient))
         return gradient
 
-    def _check(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> None:
+    def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:
         if gradient is None:
             if expected is not None and not none_allowed:
                 raise self._none(name)
-        elif not isinstance(gradient, Tensor):
+            return None
+        if not isinstance(gradient, Tensor):
             raise self._misfit(name, "a Tensor or None", _describe(gradient))
-        elif expected is not None and (got := _compat.metadata(gradient)) != expected:
-            raise self._misfit(name, f"like the argument: {_text(expected)}", _text(got), _remedy(got, expected))
+        if expected is None or expected == (got := _compat.metadata(gradient)):
+            return gradient
+        if not _is_compatible(got, expected):
+            fix = _remedy(got, expected)
+            raise self._misfit(name, f"like the argument, or to be summed to it: {_text(expected)}", _text(got), fix)
+        shape, dtype, _ = expected
+        if shape != got[0]:
+            gradient = gradient.sum_to_size(list(shape))
+        return (gradient.real if gradient.is_complex() and not dtype.is_complex else gradient).to(dtype)
 
     def _none(self, name: str) -> AutogradError:
         argument = name.partition("[")[0]
@@ -152,7 +184,7 @@ class OutputTangents:
                 raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
         elif not isinstance(tangent, Tensor):
             raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
-        elif (got := _compat.metadata(tangent)) != expected:
+        elif expected != (got := _compat.metadata(tangent)) and not _is_like(got, expected):
             raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
 
     def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
@@ -175,14 +207,27 @@ def _text(metadata: Any) -> str:
     return f"shape {list(shape)}, {dtype}, {device}"
 
 
+def _is_compatible(got: Any, expected: Any) -> bool:
+    """Would autograd take a gradient, summed and cast?"""
+    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    if device != wanted_device or not (dtype.is_floating_point or dtype.is_complex or not wanted_dtype.is_complex):
+        return False
+    return bool(wanted == shape) or (shape is not None and wanted is not None and _compat.sums_to(shape, wanted))
+
+
+def _is_like(got: Any, expected: Any) -> bool:
+    """Would autograd take a tangent? It may have another floating dtype."""
+    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    kinds = dtype.is_floating_point, dtype.is_complex
+    return kinds == (wanted_dtype.is_floating_point, wanted_dtype.is_complex) and (wanted, wanted_device) == (
+        shape,
+        device,
+    )
+
+
 def _remedy(got: Any, expected: Any) -> str | None:
     """What turns a gradient into what was expected, where that can be guessed."""
-    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
-    if device != wanted_device:
+    (shape, _, device), (wanted, _, wanted_device) = got, expected
+    if device != wanted_device or shape is None or wanted is None or not _compat.sums_to(wanted, shape):
         return None
-    if shape == wanted:
-        return f"gradient.to({wanted_dtype})" if dtype != wanted_dtype else None
-    sizes = list(zip(reversed(list(shape)), reversed(list(wanted)), strict=False))
-    if len(shape) >= len(wanted) and all(size == of or of == 1 for size, of in sizes):
-        return f"sum over what was broadcast in the forward: gradient.sum_to_size({list(wanted)})"
-    return None
+    return f"if it is the same for all that the argument holds: gradient.expand({list(wanted)})"

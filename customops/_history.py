@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,11 +15,10 @@ from customops.errors import AutogradError
 # Writes ---------------------------------------------------------------------------------------------------------
 
 
-def check_write(tensor: Tensor, argument: str, op: str, *, is_only: bool) -> None:
+def check_write(tensor: Tensor, argument: str, op: str) -> None:
     """Raise where autograd could not take the op into the history of a tensor that it is about to write.
 
-    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled, and that for nodes
-    which write to views: the new value is to be their only output.
+    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
     """
     problem = fix = None
     base = tensor._base
@@ -34,12 +33,49 @@ def check_write(tensor: Tensor, argument: str, op: str, *, is_only: bool) -> Non
             "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
         )
         fix = "a view of its own, e.g. x[i] in place of x.unbind()[i]; or x.clone()"
-    elif base is not None and not is_only:
-        problem = "a view is being modified in-place by an op with other differentiable results: autograd cannot do it"
-        fix = "x.clone(), and copy the result back"
     if problem is not None:
         fix = f"pass {fix}, or call the op under torch.no_grad()"
         raise AutogradError(problem, op=op, argument=argument, fix=fix)
+
+
+class _Written(_compat.SingleLevelFunction):
+    """A tensor that has the value of `new` by now, and is to have its history.
+
+    torch's graph has a place for a node that writes to a view only if that is all it does. So the node of an op with
+    several results gives `new` as one of them, and this one is the last in the history of the view.
+    """
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def forward(ctx: Any, tensor: Tensor, new: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def backward(ctx: Any, grad: Any) -> Any:
+        # Zeros: where torch gets None for the view, it takes the whole gradient of the base for none.
+        return None if grad is None else torch.zeros_like(grad), grad
+
+    @staticmethod
+    @_compat.outside_dynamo
+    def jvp(ctx: Any, tangent: Tensor | None, new: Tensor | None) -> Any:
+        return _compat.call_jvp(written_tangent, tangent, new)
+
+
+def written_tangent(before: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What torch wants of an op that writes: the tangent of what is written is written too, and returned."""
+    if before is None:
+        return new
+    return before.zero_() if new is None else before.copy_(new)
+
+
+def carry_on(written: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Give tensors that were written the history of their new values. The write itself was counted when it was done."""
+    for tensor, value in zip(written, new, strict=True):
+        with _compat.uncounted(tensor):
+            _compat.apply_function(_Written, tensor, value)
 
 
 def unfollowed_write(argument: str, op: str) -> AutogradError:
@@ -77,7 +113,7 @@ def captured(argument: str, op: str) -> AutogradError:
 
 
 class _Lost(NamedTuple):
-    """Tensors that a ctx holds, made in setup_context, where nothing is recorded."""
+    """Tensors that a ctx holds, made where nothing is recorded."""
 
     links: tuple[Tensor, ...]  # with the history and the tangents of the op's inputs
     saved: frozenset[int]
@@ -85,8 +121,14 @@ class _Lost(NamedTuple):
     attributes: frozenset[str]
 
 
+class NoTensors(tuple[Any, ...]):
+    """What is kept on a ctx, and is known to hold no tensors."""
+
+    __slots__ = ()
+
+
 #: Types of what is kept on a ctx most often, beside tensors.
-HOLD_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
+HOLD_NO_TENSORS = frozenset({NoTensors, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 
 
 class _Link(torch.autograd.Function):
@@ -102,7 +144,7 @@ class _Link(torch.autograd.Function):
         return (None,) * ctx.count
 
 
-def _links(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Tensors of nothing, with the history and the tangents of the inputs that have some."""
     if not _compat.transforms_active() and not _compat.forward_ad_active():
         with torch.enable_grad():
@@ -133,21 +175,23 @@ class _Unrecorded(torch.autograd.Function):
         raise ctx.error
 
 
-def remember_lost(ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Note what a second derivative would take for a constant: tensors kept on `ctx` that are no inputs or outputs.
+def remember_lost(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> None:
+    """Note what a second derivative would take for a constant: tensors kept on `ctx` that have no history.
 
-    To a backward that is not differentiated itself they are as good as any. The others get an error instead of zeros:
+    `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
+    backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
     see `watched`.
     """
-    known = {id(value) for value in (*inputs, *outputs) if isinstance(value, Tensor)}
+    without = ctx.non_differentiable or ()
+    known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}
     saved, for_forward = (
-        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_lost(tensor, known))
+        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_lost(tensor, known_ids))
         for tensors in (ctx.to_save, ctx.saved_for_forward)
     )
     kept = ctx.__dict__.items()
-    attributes = frozenset(name for name, value in kept if any(_is_lost(x, known) for x in _tensors(value)))
+    attributes = frozenset(name for name, value in kept if any(_is_lost(x, known_ids) for x in _tensors(value)))
     if saved or for_forward or attributes:
-        ctx._customops_lost = _Lost(_links(inputs), saved, for_forward, attributes)
+        ctx._customops_lost = _Lost(links_to(inputs), saved, for_forward, attributes)
 
 
 def _is_lost(value: Any, known: set[int]) -> bool:
@@ -171,9 +215,8 @@ def may_be_differentiated() -> bool:
 
 def watched(ctx: Any, op: str) -> Any:
     """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a derivative."""
-    if "_customops_lost" not in ctx.__dict__:
-        return ctx
-    return _Watched(ctx, op, ctx._customops_lost.links, ctx._customops_lost.saved)
+    lost = ctx.__dict__.get("_customops_lost")
+    return ctx if lost is None else _Watched(ctx, op, lost.links, lost.saved)
 
 
 def watched_in_jvp(ctx: Any, op: str) -> Any:
@@ -186,11 +229,14 @@ def watched_in_jvp(ctx: Any, op: str) -> Any:
     return _Watched(ctx, op, None, lost.saved_for_forward) if is_differentiated else ctx
 
 
-class _Watched:
-    """A ctx. Attributes go through to it. Lost tensors get the history of `links`, or (None) raise."""
+class UnpackedOnce:
+    """A ctx, for one call of backward. Attributes go through to it; saved tensors are unpacked when first asked for.
 
-    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
-        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
+    What saved-tensor hooks bring back, non-reentrant checkpointing for one, they may bring back only once.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        vars(self).update(_ctx=ctx)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._ctx, name, value)
@@ -198,10 +244,24 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._ctx, name)
         if name == "saved_tensors":
-            return tuple(
+            vars(self)[name] = value
+        return value
+
+
+class _Watched(UnpackedOnce):
+    """A ctx of which lost tensors get the history of `links`, or (None) raise."""
+
+    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
+        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name == "saved_tensors":
+            value = tuple(
                 self._unrecorded(tensor, f"saved tensor {i}") if i in self._saved else tensor
                 for i, tensor in enumerate(value)
             )
+            vars(self)[name] = value
         if name not in self._ctx._customops_lost.attributes:
             return value
         leaves, spec = _compat.tree_flatten(value)
@@ -214,8 +274,36 @@ class _Watched:
             f"a second derivative would be wrong: the formula uses {what}, which was computed where nothing is "
             "recorded, so its derivative is not known",
             op=self._op,
-            fix="save the inputs and compute it from them in the formula, or make it a return of the op",
+            fix="save the inputs and compute it from them in the formula, or make it a return that is differentiable; "
+            "if it is a constant, .detach() it in the formula (for reverse mode)",
         )
         if self._links is None:
             raise error
         return cast(Any, _Unrecorded).apply(error, tensor, *self._links)
+
+
+class OnceDifferentiable:
+    """A backward that runs with nothing recorded, and whose results raise when asked for a derivative."""
+
+    def __init__(self, backward: Callable[..., Any], op: str) -> None:
+        self.backward, self.op = backward, op
+
+    def __call__(self, ctx: Any, *grads: Any) -> Any:
+        if not may_be_differentiated():
+            return self.backward(ctx, *grads)
+        with torch.no_grad():
+            result = self.backward(ctx, *grads)
+        error = AutogradError(
+            "a second derivative was asked for, and the backward is registered with once_differentiable=True",
+            op=self.op,
+            fix="leave that out, if the backward is made of differentiable operations",
+        )
+        links = (
+            *ctx.__dict__.get("_customops_links", ()),
+            *filter(is_differentiable, _compat.tree_leaves(list(grads))),
+        )
+        leaves, spec = _compat.tree_flatten(result)
+        wrapped = [
+            cast(Any, _Unrecorded).apply(error, leaf, *links) if is_differentiable(leaf) else leaf for leaf in leaves
+        ]
+        return _compat.tree_unflatten(wrapped, spec)

@@ -15,19 +15,23 @@ from torch import Tensor
 
 from customops import _compat, _flat_node
 from customops._call import Fn, tensors_in
-from customops._context import Compares, Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads
+from customops._context import Outputs, SetUp, flat_items, mask, or_zeros, set_materialize_grads
 from customops._definition import Definition
 from customops._flattening import Call, flatten, regroup
 from customops._formula import Formula, Layout, is_differentiable
-from customops._gradients import InputGradients, OutputTangents, expected_of
+from customops._gradients import Compares, InputGradients, OutputTangents, expected_of
 from customops._history import (
+    OnceDifferentiable,
+    UnpackedOnce,
     check_write,
     given_twice,
+    links_to,
     may_be_differentiated,
     remember_lost,
     unfollowed_write,
     watched,
     watched_in_jvp,
+    written_tangent,
 )
 from customops._schema import Schema
 from customops.errors import AutogradError, UnsupportedError
@@ -117,42 +121,68 @@ def _forward(
             result = tuple(result)
         outputs = result if isinstance(result, tuple) else () if result is None else (result,)
         outputs += tuple(inputs.get(i) for i in layout.new_values)
+        followed = dirty
+        if dirty and not layout.in_place and (len(dirty) > 1 or any(x is not dirty[0] for x in flat_items(outputs))):
+            call.written, followed = dirty, [*map(_compat.without_history, dirty)]
+            outputs = _replaced(outputs, dirty, followed)
+            inputs = {i: _replaced(value, dirty, followed) for i, value in inputs.items()}
+            args, kwargs = call.arguments(inputs, layout)
+        elif dirty:
+            ctx.mark_dirty(*dirty)
+            ctx._customops_writes = True
         needed = regroup(ctx.needs_input_grad[1:], call.lengths)
         flags = {i: mask(flag, layout.differentiable[i]) for i, flag in zip(passed, needed, strict=True)}
         ctx.needs_input_grad = call.needs_input_grad(flags, layout)
         if set_up.callbacks:
             seen = call.arguments({**inputs, **before}, layout) if before else (args, kwargs)
             set_up(ctx, *seen, result)
-            remember_lost(ctx, (*flat, *flat_items(before.values())), flat_items(outputs))
+            remember_lost(ctx, flat, _known(layout, inputs, before, outputs))
+            if set_up.once:
+                ctx._customops_links = links_to(flat)
+            if _compat.saved_tensors_hooks(True) is not None:
+                ctx._customops_hooked = True
         finish(ctx, flat, outputs)
         ctx._customops_passed = passed
         ctx._customops_expected = [expected_of(inputs[i], flags[i], compares.is_on) for i in passed]
-        return _laid_out(ctx, call, layout, outputs, dirty)
+        return _laid_out(ctx, call, layout, outputs, followed)
 
     return forward
 
 
-def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], dirty: list[Tensor]) -> Any:
-    """What the node returns: its outputs, lists laid out flat, and everything that it is the new history of."""
-    if dirty:
-        ctx.mark_dirty(*dirty)
+def _known(layout: Layout, inputs: dict[int, Any], before: dict[int, Any], outputs: tuple[Any, ...]) -> list[Any]:
+    """The tensors that have a history, or need none."""
+    written = flat_items(inputs.get(i) for i in layout.written)
+    untouched = (x for x in flat_items(inputs.values()) if all(x is not each for each in written))
+    returned = (each for each, flag in zip(outputs, layout.outputs, strict=True) if flag)
+    return [*untouched, *flat_items(before.values()), *flat_items(returned)]
+
+
+def _replaced(value: Any, written: list[Tensor], new: list[Tensor]) -> Any:
+    """`value`, or what it holds, with new tensors in the place of those that were written."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(item, written, new) for item in value)
+    return next((other for tensor, other in zip(written, new, strict=True) if tensor is value), value)
+
+
+def _laid_out(ctx: Any, call: Call, layout: Layout, outputs: tuple[Any, ...], followed: list[Tensor]) -> Any:
+    """What the node returns: its outputs, lists laid out flat, and last what else it is the new history of."""
     leaves, lengths = flatten(outputs, layout.list_outputs)
     lengths = lengths or [None] * len(leaves)
-    leaves += tuple(x for x in dirty if all(x is not leaf for leaf in leaves))
+    leaves += tuple(x for x in followed if all(x is not leaf for leaf in leaves))
+    call.new_values = [next(i for i, leaf in enumerate(leaves) if leaf is x) for x in followed] if call.written else []
     ctx._customops_outputs = call.output_lengths = lengths
     return leaves[0] if len(leaves) == 1 else leaves
 
 
 def _check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], op: str) -> None:
     """Raise for a write that would go past the history of a tensor, before it is done."""
-    is_only = len(layout.outputs) == 1 and not layout.list_outputs[0]
     for i in layout.written:
         followed = layout.in_place or i in layout.new_values
         for tensor in tensors_in((inputs.get(i),)):
             if followed and sum(x is tensor for x in flat) > 1:
                 raise given_twice(layout.inputs[i].name, op)
             if followed:
-                check_write(tensor, layout.inputs[i].name, op, is_only=is_only)
+                check_write(tensor, layout.inputs[i].name, op)
             elif tensor.requires_grad:
                 raise unfollowed_write(layout.inputs[i].name, op)
 
@@ -175,8 +205,8 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
     """The tensors of which this node is to be the history.
 
     Without a formula, all that can have one: else a later backward would go past the write as if it had not happened.
-    A leaf that requires grad is left alone, as an optimizer does with it. So are views where torch's graph has no place
-    for them, unless they have a history already.
+    A leaf that requires grad is left alone, as an optimizer does with it. So are views that autograd cannot follow,
+    unless they have a history already.
     """
     if has_formula:
         indices = layout.written[:1] if layout.in_place else layout.new_values
@@ -184,7 +214,13 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
     written = [x for i in layout.written for x in tensors_in((inputs.get(i),)) if is_differentiable(x)]
     is_only = layout.in_place or len(written) + len(layout.outputs) == 1
     declared = any(layout.differentiable)  # else nothing is, and only what has a history already is looked after
-    return [x for x in written if (not x.is_leaf if x.requires_grad else declared and (is_only or not x._is_view()))]
+    return [
+        x
+        for x in written
+        if (
+            not x.is_leaf if x.requires_grad else declared and (is_only or not x._is_view() or _compat.is_fresh_view(x))
+        )
+    ]
 
 
 # Backward and jvp -----------------------------------------------------------------------------------------------
@@ -193,17 +229,21 @@ def _dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Te
 def _backward(definition: Definition, layout: Layout, formula: Formula, compares: Compares) -> Fn:
     """The backward of any op."""
     user_backward, op = formula.fn, str(definition.name)
-    check = InputGradients(layout, op, user_backward)
+    check = InputGradients(layout, op, user_backward, compares)
+    if formula.once_differentiable:
+        user_backward = OnceDifferentiable(user_backward, op)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         grads = regroup(grads, ctx._customops_outputs)
         if "_customops_zeros" in ctx.__dict__:
             grads = tuple(map(or_zeros, grads, ctx._customops_zeros))
-        result = user_backward(watched(ctx, op) if may_be_differentiated() else ctx, *grads)
+        seen = UnpackedOnce(ctx) if "_customops_hooked" in ctx.__dict__ else ctx
+        if not formula.once_differentiable and "_customops_lost" in ctx.__dict__ and may_be_differentiated():
+            seen = watched(ctx, op)
+        result = user_backward(seen, *grads)
         none_allowed = any(grad is None for grad in flat_items(grads))
         expected = ctx._customops_expected
         gradients = check.flat(result, ctx._customops_passed, expected, none_allowed=none_allowed)
-        compares.was_right()
         return (None, *gradients)
 
     return backward
@@ -233,20 +273,12 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.without_tangent, flatten(results, layout.list_outputs)[0]))
-        if layout.written:
-            outputs = _compat.call_jvp(_written_tangents, layout, given, outputs)
+        if "_customops_writes" in ctx.__dict__:
+            (before,) = flat_items(given.get(i) for i in ([0] if layout.in_place else layout.new_values))
+            outputs = (_compat.call_jvp(written_tangent, before, *outputs),)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return jvp
-
-
-def _written_tangents(layout: Layout, given: dict[int, Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What torch wants of an op that writes: the tangent of what is written is written too, and returned."""
-    indices = [0] if layout.in_place else layout.new_values
-    before = [tangent for i in indices for tangent in flat_items([given.get(i)])]
-    first = len(outputs) - len(before)
-    written = zip(before, outputs[first:], strict=True)
-    return (*outputs[:first], *(new if old is None else old.copy_(new) for old, new in written))
 
 
 def _missing_jvp(definition: Definition) -> Fn:

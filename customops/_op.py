@@ -16,10 +16,10 @@ from customops import _bypass, _compat, _digest
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
 from customops._definition import Definition, Undo, When, lock
-from customops._formula import ALL, Differentiable, Names
+from customops._formula import ALL, Differentiable
 from customops._recompute import formulas
 from customops._rule_set import RuleSet
-from customops._rules.autograd import Options
+from customops._rules.autograd import BackwardOptions, FromOptions, Options
 from customops._rules.kernel import DeviceTypes, device_list
 from customops._schema import Schema
 from customops._source import source_of
@@ -209,7 +209,7 @@ class CustomOpDef(Generic[P, R]):
         *,
         setup_context: Fn | None = None,
         lib: Library | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[BackwardOptions],
     ) -> None:
         """Register the gradient formula.
 
@@ -227,6 +227,7 @@ class CustomOpDef(Generic[P, R]):
                 what it writes to.)
             originals: names of arguments the op writes to, of which setup_context is to get copies from before that.
             materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
+            once_differentiable: nothing that backward does is recorded, and a second derivative raises.
 
         Raises:
             RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.
@@ -260,13 +261,12 @@ class CustomOpDef(Generic[P, R]):
         """
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
 
-    def register_autograd_from(
-        self, fn: F, /, *, lib: Library | None = None, nondiff_args: Names = (), grads_of: Names | None = None
-    ) -> F:
+    def register_autograd_from(self, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
 
-        They run `fn` again, on the inputs that were saved, and derive it. It takes the op's arguments and returns what
-        the op returns; then the new values of what it writes, if these are differentiated: see `register_autograd`.
+        It takes the op's arguments and returns what the op returns; then the new values of what it writes, if these are
+        differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs it again, on the inputs that
+        were saved, and derives it. With ``recompute=False`` it runs after the kernel, and what it saved is kept.
 
         Raises:
             RegistrationError, CallbackError: as `register_autograd`.
@@ -276,11 +276,11 @@ class CustomOpDef(Generic[P, R]):
             ... def _(x):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
-        backward, jvp, setup_context, originals = formulas(fn, self._definition)
-        options: Options = {"originals": originals, "nondiff_args": nondiff_args, "grads_of": grads_of}
+        found = formulas(fn, self._definition, recompute=options.pop("recompute", True))
+        both: Any = {"setup_context": found.setup_context, "lib": lib, "originals": found.originals, **options}
         with lock:
-            self.register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
-            self.register_autograd(backward, setup_context=setup_context, lib=lib, **options)
+            self.register_jvp(found.jvp, **both)
+            self.register_autograd(found.backward, **both)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------

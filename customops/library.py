@@ -15,10 +15,9 @@ from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
 from customops import _compat
-from customops._formula import Names
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._rules.autograd import Options
+from customops._rules.autograd import BackwardOptions, FromOptions, Options
 from customops._rules.kernel import DeviceTypes
 from customops._schema import Tags
 from customops.errors import RegistrationError
@@ -91,7 +90,7 @@ def register_autograd(
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[BackwardOptions],
 ) -> None:
     """`CustomOpDef.register_autograd` on any op."""
     adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
@@ -116,11 +115,10 @@ def register_autograd_from(
     /,
     *,
     lib: Library | None = None,
-    nondiff_args: Names = (),
-    grads_of: Names | None = None,
+    **options: Unpack[FromOptions],
 ) -> F:
     """`CustomOpDef.register_autograd_from` on any op."""
-    return adopt(op).register_autograd_from(fn, lib=lib, nondiff_args=nondiff_args, grads_of=grads_of)
+    return adopt(op).register_autograd_from(fn, lib=lib, **options)
 
 
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:

@@ -781,8 +781,7 @@ def test_outputs_that_are_no_tensors(stats: Any) -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [4.0, 4.0]
     assert seen[0] == (Tensor, int, Tensor, float, bool)
-    # Integers have no gradient. (torch hands over zeros of their type.)
-    assert seen[1] == [torch.float32, None, None, None, None]
+    assert seen[1] == [torch.float32, None, torch.int64, None, None]  # zeros, as in torch
 
 
 def test_outputs_that_are_no_tensors_under_transforms_and_compile(registry: Registry, ns: str) -> None:

@@ -297,7 +297,7 @@ def test_an_op_of_somebody_else(registry: Registry, ns: str) -> None:
     [
         (lambda ctx, t: (t, t), "1 tangents"),
         (lambda ctx, t: t.unsqueeze(0), "shape [1]"),
-        (lambda ctx, t: t.double(), "torch.float64"),
+        (lambda ctx, t: t * 1j, "torch.complex"),
         (lambda ctx, t: 1.0, "a Tensor; zeros, if it is zero"),
         (lambda ctx, t: None, "got:      NoneType"),
     ],
@@ -309,6 +309,25 @@ def test_tangents_that_do_not_fit(registry: Registry, ns: str, wrong: Any, messa
         slope(op)
     assert message in str(caught.value)
     assert f"{ns}::square" in str(caught.value)
+
+
+def test_a_tangent_of_another_dtype(registry: Registry, ns: str) -> None:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * x
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+            return tangent.double()
+
+    op = square(registry, ns)
+    op.register_jvp(lambda ctx, tangent: tangent.double())
+    results = []
+    for f in (op, Function.apply):
+        with fwAD.dual_level():
+            results.append(fwAD.unpack_dual(f(fwAD.make_dual(torch.ones(2), torch.ones(2)))).tangent)
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,10 @@ REFUSALS: dict[tuple[str, str], Refusal] = {
 }
 _LINEARIZE = "torch reads a constant before an op writes to it; its own torch._foreach_add_ fares no better"
 _SAVED = "the tangent of what is written is written after backward has saved it"
-_VIEWS = "the batching rule gives the op a view, and autograd.Function writes to views only as its one output"
 #: Cells that are not as they should be: the cell, and what is the matter.
 FAULTS: dict[tuple[str, str], tuple[str, str]] = {
     **{(shape, "linearize"): (WRONG, _LINEARIZE) for shape in ("counter", "buffer", "accumulate", "keyword_buffer")},
     **{(shape, "jacrev(jacfwd)"): (RAISES, _SAVED) for shape in ("in_place", "in_place_original", "buffers")},
-    **{(shape, "grad(vmap)"): (RAISES, _VIEWS) for shape in ("accumulate", "buffers")},
 }
 
 

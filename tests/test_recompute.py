@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad
 from torch import Tensor
 from torch.library import Library
+from torch.utils.checkpoint import checkpoint
 
 import customops
 from customops import Registry
@@ -178,3 +182,170 @@ def test_what_is_refused(registry: Registry, ns: str) -> None:
     with pytest.raises(RegistrationError, match="non-functional"):
         view.register_autograd_from(lambda x: x[:1])
     assert view._rules.autograd._slots.values == {}
+
+
+# Saved instead of run again -------------------------------------------------------------------------------------
+
+
+def wave(registry: Registry, ns: str, **options: Any) -> Any:
+    """``sin(x) * y``, its result used in its own derivative; a function that counts its calls."""
+    op = registry.custom_op(f"{ns}::wave", lambda x, y: x.sin() * y, mutates_args=(),
+                            schema="(Tensor x, Tensor y) -> Tensor")  # fmt: skip
+    op.register_fake(lambda x, y: torch.empty_like(x))
+    op.calls = []
+
+    @functools.partial(op.register_autograd_from, **options)
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        op.calls.append(1)
+        return x.sin() * y
+
+    return op
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(2, 3, dtype=torch.double, generator=generator)
+    return x.requires_grad_(), y.requires_grad_()
+
+
+def first(f: Any) -> Any:
+    xs = leaves()
+    return torch.autograd.grad(f(*xs).square().sum(), xs)
+
+
+def accumulated(f: Any) -> Any:
+    xs = leaves()
+    f(*xs).square().sum().backward()
+    return [x.grad for x in xs]
+
+
+def second(f: Any) -> Any:
+    xs = leaves()
+    found = torch.autograd.grad(f(*xs).square().sum(), xs, create_graph=True)
+    return found, torch.autograd.grad(sum(x.square().sum() for x in found), xs)  # type: ignore[arg-type]
+
+
+def on_cpu(f: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return second(f)
+
+
+def packed(f: Any) -> Any:
+    xs = leaves()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.numpy(force=True), torch.from_numpy):
+        y = f(*xs).square().sum()
+    return torch.autograd.grad(y, xs)
+
+
+def twice(f: Any) -> Any:
+    xs = leaves()
+    y = f(*xs).square().sum()
+    return torch.autograd.grad(y, xs, retain_graph=True), torch.autograd.grad(y, xs)
+
+
+def batched(f: Any) -> Any:
+    xs = leaves()
+    return torch.autograd.grad(f(*xs), xs, torch.eye(3, dtype=torch.double), is_grads_batched=True)
+
+
+def dual(f: Any) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        xs = [torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)) for x in leaves()]
+        found = torch.autograd.grad(f(*xs).square().sum(), xs)
+        return [torch.autograd.forward_ad.unpack_dual(x).tangent for x in found]
+
+
+WAYS: dict[str, Any] = {
+    "first": first,
+    "second": second,
+    "save_on_cpu": on_cpu,
+    "hooks": packed,
+    "twice": twice,
+    "batched": batched,
+    "forward over reverse": dual,
+    "checkpoint": lambda f: first(lambda *xs: checkpoint(f, *xs, use_reentrant=False)),
+    "reentrant checkpoint": lambda f: accumulated(lambda *xs: checkpoint(f, *xs, use_reentrant=True)),
+    "one input": lambda f: first(lambda x, y: f(x, y.detach()) + y),
+    "hessian": lambda f: torch.func.hessian(lambda x, y: f(x, y).square().sum(), (0, 1))(*leaves()),
+    "aot_eager": lambda f: first(torch.compile(f, fullgraph=True, backend="aot_eager")),
+    "inductor": lambda f: first(torch.compile(f, fullgraph=True, backend="inductor")),
+    "dynamic": lambda f: first(torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=True)),
+}
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_ways(registry: Registry, ns: str, way: str, recompute: bool) -> None:
+    op = wave(registry, ns, recompute=recompute)
+    found, expected = (WAYS[way](lambda x, y, f=f: f(x.cos(), y)) for f in (op, lambda x, y: x.sin() * y))
+    torch.testing.assert_close(found, expected)
+
+
+def test_when_the_function_runs(registry: Registry, ns: str) -> None:
+    op = wave(registry, ns, recompute=False)
+    x, y = leaves()
+    out = op(x, y)
+    assert len(op.calls) == 1
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    assert len(op.calls) == 1
+    torch.testing.assert_close(x.grad, (2 * x.cos() * y).detach())
+    with pytest.raises(RuntimeError, match="a second time"):
+        out.sum().backward()
+    with torch.no_grad():
+        op(x, y)
+    assert len(op.calls) == 1
+
+
+def test_what_is_saved_is_freed_by_backward(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x.exp().exp(), mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_autograd_from(lambda x: x.exp().exp(), recompute=False)
+    x = torch.rand(3, dtype=torch.double, requires_grad=True)
+    saved: list[Any] = []
+
+    class Packed:
+        def __init__(self, x: Tensor) -> None:
+            self.x = x.detach()
+
+    def pack(x: Tensor) -> Packed:
+        saved.append(weakref.ref(value := Packed(x)))
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.x):
+        out = op(x).sum()
+    assert len(saved) == 3  # the input, and what exp saves
+    assert all(ref() is not None for ref in saved)
+    out.backward()
+    assert all(ref() is None for ref in saved)  # although `out` is there
+
+
+def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::mul_", lambda x, y: x.mul_(y), mutates_args={"x"}, tags=torch.Tag.inplace,
+                            schema="(Tensor(a!) x, Tensor y) -> Tensor(a!)")  # fmt: skip
+    op.register_autograd_from(lambda x, y: x * y, recompute=False)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x = x.cos()
+        op(x, y)
+        return x
+
+    for way in (first, second):
+        torch.testing.assert_close(way(f), way(lambda x, y: x.cos() * y))
+
+
+def test_a_function_that_returns_something_else_with_its_graph(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_autograd_from(lambda x: (x * 2).sum(), recompute=False)
+    with pytest.raises(AutogradError, match="does not return what the op does"):
+        op(torch.rand(3, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_inputs_and_outputs_without_a_part(registry: Registry, ns: str, recompute: bool) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x, y: (x * 2, torch.ones(2)), mutates_args=(),
+                            schema="(Tensor x, Tensor y) -> (Tensor, Tensor)")  # fmt: skip
+    op.register_autograd_from(lambda x, y: (x * 2, torch.ones(2)), recompute=recompute)
+    x, y = leaves()
+    one, two = op(x.float(), y.float())
+    found = torch.autograd.grad(one.sum() + two.sum(), (x, y))
+    torch.testing.assert_close(found, (torch.full_like(x, 2), torch.zeros_like(y)))

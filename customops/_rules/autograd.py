@@ -13,7 +13,7 @@ from customops._call import Fn, bind, tensors_in, written_results
 from customops._definition import Definition, Undo, lock, nothing
 from customops._flattening import Call, regroup
 from customops._formula import Formula, Layout, Names, list_outputs, tensor_names, written_names, written_values
-from customops._history import captured
+from customops._history import captured, carry_on
 from customops._slots import Slots
 from customops._source import source_of
 from customops._trampoline import Cell
@@ -30,12 +30,26 @@ class Node:
 
 
 class Options(TypedDict, total=False):
-    """What `CustomOpDef.register_autograd` and `CustomOpDef.register_jvp` take beside the callbacks."""
+    """What `CustomOpDef.register_jvp` takes beside the callbacks."""
 
     nondiff_args: Names
     grads_of: Names | None
     originals: Names
     materialize_grads: bool
+
+
+class BackwardOptions(Options, total=False):
+    """What `CustomOpDef.register_autograd` takes beside the callbacks."""
+
+    once_differentiable: bool
+
+
+class FromOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_autograd_from` takes."""
+
+    nondiff_args: Names
+    grads_of: Names | None
+    recompute: bool
 
 
 class AutogradRule:
@@ -55,9 +69,10 @@ class AutogradRule:
     def formulas(self) -> dict[str, Formula]:
         return self._slots.values
 
-    def register(self, backward: Fn, setup_context: Fn | None, options: Options) -> Undo:
+    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options)
+        formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
         outputs = len(self.definition.schema.returns) + len(formula.grads_of)
         bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
         return self._slots.set("backward", formula)
@@ -270,6 +285,8 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             return _compat.apply_function(rule.function(current), fn, *args)
         call = Call(fn, args, kwargs, tensors)
         result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
+        if call.written:
+            carry_on(call.written, [result[i] for i in call.new_values])
         if not schema.returns:
             return None
         outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)
