@@ -266,7 +266,7 @@ def tangents_may_hide() -> bool:
     A graph of Dynamo opens it in C++: when it runs, and when AOTAutograd traces it. Else, looking for tangents is not
     wanted while a mode is active, which would see that.
     """
-    if transforms_active() or _C._len_torch_dispatch_stack() == 0:
+    if transforms_active() or not any_dispatch_mode():
         return True
     return torch._guards.TracingContext.try_get() is not None
 
@@ -373,6 +373,31 @@ def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict
     """Unwrap batched tensors, call ``rule(info, in_dims, *args, **kwargs)``, wrap what it returns."""
     interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
+
+
+#: ``keyset & below_vmap_mode``: below the key that sees each call inside vmap; and a guard: dispatch without that key.
+below_vmap_mode: Any = _C._dispatch_keyset_full_after(DispatchKey.FuncTorchVmapMode)
+without_vmap_mode: Any = functools.partial(exclude_keys, key_set("FuncTorchVmapMode"))
+
+
+class Batch:
+    """The innermost level of vmap. Is anything in `values` batched there?"""
+
+    def __init__(self, values: Any) -> None:
+        interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
+        self.size, self.randomness, self.level = interpreter.batch_size(), interpreter.randomness(), interpreter.level()
+        get_level = _C._functorch.maybe_get_level
+        self.is_batched = any(isinstance(x, torch.Tensor) and get_level(x) == self.level for x in tree_leaves(values))
+
+    def wrap(self, result: Any) -> Any:
+        """A result with the batch in front -> one of an element, as seen inside vmap."""
+        leaves, structure = tree_flatten(result)
+        leaves = [_C._functorch._add_batch_dim(x, 0, self.level) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return tree_unflatten(leaves, structure)
+
+
+def any_dispatch_mode() -> bool:
+    return bool(_C._len_torch_dispatch_stack() > 0)
 
 
 def any_tangent(values: tuple[Any, ...]) -> bool:
