@@ -520,7 +520,7 @@ def test_random_numbers(noise: Any, rule: str | None) -> None:
 @slow
 def test_random_numbers_where_they_are_an_error(noise: Any) -> None:
     x = torch.zeros(3, 2)
-    for call in (noise, lambda row: noise(x[0]) + row):
+    for call in (noise, lambda row: noise(x[0]) + row, noise.register_vmap("sequential") and noise):
         with pytest.raises(RuntimeError, match="a random op was called inside"):
             torch.vmap(call)(x)
     noise.register_vmap(lambda info, in_dims, x: (noise(x), in_dims[0]))  # a rule sees to it itself

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -103,7 +104,9 @@ def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
 
     def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         batch = _compat.Batch((args, kwargs))
-        if batch.randomness == "error" and rule.registered is None:
+        if batch.randomness == "error" and isinstance(
+            rule.registered, (_Strategy, NoneType)
+        ):  # a rule sees to it itself
             raise UnsupportedError(
                 'a random op was called inside torch.vmap(..., randomness="error")',
                 op=op,
