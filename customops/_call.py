@@ -203,11 +203,11 @@ def written_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
     return lambda args, kwargs: tuple(kwargs[name] for name in names)
 
 
-def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
-    """The error for a kernel that returned something else than what it was to write to."""
+def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
+    """The error for a kernel (or fake impl) that returned something else than what it was to write to."""
     first = schema.positional[0].name
     return KernelError(
-        "a kernel of an op with torch.Tag.inplace must return its first argument",
+        f"a {role} of an op with torch.Tag.inplace must return its first argument",
         op=op,
         argument=first,
         expected=f"{first} itself",
@@ -217,11 +217,11 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
     )
 
 
-def out_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
+def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
     """The same for out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
-        "a kernel of an op with torch.Tag.out must return its mutable keyword-only arguments",
+        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
         op=op,
         expected=names,
         got=_describe(result),
