@@ -12,7 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._schema import Argument, Return, Schema
-from customops.errors import AliasError, CallbackError, KernelError, name_of, where
+from customops.errors import AliasError, CallbackError, KernelError, brief, name_of, where
 
 Fn = Callable[..., Any]
 
@@ -29,7 +29,7 @@ Check = Callable[[Any, Fn], Any]
 def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
     """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
     if not callable(fn):
-        raise CallbackError(f"the {role} must be callable", op=op, got=repr(fn))
+        raise CallbackError(f"the {role} must be callable", op=op, got=brief(fn))
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):

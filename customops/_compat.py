@@ -10,6 +10,7 @@ import collections
 import contextlib
 import functools
 import importlib
+import inspect
 import re
 import types
 import warnings
@@ -26,7 +27,7 @@ from torch._library import opaque_object as _opaque
 from torch._library import simple_registry as _torch_registry
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
-from torch._ops import _refresh_packet
+from torch._ops import _OpNamespace, _refresh_packet
 from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
@@ -116,6 +117,35 @@ def overload_of(qualname: str, overload: str = "") -> OpOverload:
     return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
 
 
+def is_word_of_schema(part: str) -> bool:
+    """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
+    try:
+        _C.parse_schema(f"{part or 'op'}() -> ()")
+    except RuntimeError:
+        return False
+    return True
+
+
+def taken_by_torch(name: tuple[str, str, str]) -> str | None:
+    """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
+    namespace, op, overload = name
+    of_namespaces, of_packets = _attributes_in_ops()
+    found = inspect.getattr_static(torch.ops, namespace, None)
+    if found is not None and not isinstance(found, _OpNamespace):
+        return f"torch.ops.{namespace}"
+    if op in of_namespaces:
+        return f"torch.ops.{namespace}.{op}"
+    return f"torch.ops.{namespace}.{op}.{overload}" if overload in of_packets else None
+
+
+@functools.cache
+def _attributes_in_ops() -> tuple[frozenset[str], frozenset[str]]:
+    """Names that each namespace, and each packet of overloads, has as attributes of its own."""
+    namespace, packet = _OpNamespace("_"), torch.ops.aten.sin
+    of_packet = {*dir(type(packet)), *vars(packet)}.difference(packet.overloads())
+    return frozenset({*dir(type(namespace)), *vars(namespace)}), frozenset(of_packet)
+
+
 def entry_of(overload: OpOverload) -> Callable[..., Any]:
     """The C++ function behind an OpOverload."""
     return overload._op
@@ -159,6 +189,18 @@ def group_name_type() -> Any | None:
 def device_key(device_type: str) -> str:
     """Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows)."""
     return cast(str, _C._dispatch_key_for_device(device_type))
+
+
+def device_of_key(key: str) -> str | None:
+    """The device type of a dense backend: "CPU" -> "cpu"; None for other dispatch keys."""
+    if not hasattr(DispatchKey, f"Autograd{key}") or key in ("Other", "NestedTensor", "Meta"):
+        return None
+    return cast(str, _C._get_privateuse1_backend_name()) if key == "PrivateUse1" else key.lower()
+
+
+def devices_with_kernel(qualname: str) -> list[str]:
+    """The device types that an op has a kernel of their own for."""
+    return [device for key in count_kernels(qualname) if (device := device_of_key(key)) is not None]
 
 
 def is_dispatch_key(text: str) -> bool:

@@ -27,7 +27,7 @@ from customops._schema import (
     default_text,
     normalize_tags,
 )
-from customops.errors import SchemaError, innermost, name_of, where
+from customops.errors import SchemaError, brief, innermost, name_of, where
 
 
 class _Row(NamedTuple):
@@ -161,7 +161,7 @@ def written_names(mutates_args: str | Iterable[str], op: str, place: str | None 
     names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
     if not all(isinstance(name, str) for name in names):
         fix = "mutates_args=() for a function that writes to none of its arguments"
-        raise SchemaError(problem, op=op, got=_brief(mutates_args), where=place, fix=fix)
+        raise SchemaError(problem, op=op, got=brief(mutates_args), where=place, fix=fix)
     return names
 
 
@@ -207,7 +207,7 @@ class _Reader:
     @classmethod
     def of(cls, fn: Callable[..., Any], op: str) -> _Reader:
         if not callable(fn) or isinstance(fn, type):
-            raise SchemaError("expected a function", got=_brief(fn), fix="decorate a typed Python function")
+            raise SchemaError("expected a function", got=brief(fn), fix="decorate a typed Python function")
         try:
             signature = inspect.signature(fn)
         except (ValueError, TypeError) as error:
@@ -261,7 +261,7 @@ class _Reader:
             self.fail(
                 f"parameter {argument.name} has an unsupported default: {problem}",
                 expected=argument.type,
-                got=_brief(given),
+                got=brief(given),
             )
         argument = dataclasses.replace(argument, default=_dispatched(argument.type, given))
         if default_text(argument.type, argument.default) is not None:
@@ -272,7 +272,7 @@ class _Reader:
                 f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
                 "own meaning here",
                 expected=argument.type,
-                got=_brief(given),
+                got=brief(given),
                 fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
             )
         return dataclasses.replace(argument, type=argument.type + "?", default_is_none_in_text=True)
@@ -452,12 +452,6 @@ def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
     if annotation is list or annotation is set:
         return "list[torch.Tensor]"
     return next((_show(base) for base in annotation.__mro__[1:-1] if _lookup(table, base)), None)
-
-
-def _brief(value: Any) -> str:
-    """A value on one short line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _show(annotation: Any) -> str:

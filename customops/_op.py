@@ -113,7 +113,11 @@ class CustomOpDef(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
             return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
-        return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+        try:
+            return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            self._definition.explain(error)
+            raise
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"

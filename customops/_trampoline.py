@@ -28,7 +28,7 @@ from customops._call import (
 from customops._definition import When
 from customops._schema import Argument, Return, Schema
 from customops._source import Source, always_passed, as_tuple, local, may_be_none, written_when_called
-from customops.errors import DefinitionError
+from customops.errors import DefinitionError, brief
 
 
 def when_to_check(given: Any, op: str) -> When:
@@ -37,7 +37,7 @@ def when_to_check(given: Any, op: str) -> When:
     if value not in get_args(When):
         source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
         raise DefinitionError(
-            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=repr(value)
+            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=brief(value)
         )
     return cast(When, value)
 

@@ -75,7 +75,8 @@ class CustomOpsError(Exception):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        lines = [f"{self.op}: {self.problem}" if self.op else self.problem]
+        op = self.op if self.op is None or len(self.op) <= 200 else self.op[:197] + "..."
+        lines = [f"{op}: {self.problem}" if op else self.problem]
         fields = {
             "argument": self.argument,
             "expected": self.expected,
@@ -148,6 +149,15 @@ class CheckError(CustomOpsError, AssertionError):
 
 class OpCheckError(CustomOpsError):
     """A check of `opcheck` failed; ``__cause__`` is what it found."""
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """A value on one short line, also where its own ``__repr__`` fails."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # its fault must not take the place of the error that is being made
+        text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def name_of(fn: Callable[..., Any]) -> str:

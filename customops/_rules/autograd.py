@@ -229,9 +229,13 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     return _AS_THEY_ARE
 
 
-def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_of_lower_levels(keyset), _compat.below_autograd():
-        return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
+def _redispatch(definition: Definition, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        with _modes_of_lower_levels(keyset), _compat.below_autograd():
+            return definition.overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
+    except NotImplementedError as error:
+        definition.explain(error)
+        raise
 
 
 def _general(rule: AutogradRule, definition: Definition) -> Fn:
@@ -260,11 +264,14 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             guard = below_autograd()  # half the price of a `with`
             try:
                 result = overload.redispatch(keyset & after, *args, **kwargs)
+            except NotImplementedError as error:
+                definition.explain(error)
+                raise
             finally:
                 del guard
             return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
-        fn = fn or functools.partial(_redispatch, overload, keyset)
+        fn = fn or functools.partial(_redispatch, definition, keyset)
         if is_flat:
             return _compat.apply_function(rule.function(current), fn, *args)
         call = Call(fn, args, kwargs, tensors)

@@ -16,7 +16,7 @@ from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
 from customops._slots import Slots
 from customops._trampoline import Cell
-from customops.errors import DefinitionError, RegistrationError
+from customops.errors import DefinitionError, RegistrationError, brief
 
 log = logging.getLogger("customops")
 
@@ -213,7 +213,7 @@ def _dispatch_key(type_: Any, op: str) -> str:
 
 
 def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
-    fields: dict[str, str] = {"op": op, "argument": argument, "got": repr(device_type)}
+    fields: dict[str, str] = {"op": op, "argument": argument, "got": brief(device_type)}
     if not isinstance(device_type, str):
         raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', **fields)
     try:

@@ -22,7 +22,7 @@ from customops._call import Fn, bind, filler, tensors_in
 from customops._definition import Definition, Undo
 from customops._schema import Schema
 from customops._slots import Slots
-from customops.errors import DefinitionError, UnsupportedError, user_stacklevel
+from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
 
 
 class VmapRule:
@@ -153,7 +153,7 @@ def _strategy(name: str, definition: Definition) -> Fn:
             "there is no such vmap strategy",
             op=str(definition.name),
             expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
-            got=repr(name),
+            got=brief(name),
         )
     if definition.schema.is_view:
         raise UnsupportedError(
