@@ -191,6 +191,14 @@ def device_key(device_type: str) -> str:
     return cast(str, _C._dispatch_key_for_device(device_type))
 
 
+def is_device_type(text: str) -> bool:
+    try:
+        device_key(text)
+    except RuntimeError:
+        return False
+    return True
+
+
 def device_of_key(key: str) -> str | None:
     """The device type of a dense backend: "CPU" -> "cpu"; None for other dispatch keys."""
     if not hasattr(DispatchKey, f"Autograd{key}") or key in ("Other", "NestedTensor", "Meta"):

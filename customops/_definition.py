@@ -18,7 +18,7 @@ from customops import _compat
 from customops._compat import Library, OpOverload
 from customops._formula import ALL, Differentiable
 from customops._schema import Schema, from_dispatcher
-from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
+from customops.errors import DefinitionError, UnsupportedError, brief, name_of, user_stacklevel
 
 #: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
 lock = threading.RLock()
@@ -68,6 +68,8 @@ class Name(NamedTuple):
             DefinitionError: it is not of the form ``namespace::name`` or ``namespace::name.overload``.
         """
         example = 'a name looks like "mylib::scale"'
+        if callable(text):
+            example = f'@custom_op("mylib::{name_of(text)}", mutates_args=())'
         if not isinstance(text, str):
             raise DefinitionError("the name of an op must be a string", got=brief(text), fix=example)
         namespace, separator, rest = text.partition("::")
@@ -316,7 +318,9 @@ class Definition:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
         present = _compat.devices_with_kernel(str(self.name))
         device = _compat.device_of_key(backend)
-        register = f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.name}", "{backend}", fn)'
+        register = (
+            f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.name}", "{backend}", fn)'
+        )
         return UnsupportedError(
             f"Could not run '{self.name}' with arguments from the '{backend}' backend: it has no kernel there",
             op=str(self.name),

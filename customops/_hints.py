@@ -232,6 +232,11 @@ class _Reader:
         if not name.isascii():
             self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
         if parameter.annotation is inspect.Parameter.empty:
+            if index == 0 and name in ("self", "cls"):
+                self.fail(
+                    f"a method cannot be an op: its first parameter is {name}",
+                    fix="take a function that the method calls, with what it needs of the object as arguments",
+                )
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)
         type_ = _lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.opaque_type_name(annotation)
@@ -430,6 +435,8 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
         return _show(type(items[0])) if _lookup(table, type(items[0])) else None
     if isinstance(annotation, type):
         return _nearest_class(annotation, table)
+    if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
+        return _instead_of_dict(items[1] if len(items) == 2 else None, table)
     candidates: list[Any] = []
     if origin in (Union, types.UnionType):
         plain = [item for item in items if item is not type(None)]
@@ -442,9 +449,19 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
     return next((_show(candidate) for candidate in candidates if _lookup(table, candidate)), None)
 
 
+def _instead_of_dict(value: Any, table: dict[Any, str]) -> str:
+    values = types.GenericAlias(list, value) if value is not None else None
+    text = f"{_show(values)}, of its values" if _lookup(table, values) else "one parameter for each of its values"
+    return f"{text}; let a function around the op take the dict"
+
+
 def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
+    if dataclasses.is_dataclass(annotation):
+        return f"one parameter for each of its fields ({', '.join(x.name for x in dataclasses.fields(annotation))})"
     if issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
         return f"one parameter for each of its fields ({', '.join(annotation._fields)})"
+    if issubclass(annotation, collections.abc.Mapping):
+        return _instead_of_dict(None, table)
     if annotation in _RELATIVES:
         return _RELATIVES[annotation]
     if annotation.__module__.split(".")[0] == "numpy":

@@ -98,7 +98,7 @@ class Registry:
         fn: Callable[..., Any] | None = None,
         /,
         *,
-        mutates_args: str | Iterable[str],
+        mutates_args: Any = None,  # by the overloads it has to be given; what to write is said where it is looked at
         device_types: DeviceTypes = None,
         schema: str | None = None,
         tags: Tags = None,
@@ -137,6 +137,7 @@ class Registry:
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
+        own_name = _own_name(name)
         options = {
             "mutates_args": written_names(mutates_args, name),
             "device_types": device_types,
@@ -147,7 +148,7 @@ class Registry:
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, _own_name(name), on_conflict, options)
+        request = functools.partial(self._define, own_name, on_conflict, options)
         return request if fn is None else request(fn)
 
     def _define(
