@@ -67,6 +67,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # The checks are loaded on first use: an op's users need them only in tests.
     if name == "opcheck":

@@ -14,6 +14,8 @@ from customops import _compat
 from customops._schema import Argument, Return, Schema
 from customops.errors import AliasError, CallbackError, KernelError, brief, name_of, where
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 Fn = Callable[..., Any]
 
 #: Puts defaults in: ``(args, kwargs) -> (args, kwargs)``.

@@ -32,6 +32,8 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode as Function
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 _C: Any = torch._C
 DispatchKey: Any = _C.DispatchKey
 DispatchKeySet: Any = _C.DispatchKeySet

@@ -20,6 +20,8 @@ from customops._formula import ALL, Differentiable
 from customops._schema import Schema, from_dispatcher
 from customops.errors import DefinitionError, UnsupportedError, brief, name_of, user_stacklevel
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 #: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
 lock = threading.RLock()
 

@@ -452,7 +452,7 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
 def _instead_of_dict(value: Any, table: dict[Any, str]) -> str:
     values = types.GenericAlias(list, value) if value is not None else None
     text = f"{_show(values)}, of its values" if _lookup(table, values) else "one parameter for each of its values"
-    return f"{text}; let a function around the op take the dict"
+    return f"{text}; let a function around the op deal with the dict"
 
 
 def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:

@@ -31,6 +31,8 @@ from customops._history import (
 from customops._schema import Schema
 from customops.errors import AutogradError, UnsupportedError
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 def converts_nothing(schema: Schema) -> bool:
     """Does a kernel get and return the same objects, whether the dispatcher is between or not? (lists are new ones)"""

@@ -33,6 +33,8 @@ from customops.errors import CallbackError, RegistrationError, UnregisteredError
 if TYPE_CHECKING:
     from customops._registry import Registry
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])

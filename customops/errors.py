@@ -203,6 +203,11 @@ def user_stacklevel() -> int:
     return level
 
 
+def is_users(file: str) -> bool:
+    """Is a file neither of this package nor of torch, nor written by this package?"""
+    return not file.startswith((*_NOT_THE_USERS, os.path.dirname(torch.__file__) + os.sep, "<customops "))
+
+
 def user_source() -> str:
     """``file:line`` of the user's call into this package."""
     frame = sys._getframe(user_stacklevel() - 1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import customops
 from customops import Registry
 from customops.errors import CustomOpsError, DefinitionError, RegistrationError, SchemaError, UnsupportedError, brief
 
@@ -59,7 +60,7 @@ def define(registry: Registry, form: str, name: str) -> None:
 
 
 def test_names_that_look_like_others_and_are_none(registry: Registry, ns: str) -> None:
-    names = [f"{ns}::{name}" for name in ("match", "self", "op", "f.name", "op.two", "f")]
+    names = [f"{ns}::{name}" for name in ("match", "self", "op", "f.name", "g.self", "h.two")]
     for name in [*names, f"print_{ns}::f"]:
         op = registry.custom_op(name, double, mutates_args=())
         compiled = torch.compile(lambda x, op=op: op(x) + 1, fullgraph=True, backend="eager")
@@ -159,8 +160,8 @@ def of_array(x: np.ndarray) -> Tensor: ...  # type: ignore[type-arg]
     [
         (Model.forward, "a method cannot be an op: its first parameter is self"),
         (of_dataclass, "one parameter for each of its fields (size, scale)"),
-        (of_dict, "list[torch.Tensor], of its values; let a function around the op take the dict"),
-        (of_plain_dict, "one parameter for each of its values; let a function around the op take the dict"),
+        (of_dict, "list[torch.Tensor], of its values; let a function around the op deal with the dict"),
+        (of_plain_dict, "one parameter for each of its values; let a function around the op deal with the dict"),
         (of_array, "The nearest type that works is torch.Tensor"),
     ],
 )
@@ -270,3 +271,12 @@ def test_arguments_that_are_no_tensors(registry: Registry, ns: str, bypass: bool
 def test_the_class_of_each(registry: Registry, ns: str) -> None:
     with pytest.raises(RegistrationError):
         registry.custom_op(f"{ns}::f", double, mutates_args=(), device_types="gpu")
+
+
+# The package ----------------------------------------------------------------------------------------------------
+
+
+def test_dir_lists_what_is_public() -> None:
+    assert dir(customops) == sorted(customops.__all__)
+    assert "opcheck" in dir(customops)
+    assert all(getattr(customops, name) is not None for name in dir(customops))

@@ -19,6 +19,8 @@ from customops._source import source_of
 from customops._trampoline import Cell
 from customops.errors import AutogradError, RegistrationError
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 class Node:
     """Holds the ``apply`` of the node for the current formula, once it was needed."""

@@ -24,6 +24,8 @@ from customops._definition import Definition, Undo
 from customops._slots import Slots
 from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 class Fake(NamedTuple):
     """A fake, and the ``file:line`` where it was registered."""

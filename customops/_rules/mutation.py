@@ -12,6 +12,8 @@ from customops._call import tensors_in
 from customops._definition import Definition
 from customops.errors import UnsupportedError
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 def install(definition: Definition) -> None:
     """Nothing to register: the schema says which arguments are written and which returns are views."""

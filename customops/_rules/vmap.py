@@ -24,6 +24,8 @@ from customops._schema import Schema
 from customops._slots import Slots
 from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 class VmapRule:
     """The batching rule of one op. Without one, an op of ours is called once for each element.

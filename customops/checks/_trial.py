@@ -13,6 +13,8 @@ from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
 from customops.errors import CheckError, CustomOpsError, brief
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 @dataclass(frozen=True)
 class Trial:
