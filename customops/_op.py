@@ -233,19 +233,40 @@ class CustomOpDef(Generic[P, R]):
 
     # Autograd ---------------------------------------------------------------------------------------------------
 
+    @overload
     def register_autograd(
         self,
-        backward: Fn,
+        backward: None = None,
         /,
         *,
         setup_context: Fn | None = None,
         lib: Library | None = None,
         **options: Unpack[Options],
-    ) -> None:
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_autograd(
+        self,
+        backward: F,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> F: ...
+    def register_autograd(
+        self,
+        backward: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
         """Register the gradient formula.
 
         Args:
-            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors. Returns one
+            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors (without it,
+                a decorator is returned). Returns one
                 gradient for each positional argument, then for each tensor that is keyword-only: a Tensor like the
                 argument, None where there is none, or a list of these; or a dict of these by argument names.
             setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
@@ -266,11 +287,34 @@ class CustomOpDef(Generic[P, R]):
         Example:
             >>> double.register_autograd(lambda ctx, grad: grad * 2)
         """
+        if backward is None:
+            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
         self._register(lib, self._rules.autograd.register, backward, setup_context, options)
+        return backward
 
+    @overload
     def register_jvp(
-        self, jvp: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
-    ) -> None:
+        self,
+        jvp: None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_jvp(
+        self, jvp: F, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
+    ) -> F: ...
+    def register_jvp(
+        self,
+        jvp: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
@@ -289,7 +333,10 @@ class CustomOpDef(Generic[P, R]):
         Example:
             >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
         """
+        if jvp is None:
+            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
+        return jvp
 
     def register_autograd_from(
         self, fn: F, /, *, lib: Library | None = None, nondiff_args: Names = (), grads_of: Names | None = None

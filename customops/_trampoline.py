@@ -286,7 +286,11 @@ def _autograd(
     if node is not None:
         source.line("    $apply = $node.apply", node=node)
         source.line("    if $apply is not None:")
-        source.line(f"        return $apply($cell.direct, {passed})")
+        source.line("        try:")
+        source.line(f"            return $apply($cell.direct, {passed})")
+        source.line("        except $errors as $error:", errors=(TypeError, RuntimeError))
+        source.line("            $node.explain($error)")
+        source.line("            raise")
     source.line(
         f"return $general($keyset, $cell, {as_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )

@@ -29,6 +29,7 @@ __all__ = [
     "AutogradError",
     "CallbackError",
     "CheckError",
+    "ContextError",
     "CustomOpsError",
     "DefinitionError",
     "KernelError",
@@ -137,6 +138,10 @@ class MissingFakeError(CustomOpsError, RuntimeError):
 
 class AutogradError(CustomOpsError, RuntimeError):
     """A backward is missing, or it returned gradients that do not fit the operator's inputs."""
+
+
+class ContextError(AutogradError, AttributeError):
+    """A callback asked its `ctx` for an attribute that nobody put there."""
 
 
 class UnregisteredError(CustomOpsError, RuntimeError):

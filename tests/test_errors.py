@@ -14,7 +14,16 @@ from torch import Tensor
 
 import customops
 from customops import Registry
-from customops.errors import CustomOpsError, DefinitionError, RegistrationError, SchemaError, UnsupportedError, brief
+from customops.errors import (
+    AutogradError,
+    ContextError,
+    CustomOpsError,
+    DefinitionError,
+    RegistrationError,
+    SchemaError,
+    UnsupportedError,
+    brief,
+)
 
 
 def double(x: Tensor) -> Tensor:
@@ -280,3 +289,150 @@ def test_dir_lists_what_is_public() -> None:
     assert dir(customops) == sorted(customops.__all__)
     assert "opcheck" in dir(customops)
     assert all(getattr(customops, name) is not None for name in dir(customops))
+
+
+# Formulas -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scaled(registry: Registry, ns: str) -> Any:
+    def scale(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    op = registry.custom_op(f"{ns}::scale", scale, mutates_args=())
+    op.register_fake(lambda x, by: torch.empty_like(x))
+    return op
+
+
+def save_a_float(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+
+
+def mark_an_input(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.mark_dirty(inputs[0])
+
+
+def mark_a_float(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.mark_dirty(inputs[1])
+
+
+@pytest.mark.parametrize(
+    ("setup_context", "problem", "fix"),
+    [
+        (save_a_float, "ctx.save_for_backward is for tensors", "keep anything else as an attribute: ctx.k = k"),
+        (mark_an_input, "ctx.mark_dirty on a tensor that the op does not write", "mutates_args says what is written"),
+        (mark_a_float, "ctx.mark_dirty is for tensors", "mutates_args says what is written"),
+    ],
+)
+@pytest.mark.parametrize("how", ["eager", "torch.ops", "func", "list", "compiled"])
+def test_what_setup_context_gives_to_ctx(scaled: Any, setup_context: Any, problem: str, fix: str, how: str) -> None:
+    scaled.register_autograd(lambda ctx, grad: (grad, None), setup_context=setup_context)
+    x = torch.ones(2, requires_grad=True)
+    packet = scaled._opoverload
+    if how == "list":
+        registry, ns = scaled._registry, scaled._definition.name.namespace
+        scaled = registry.custom_op(f"{ns}::scales", lambda xs, by: [x * by for x in xs], mutates_args=(),
+                                    schema="(Tensor[] xs, float by) -> Tensor[]")  # fmt: skip
+
+        def of_list(ctx: Any, inputs: Any, output: Any) -> None:
+            setup_context(ctx, (inputs[0][0], inputs[1]), output)
+
+        scaled.register_autograd(lambda ctx, grads: (grads, None), setup_context=of_list)
+    call: Callable[[], Any] = {
+        "eager": lambda: scaled(x, 3.0),
+        "torch.ops": lambda: packet(x, 3.0),
+        "func": lambda: torch.func.grad(lambda x: scaled(x, 3.0).sum())(x),
+        "list": lambda: scaled([x], 3.0),
+        "compiled": lambda: torch.compile(lambda x: scaled(x, 3.0), backend="aot_eager")(x),
+    }[how]
+    with pytest.raises(Exception, match=re.escape(problem)) as caught:
+        call()
+    text = str(caught.value)
+    name = "of_list" if how == "list" else setup_context.__name__
+    assert f"{scaled._qualname}: {problem}" in text
+    assert f"at:       {name} ({__file__}:" in text
+    assert fix in text
+
+
+def test_an_attribute_that_ctx_has_not(scaled: Any) -> None:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        assert getattr(ctx, "other", None) is None
+        assert not hasattr(ctx, "other")
+        return grad * ctx.by, None
+
+    scaled.register_autograd(backward)
+    x = torch.ones(2, requires_grad=True)
+    for run in (lambda: scaled(x).sum().backward(), lambda: torch.func.grad(lambda x: scaled(x).sum())(x)):
+        text = message(run, ContextError)
+        assert text.startswith(f"{scaled._qualname}: ctx has no attribute 'by': no setup_context is registered\n")
+        assert f"at:       backward ({__file__}:" in text
+        assert text.endswith("fix:      ctx.by = ... in setup_context, given with setup_context=")
+    compiled = torch.compile(lambda x: scaled(x).sum(), backend="aot_eager")
+    assert "ctx has no attribute 'by'" in message(lambda: compiled(x).backward(), Exception)
+    scaled.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "bye", inputs[1]))
+    text = message(lambda: scaled(x).sum().backward(), AttributeError)
+    assert "expected: one that setup_context put there: bye" in text
+    scaled.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]))
+    scaled(x, 3.0).sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 3.0))
+
+
+def test_flat_gradients_for_a_list(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::total", lambda xs, y: sum(xs) + y, mutates_args=(),
+                            schema="(Tensor[] xs, Tensor y) -> Tensor")  # fmt: skip
+    x = torch.ones(2, requires_grad=True)
+    for length, items in ((1, "g"), (2, "g, g"), (7, "g, g, ..., g")):
+        op.register_autograd(lambda ctx, g, length=length: (g,) * (length + 1))
+        text = message(lambda length=length: op([x * i for i in range(length)], x).sum().backward(), AutogradError)
+        assert text.endswith(f"fix:      xs is a list: return [{items}]")
+        op.register_autograd(lambda ctx, g: (g, g))
+        text = message(lambda length=length: op([x * i for i in range(length)], x).sum().backward(), AutogradError)
+        assert text.endswith(f"fix:      xs is a list: return [{items}]")
+
+
+def test_formulas_are_registered_by_decorators(registry: Registry, ns: str, scaled: Any) -> None:
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.by = inputs[1]
+
+    @scaled.register_autograd(setup_context=keep)
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.by, None
+
+    @scaled.register_jvp(setup_context=keep)
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent * ctx.by
+
+    assert callable(backward)
+    assert callable(jvp)
+
+    def check(op: Any) -> None:
+        x = torch.ones(2, requires_grad=True)
+        op(x, 3.0).sum().backward()
+        assert torch.equal(x.grad, torch.full((2,), 3.0))
+        assert torch.equal(torch.func.jvp(lambda x: op(x, 3.0), (x,), (x,))[1], torch.full((2,), 3.0))
+        compiled = torch.compile(lambda x: op(x, 4.0), fullgraph=True, backend="aot_eager")
+        assert torch.equal(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((2,), 4.0))
+
+    check(scaled)
+    other = registry.custom_op(f"{ns}::other", scaled._init_fn, mutates_args=())
+    other.register_fake(lambda x, by: torch.empty_like(x))
+    for register, fn in ((customops.register_autograd, backward), (customops.register_jvp, jvp)):
+        assert register(other, setup_context=keep)(fn) is fn
+        assert register(other, fn, setup_context=keep) is fn
+        assert register(other)(lambda ctx, *rest: None)
+        assert register(other, fn, setup_context=keep) is fn
+    check(other)
+
+    @other.register_autograd
+    def nothing(ctx: Any, grad: Tensor) -> Any:
+        return grad * 0, None
+
+    x = torch.ones(2, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(nothing and other(x).sum(), x)[0], torch.zeros(2))
+
+
+@pytest.mark.parametrize("form", ["register_autograd", "register_jvp"])
+def test_an_option_that_there_is_not(scaled: Any, form: str) -> None:
+    with pytest.raises(TypeError, match="a formula has no option 'setup_contex'") as caught:
+        getattr(scaled, form)(lambda ctx, *gs: None, setup_contex=lambda ctx, inputs, output: None)
+    assert "expected: setup_context, lib, nondiff_args" in str(caught.value)
