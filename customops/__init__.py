@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from customops import errors as errors
 from customops import schema as schema
 from customops._hints import infer_schema
-from customops._op import CustomOpDef, Sample
+from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
+from customops._samples import Sample
 from customops.errors import CustomOpsError, OpCheckError
 from customops.library import (
     Library,
@@ -65,6 +66,10 @@ __all__ = [
     "register_vmap",
     "schema",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from customops import _compat
 from customops._schema import Argument, Return, Schema
-from customops.errors import AliasError, CallbackError, KernelError, name_of, where
+from customops.errors import AliasError, CallbackError, KernelError, brief, name_of, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 Fn = Callable[..., Any]
 
@@ -29,7 +31,7 @@ Check = Callable[[Any, Fn], Any]
 def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
     """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
     if not callable(fn):
-        raise CallbackError(f"the {role} must be callable", op=op, got=repr(fn))
+        raise CallbackError(f"the {role} must be callable", op=op, got=brief(fn))
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):
@@ -203,11 +205,11 @@ def written_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
     return lambda args, kwargs: tuple(kwargs[name] for name in names)
 
 
-def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
-    """The error for a kernel that returned something else than what it was to write to."""
+def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
+    """The error for a kernel (or fake impl) that returned something else than what it was to write to."""
     first = schema.positional[0].name
     return KernelError(
-        "a kernel of an op with torch.Tag.inplace must return its first argument",
+        f"a {role} of an op with torch.Tag.inplace must return its first argument",
         op=op,
         argument=first,
         expected=f"{first} itself",
@@ -217,11 +219,11 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
     )
 
 
-def out_error(schema: Schema, op: str, result: Any, fn: Fn) -> KernelError:
+def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
     """The same for out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
-        "a kernel of an op with torch.Tag.out must return its mutable keyword-only arguments",
+        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
         op=op,
         expected=names,
         got=_describe(result),

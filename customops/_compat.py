@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib
+import inspect
 import re
 import types
 import warnings
@@ -27,12 +28,14 @@ from torch._library import opaque_object as _opaque
 from torch._library import simple_registry as _torch_registry
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
-from torch._ops import _refresh_packet
+from torch._ops import _OpNamespace, _refresh_packet
 from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library as Library
 
 from customops._compat_tracing import followed as followed
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 _C: Any = torch._C
 DispatchKey: Any = _C.DispatchKey
@@ -119,6 +122,35 @@ def overload_of(qualname: str, overload: str = "") -> OpOverload:
     return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
 
 
+def is_word_of_schema(part: str) -> bool:
+    """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
+    try:
+        _C.parse_schema(f"{part or 'op'}() -> ()")
+    except RuntimeError:
+        return False
+    return True
+
+
+def taken_by_torch(name: tuple[str, str, str]) -> str | None:
+    """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
+    namespace, op, overload = name
+    of_namespaces, of_packets = _attributes_in_ops()
+    found = inspect.getattr_static(torch.ops, namespace, None)
+    if found is not None and not isinstance(found, _OpNamespace):
+        return f"torch.ops.{namespace}"
+    if op in of_namespaces:
+        return f"torch.ops.{namespace}.{op}"
+    return f"torch.ops.{namespace}.{op}.{overload}" if overload in of_packets else None
+
+
+@functools.cache
+def _attributes_in_ops() -> tuple[frozenset[str], frozenset[str]]:
+    """Names that each namespace, and each packet of overloads, has as attributes of its own."""
+    namespace, packet = _OpNamespace("_"), torch.ops.aten.sin
+    of_packet = {*dir(type(packet)), *vars(packet)}.difference(packet.overloads())
+    return frozenset({*dir(type(namespace)), *vars(namespace)}), frozenset(of_packet)
+
+
 def entry_of(overload: OpOverload) -> Callable[..., Any]:
     """The C++ function behind an OpOverload."""
     return overload._op
@@ -162,6 +194,26 @@ def group_name_type() -> Any | None:
 def device_key(device_type: str) -> str:
     """Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows)."""
     return cast(str, _C._dispatch_key_for_device(device_type))
+
+
+def is_device_type(text: str) -> bool:
+    try:
+        device_key(text)
+    except RuntimeError:
+        return False
+    return True
+
+
+def device_of_key(key: str) -> str | None:
+    """The device type of a dense backend: "CPU" -> "cpu"; None for other dispatch keys."""
+    if not hasattr(DispatchKey, f"Autograd{key}") or key in ("Other", "NestedTensor", "Meta"):
+        return None
+    return cast(str, _C._get_privateuse1_backend_name()) if key == "PrivateUse1" else key.lower()
+
+
+def devices_with_kernel(qualname: str) -> list[str]:
+    """The device types that an op has a kernel of their own for."""
+    return [device for key in count_kernels(qualname) if (device := device_of_key(key)) is not None]
 
 
 def is_dispatch_key(text: str) -> bool:
@@ -278,7 +330,7 @@ def tangents_may_hide() -> bool:
     A graph of Dynamo opens it in C++: when it runs, and when AOTAutograd traces it. Else, looking for tangents is not
     wanted while a mode is active, which would see that.
     """
-    if transforms_active() or _C._len_torch_dispatch_stack() == 0:
+    if transforms_active() or not any_dispatch_mode():
         return True
     return torch._guards.TracingContext.try_get() is not None
 
@@ -421,6 +473,31 @@ def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict
     """Unwrap batched tensors, call ``rule(info, in_dims, *args, **kwargs)``, wrap what it returns."""
     interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
+
+
+#: ``keyset & below_vmap_mode``: below the key that sees each call inside vmap; and a guard: dispatch without that key.
+below_vmap_mode: Any = _C._dispatch_keyset_full_after(DispatchKey.FuncTorchVmapMode)
+without_vmap_mode: Any = functools.partial(exclude_keys, key_set("FuncTorchVmapMode"))
+
+
+class Batch:
+    """The innermost level of vmap. Is anything in `values` batched there?"""
+
+    def __init__(self, values: Any) -> None:
+        interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
+        self.size, self.randomness, self.level = interpreter.batch_size(), interpreter.randomness(), interpreter.level()
+        get_level = _C._functorch.maybe_get_level
+        self.is_batched = any(isinstance(x, torch.Tensor) and get_level(x) == self.level for x in tree_leaves(values))
+
+    def wrap(self, result: Any) -> Any:
+        """A result with the batch in front -> one of an element, as seen inside vmap."""
+        leaves, structure = tree_flatten(result)
+        leaves = [_C._functorch._add_batch_dim(x, 0, self.level) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return tree_unflatten(leaves, structure)
+
+
+def any_dispatch_mode() -> bool:
+    return bool(_C._len_torch_dispatch_stack() > 0)
 
 
 def any_tangent(values: tuple[Any, ...]) -> bool:

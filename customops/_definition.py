@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import keyword
 import os
 import re
 import threading
@@ -17,7 +18,9 @@ from customops import _compat, _compat_tracing
 from customops._compat import Library, OpOverload
 from customops._formula import ALL, Differentiable
 from customops._schema import Schema, from_dispatcher
-from customops.errors import DefinitionError, user_stacklevel
+from customops.errors import DefinitionError, RegistrationError, UnsupportedError, brief, name_of, user_stacklevel
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 #: Held while the dispatcher or a registry is changed: there is one dispatcher, so there is one lock.
 lock = threading.RLock()
@@ -43,6 +46,9 @@ class Kernel(NamedTuple):
     raw: bool
 
 
+#: What the dispatcher says to an argument that is no tensor, where it wants one or a list of them.
+_WRONG_TYPE = re.compile(r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found")
+
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 #: Namespaces that are torch's own.
@@ -64,28 +70,44 @@ class Name(NamedTuple):
             DefinitionError: it is not of the form ``namespace::name`` or ``namespace::name.overload``.
         """
         example = 'a name looks like "mylib::scale"'
+        if callable(text):
+            example = f'@custom_op("mylib::{name_of(text)}", mutates_args=())'
         if not isinstance(text, str):
-            raise DefinitionError("the name of an op must be a string", got=repr(text), fix=example)
+            raise DefinitionError("the name of an op must be a string", got=brief(text), fix=example)
         namespace, separator, rest = text.partition("::")
         name, dot, overload = rest.partition(".")
         parts = [namespace, name, overload] if dot else [namespace, name]
         if not separator:
-            raise DefinitionError("the name of an op needs a namespace", got=repr(text), fix=example)
+            raise DefinitionError("the name of an op needs a namespace", got=brief(text), fix=example)
         for part in parts:
             if not _IDENTIFIER.fullmatch(part):
                 raise DefinitionError(
-                    f"{part!r} is no valid part of the name of an op",
+                    f"{brief(part)} is no valid part of the name of an op",
                     expected="namespace::name or namespace::name.overload, of letters, digits and _",
-                    got=repr(text),
+                    got=brief(text),
                     fix=example,
                 )
         if overload == "default":
             raise DefinitionError(
                 'the overload name "default" is taken: it stands for the overload without a name',
-                got=repr(text),
+                got=brief(text),
                 fix=f'"{namespace}::{name}"',
             )
         return cls(namespace, name, overload)
+
+    def check_new(self) -> None:
+        """Raise DefinitionError if no op can be defined by this name, or none that could be found by it.
+
+        Graphs are Python source, with the names in it. And an op is an attribute in ``torch.ops``, beside others.
+        """
+        problem = None
+        for part in self:
+            if keyword.iskeyword(part) or not _compat.is_word_of_schema(part):
+                problem = f"{part!r} is a keyword, of Python or of schemas"
+        if _compat.taken_by_torch(self):
+            problem = f"{_compat.taken_by_torch(self)} is something else"
+        if problem is not None:
+            raise DefinitionError(f"an op cannot have this name: {problem}", op=str(self), fix="choose another name")
 
     @property
     def packet(self) -> str:
@@ -158,6 +180,18 @@ class Definition:
         """A definition for an op that exists already."""
         name = _compat.name_of_overload(overload)
         return cls(Name.parse(name), from_dispatcher(overload._schema), tuple(overload.tags), overload)
+
+    def check_library(self, lib: Library) -> None:
+        """Raise unless registrations on the op can end with `lib`."""
+        if not _compat.library_alive(lib):
+            raise RegistrationError("the library given as lib= has been destroyed", op=str(self.name))
+        if lib.ns != self.name.namespace:
+            raise RegistrationError(
+                "the library given as lib= is of another namespace than the op",
+                op=str(self.name),
+                got=f"a Library of namespace {lib.ns!r}",
+                fix=f'Library("{self.name.namespace}", "FRAGMENT")',
+            )
 
     def impl(
         self,
@@ -293,6 +327,30 @@ class Definition:
         cell = next((self._kernels[key][-1].cell for key in reversed(below) if self._kernels.get(key)), None)
         return cell if cell is not None and cell.direct is not None else None
 
+    def explain(self, error: RuntimeError) -> None:
+        """Raise, in the place of what a call of the op raised, what says more in fewer lines; or add what to do."""
+        text = str(error)
+        if text.startswith(f"Could not run '{self.name}' with arguments from the "):
+            raise self._no_kernel(text.split("'")[3]) from None
+        given = _WRONG_TYPE.match(text)
+        if given is not None and text.startswith(f"{self.name}() "):
+            convert = "[torch.as_tensor(x) for x in {}]" if given[1].startswith("List") else "torch.as_tensor({})"
+            error.args = (f"{text}\nfix: {convert.format(given[2])}",)
+
+    def _no_kernel(self, backend: str) -> UnsupportedError:
+        """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
+        present = _compat.devices_with_kernel(str(self.name))
+        device = _compat.device_of_key(backend)
+        register = (
+            f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.name}", "{backend}", fn)'
+        )
+        return UnsupportedError(
+            f"Could not run '{self.name}' with arguments from the '{backend}' backend: it has no kernel there",
+            op=str(self.name),
+            expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
+            fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
+        )
+
     def newest_kernels(self) -> dict[str, Kernel]:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
         keys = sorted(self._kernels, key=lambda key: key != "Autograd")
@@ -349,6 +407,18 @@ def _forget_direct(qualname: str | None) -> None:
 
 
 _compat.watch_registrations(_forget_direct)
+
+
+def end_with(lib: Library, undo: Undo) -> None:
+    """Call `undo` when `lib` is destroyed: with it ends what was registered with ``lib=``."""
+    _compat.on_library_destroyed(lib, functools.partial(_end, undo, weakref.ref(lib)))
+
+
+def _end(undo: Undo, library: weakref.ref[Library]) -> None:
+    lent = library()
+    if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
+        with lock:
+            undo()
 
 
 def nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from customops._schema import Argument, Schema
-from customops.errors import DefinitionError, RegistrationError
+from customops.errors import DefinitionError, RegistrationError, brief
 
 #: One argument, or several.
 Names = str | Iterable[str]
@@ -41,7 +41,7 @@ class Differentiable(NamedTuple):
                 "differentiable= is True, False, or one of them for each return",
                 op=op,
                 expected=f"{len(schema.returns)} flags, for {schema}",
-                got=repr(given),
+                got=brief(given),
             )
         nondiff = tensor_names(nondiff_args, "nondiff_args", schema, op)
         return cls(tuple(flags), nondiff, given is True or True in flags)
@@ -56,13 +56,27 @@ class Differentiable(NamedTuple):
 ALL = Differentiable()
 
 
+def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
+    """The names that an option holds, read once: it may be an iterator.
+
+    Raises:
+        DefinitionError: it holds something else.
+    """
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise DefinitionError(
+            f"{what}= holds names of arguments", op=op, got=brief(given), fix=f'e.g. {what}="x" or {what}=("x", "y")'
+        )
+    return names
+
+
 def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
     """The names of tensor arguments that an option holds.
 
     Raises:
         DefinitionError: an argument of that name is not there, or holds no tensors.
     """
-    names = frozenset([given] if isinstance(given, str) else given)
+    names = frozenset(names_in(given, what, op))
     tensors = [argument.name for argument in schema.arguments if argument.holds_tensors]
     for name in names:
         if name not in tensors:
@@ -70,7 +84,7 @@ def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[
                 f"{what}= names an argument that is no tensor of the op",
                 op=op,
                 expected=f"some of {', '.join(tensors)}",
-                got=repr(name),
+                got=brief(name),
             )
     return names
 

@@ -68,7 +68,8 @@ class InputGradients:
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
-            raise self._wrong_count(len(gradients), len(passed) if are_first else len(inputs))
+            count = len(passed) if are_first else len(inputs)
+            raise self._wrong_count(len(gradients), count, dict(zip(passed, expected, strict=True)))
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
                 raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
@@ -108,7 +109,8 @@ class InputGradients:
         if gradient is None:
             return [None] * length
         if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
-            raise self._misfit(name, f"a list of {length} gradients", _describe(gradient))
+            fix = _as_list(name, length)
+            raise self._misfit(name, f"a list of {length} gradients", _describe(gradient), fix)
         return gradient
 
     def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:
@@ -140,15 +142,16 @@ class InputGradients:
             fix=f'if the op is not differentiable in it, say so: register_autograd(..., nondiff_args=("{argument}",))',
         )
 
-    def _wrong_count(self, got: int, passed: int) -> AutogradError:
+    def _wrong_count(self, got: int, passed: int, expected_of_passed: dict[int, Expected]) -> AutogradError:
         inputs = self.layout.inputs
+        lists = {inputs[i].name: len(each) for i, each in expected_of_passed.items() if isinstance(each, list)}
         expected = f"{passed}" if passed == len(inputs) else f"{passed} or {len(inputs)}"
         return AutogradError(
             f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
             op=self.op,
             expected=f"one for each of {', '.join(argument.name for argument in inputs)}",
             where=where(self.backward),
-            fix="return None for an input that has no gradient",
+            fix="; ".join(_as_list(*pair) for pair in lists.items()) or "return None for an input that has no gradient",
         )
 
     def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
@@ -195,6 +198,11 @@ def _misfit(
     problem: str, op: str, callback: Fn, argument: str, expected: str, got: str, fix: str | None = None
 ) -> AutogradError:
     return AutogradError(problem, op=op, argument=argument, expected=expected, got=got, where=where(callback), fix=fix)
+
+
+def _as_list(name: str, length: int) -> str:
+    items = ", ".join(["g"] * length) if length <= 4 else "g, g, ..., g"
+    return f"{name} is a list: return [{items}]"
 
 
 def _describe(value: Any) -> str:

@@ -27,7 +27,7 @@ from customops._schema import (
     default_text,
     normalize_tags,
 )
-from customops.errors import SchemaError, innermost, name_of, where
+from customops.errors import SchemaError, brief, innermost, name_of, where
 
 
 class _Row(NamedTuple):
@@ -161,7 +161,7 @@ def written_names(mutates_args: str | Iterable[str], op: str, place: str | None 
     names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
     if not all(isinstance(name, str) for name in names):
         fix = "mutates_args=() for a function that writes to none of its arguments"
-        raise SchemaError(problem, op=op, got=_brief(mutates_args), where=place, fix=fix)
+        raise SchemaError(problem, op=op, got=brief(mutates_args), where=place, fix=fix)
     return names
 
 
@@ -207,7 +207,7 @@ class _Reader:
     @classmethod
     def of(cls, fn: Callable[..., Any], op: str) -> _Reader:
         if not callable(fn) or isinstance(fn, type):
-            raise SchemaError("expected a function", got=_brief(fn), fix="decorate a typed Python function")
+            raise SchemaError("expected a function", got=brief(fn), fix="decorate a typed Python function")
         try:
             signature = inspect.signature(fn)
         except (ValueError, TypeError) as error:
@@ -232,6 +232,11 @@ class _Reader:
         if not name.isascii():
             self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
         if parameter.annotation is inspect.Parameter.empty:
+            if index == 0 and name in ("self", "cls"):
+                self.fail(
+                    f"a method cannot be an op: its first parameter is {name}",
+                    fix="take a function that the method calls, with what it needs of the object as arguments",
+                )
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)
         type_ = _lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.opaque_type_name(annotation)
@@ -261,7 +266,7 @@ class _Reader:
             self.fail(
                 f"parameter {argument.name} has an unsupported default: {problem}",
                 expected=argument.type,
-                got=_brief(given),
+                got=brief(given),
             )
         argument = dataclasses.replace(argument, default=_dispatched(argument.type, given))
         if default_text(argument.type, argument.default) is not None:
@@ -272,7 +277,7 @@ class _Reader:
                 f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
                 "own meaning here",
                 expected=argument.type,
-                got=_brief(given),
+                got=brief(given),
                 fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
             )
         return dataclasses.replace(argument, type=argument.type + "?", default_is_none_in_text=True)
@@ -430,6 +435,8 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
         return _show(type(items[0])) if _lookup(table, type(items[0])) else None
     if isinstance(annotation, type):
         return _nearest_class(annotation, table)
+    if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
+        return _instead_of_dict(items[1] if len(items) == 2 else None, table)
     candidates: list[Any] = []
     if origin in (Union, types.UnionType):
         plain = [item for item in items if item is not type(None)]
@@ -442,9 +449,19 @@ def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
     return next((_show(candidate) for candidate in candidates if _lookup(table, candidate)), None)
 
 
+def _instead_of_dict(value: Any, table: dict[Any, str]) -> str:
+    values = types.GenericAlias(list, value) if value is not None else None
+    text = f"{_show(values)}, of its values" if _lookup(table, values) else "one parameter for each of its values"
+    return f"{text}; let a function around the op deal with the dict"
+
+
 def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
+    if dataclasses.is_dataclass(annotation):
+        return f"one parameter for each of its fields ({', '.join(x.name for x in dataclasses.fields(annotation))})"
     if issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
         return f"one parameter for each of its fields ({', '.join(annotation._fields)})"
+    if issubclass(annotation, collections.abc.Mapping):
+        return _instead_of_dict(None, table)
     if annotation in _RELATIVES:
         return _RELATIVES[annotation]
     if annotation.__module__.split(".")[0] == "numpy":
@@ -452,12 +469,6 @@ def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
     if annotation is list or annotation is set:
         return "list[torch.Tensor]"
     return next((_show(base) for base in annotation.__mro__[1:-1] if _lookup(table, base)), None)
-
-
-def _brief(value: Any) -> str:
-    """A value on one short line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _show(annotation: Any) -> str:

@@ -34,7 +34,9 @@ from customops._history import (
     written_tangent,
 )
 from customops._schema import Schema
-from customops.errors import AutogradError, UnsupportedError
+from customops.errors import AutogradError, ContextError, UnsupportedError, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 def converts_nothing(schema: Schema) -> bool:
@@ -72,7 +74,24 @@ def node(definition: Definition, layout: Layout, backward: Formula | None, jvp: 
     marked = {key: staticmethod(_compat.outside_dynamo(member)) for key, member in statics.items()}
     function = type(name, (_compat.SingleLevelFunction,), marked)
     _compat.context_class(function).set_materialize_grads = set_materialize_grads
+    _compat.context_class(function).__getattr__ = _missing_attribute(definition, set_up, formulas)
     return function
+
+
+def _missing_attribute(definition: Definition, set_up: SetUp, formulas: list[Formula]) -> Fn:
+    """What Python calls where `ctx` has no attribute of a name."""
+
+    def missing(ctx: Any, name: str) -> Any:
+        there = [each for each in vars(ctx) if not each.startswith("_customops_")]
+        raise ContextError(
+            f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
+            op=str(definition.name),
+            expected=f"one that setup_context put there: {', '.join(there)}" if there else None,
+            where=where(formulas[0].fn) if formulas else None,
+            fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
+        )
+
+    return missing
 
 
 # Forward --------------------------------------------------------------------------------------------------------

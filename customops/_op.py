@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -15,30 +14,26 @@ from typing_extensions import Unpack
 from customops import _bypass, _compat, _digest
 from customops._call import Fn, bind
 from customops._compat import Library, OpOverload
-from customops._definition import Definition, Undo, When, lock
+from customops._definition import Definition, Undo, When, end_with, lock
 from customops._formula import ALL, Differentiable
 from customops._recompute import formulas
 from customops._rule_set import RuleSet
 from customops._rules.autograd import BackwardOptions, FromOptions, Options
 from customops._rules.kernel import DeviceTypes, device_list
+from customops._samples import Sample, samples_of
 from customops._schema import Schema
 from customops._source import source_of
 from customops._trampoline import when_to_check
-from customops.errors import CallbackError, RegistrationError, UnregisteredError, name_of, user_source
+from customops.errors import UnregisteredError, name_of, user_source
 
 if TYPE_CHECKING:
     from customops._registry import Registry
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Sample(NamedTuple):
-    """Arguments of one call of an op, for checks."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class CustomOpDef(Generic[P, R]):
@@ -85,7 +80,11 @@ class CustomOpDef(Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
             return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
-        return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+        try:
+            return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            self._definition.explain(error)
+            raise
 
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
     _compat.outside_dynamo(__call__)
@@ -202,19 +201,40 @@ class CustomOpDef(Generic[P, R]):
 
     # Autograd ---------------------------------------------------------------------------------------------------
 
+    @overload
     def register_autograd(
         self,
-        backward: Fn,
+        backward: None = None,
         /,
         *,
         setup_context: Fn | None = None,
         lib: Library | None = None,
         **options: Unpack[BackwardOptions],
-    ) -> None:
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_autograd(
+        self,
+        backward: F,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[BackwardOptions],
+    ) -> F: ...
+    def register_autograd(
+        self,
+        backward: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[BackwardOptions],
+    ) -> Any:
         """Register the gradient formula.
 
         Args:
-            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors. Returns one
+            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors (without it,
+                a decorator is returned). Returns one
                 gradient for each positional argument, then for each tensor that is keyword-only: a Tensor like the
                 argument, None where there is none, or a list of these; or a dict of these by argument names.
             setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
@@ -236,11 +256,34 @@ class CustomOpDef(Generic[P, R]):
         Example:
             >>> double.register_autograd(lambda ctx, grad: grad * 2)
         """
+        if backward is None:
+            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
         self._register(lib, self._rules.autograd.register, backward, setup_context, options)
+        return backward
 
+    @overload
     def register_jvp(
-        self, jvp: Fn, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
-    ) -> None:
+        self,
+        jvp: None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_jvp(
+        self, jvp: F, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
+    ) -> F: ...
+    def register_jvp(
+        self,
+        jvp: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
@@ -259,7 +302,10 @@ class CustomOpDef(Generic[P, R]):
         Example:
             >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
         """
+        if jvp is None:
+            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
         self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
+        return jvp
 
     def register_autograd_from(self, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> F:
         """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
@@ -385,27 +431,7 @@ class CustomOpDef(Generic[P, R]):
 
     def samples(self) -> Iterator[Sample]:
         """The op's sample inputs, made anew."""
-        if self._samples is None:
-            return
-        items = self._samples()
-        if not isinstance(items, Iterable):
-            raise CallbackError(
-                "the samples function must yield args or (args, kwargs)", op=self._qualname, got=type(items).__name__
-            )
-        for item in items:
-            yield self._sample(item)
-
-    def _sample(self, item: Any) -> Sample:
-        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict):
-            return Sample(*item)
-        if isinstance(item, tuple):
-            return Sample(item, {})
-        raise CallbackError(
-            "a sample must be a tuple of arguments, or (args, kwargs)",
-            op=self._qualname,
-            got=type(item).__name__,
-            fix="yield (x,) for one argument",
-        )
+        return samples_of(self._samples, self._qualname) if self._samples is not None else iter(())
 
     # Compilers --------------------------------------------------------------------------------------------------
 
@@ -462,29 +488,10 @@ class CustomOpDef(Generic[P, R]):
             if lib is None or lib is self._definition.library:
                 self._record(register(*args))
                 return
-            self._check_library(lib)
+            self._definition.check_library(lib)
             undo = register(*args)
             self._record(undo)
-            _compat.on_library_destroyed(lib, functools.partial(_end, undo, weakref.ref(lib)))
-
-    def _check_library(self, lib: Library) -> None:
-        if not _compat.library_alive(lib):
-            raise RegistrationError("the library given as lib= has been destroyed", op=self._qualname)
-        if lib.ns != self._definition.name.namespace:
-            raise RegistrationError(
-                "the library given as lib= is of another namespace than the op",
-                op=self._qualname,
-                got=f"a Library of namespace {lib.ns!r}",
-                fix=f'Library("{self._definition.name.namespace}", "FRAGMENT")',
-            )
+            end_with(lib, undo)
 
     def _record(self, undo: Undo) -> None:
         self._registry._record(undo)
-
-
-def _end(undo: Undo, library: weakref.ref[Library]) -> None:
-    """A library was destroyed, and with it ends what was registered with ``lib=``."""
-    lent = library()
-    if lent is None or not _compat.library_alive(lent):  # else the interpreter exits
-        with lock:
-            undo()

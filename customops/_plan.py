@@ -17,7 +17,7 @@ from customops._op import CustomOpDef
 from customops._rules.kernel import DeviceTypes, check_devices
 from customops._schema import Schema, Tags, check_nameless, check_tags, normalize_tags, parse
 from customops._trampoline import when_to_check
-from customops.errors import DefinitionError, SchemaError, UnregisteredError, location_of, where
+from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, where
 
 if TYPE_CHECKING:
     from customops._registry import Registry
@@ -67,7 +67,7 @@ class Plan:
         """Raise what can be found wrong without changing anything; returns the device types."""
         op = str(self.name)
         if not isinstance(self.bypass, bool):
-            raise DefinitionError("bypass must be True or False", op=op, got=repr(self.bypass))
+            raise DefinitionError("bypass must be True or False", op=op, got=brief(self.bypass))
         if self.bypass:
             _bypass.refuse(self.schema, op)
         if self.text is not None:  # else the schema was read off the function
@@ -92,6 +92,16 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
     """Parse ``schema=``, which must agree with `mutates_args`."""
     check_nameless(text, op)
     schema = parse(text)
+    for argument in schema.arguments:
+        if "(" in argument.type:  # what is left of an alias annotation
+            raise SchemaError(
+                "only tensors can be written, or returned as views: torch has alias annotations for no other type",
+                op=op,
+                argument=argument.name,
+                got=argument.type,
+                where=where(fn),
+                fix=f"make {argument.name} a Tensor (of no dimensions, for a number), or drop the annotation",
+            )
     written = {argument.name for argument in schema.mutated}
     if mutates_args != "unknown" and written != set(mutates_args):
         raise SchemaError(

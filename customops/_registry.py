@@ -22,13 +22,13 @@ from customops._definition import (
     lock,
     refused,
 )
-from customops._formula import Names
+from customops._formula import Names, names_in
 from customops._hints import written_names
 from customops._op import CustomOpDef
 from customops._plan import Plan
 from customops._rules.kernel import DeviceTypes, dispatch_keys
 from customops._schema import Tags, check_nameless, normalize_tags
-from customops.errors import DefinitionError, RegistrationError, UnregisteredError, location_of, where
+from customops.errors import DefinitionError, RegistrationError, UnregisteredError, brief, location_of, where
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,7 +98,7 @@ class Registry:
         fn: Callable[..., Any] | None = None,
         /,
         *,
-        mutates_args: str | Iterable[str],
+        mutates_args: Any = None,  # by the overloads it has to be given; what to write is said where it is looked at
         device_types: DeviceTypes = None,
         schema: str | None = None,
         tags: Tags = None,
@@ -137,6 +137,7 @@ class Registry:
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
+        own_name = _own_name(name)
         options = {
             "mutates_args": written_names(mutates_args, name),
             "device_types": device_types,
@@ -145,22 +146,22 @@ class Registry:
             "check": check,
             "bypass": bypass,
             "differentiable": differentiable,
-            "nondiff_args": nondiff_args if isinstance(nondiff_args, str) else tuple(nondiff_args),
+            "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, _own_name(name), on_conflict, options)
+        request = functools.partial(self._define, own_name, on_conflict, options)
         return request if fn is None else request(fn)
 
     def _define(
         self, name: Name, on_conflict: OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
-            raise DefinitionError("custom_op decorates a function", op=str(name), got=repr(fn))
+            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
         if on_conflict not in ("replace", "error", "reuse"):
             raise DefinitionError(
                 "on_conflict has no such value",
                 op=str(name),
                 expected='"replace", "error" or "reuse"',
-                got=repr(on_conflict),
+                got=brief(on_conflict),
             )
         plan = Plan.of(name, fn, **options)
         with lock:
@@ -256,6 +257,7 @@ class Registry:
         if lib is not None and "::" in qualname:
             qualname = f"{lib.ns}::{qualname.partition('::')[2]}"
         name, all_tags = Name.parse(qualname), normalize_tags(tags)
+        name.check_new()
         check_nameless(schema, str(name))
         with lock:
             if _compat.find_overload(name.packet, name.overload) is not None:
@@ -420,9 +422,10 @@ def _own_name(text: str) -> Name:
     if name.namespace in RESERVED_NAMESPACES:
         raise DefinitionError(
             f"{name.namespace!r} is a reserved namespace of torch itself",
-            got=repr(text),
+            got=brief(text),
             fix=f'use one of your own, e.g. "mylib::{name.name}"',
         )
+    name.check_new()
     return name
 
 
@@ -443,7 +446,7 @@ def _find(op: Any) -> OpOverload:
         return _only_overload(op)
     if not isinstance(op, str):
         raise DefinitionError(
-            "expected an operator", expected='a CustomOpDef, an OpOverload or "ns::name"', got=repr(op)
+            "expected an operator", expected='a CustomOpDef, an OpOverload or "ns::name"', got=brief(op)
         )
     name = Name.parse(op.removesuffix(".default"))
     found = _compat.find_overload(name.packet, name.overload)

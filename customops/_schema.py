@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from customops import _compat
-from customops.errors import DefinitionError, SchemaError, TagError
+from customops.errors import DefinitionError, SchemaError, TagError, brief
 
 Tags = torch.Tag | Sequence[torch.Tag] | None
 
@@ -183,7 +183,9 @@ def check_nameless(text: str, op: str) -> None:
     """Raise SchemaError unless `text` starts with the arguments."""
     if not isinstance(text, str) or not text.lstrip().startswith("("):
         raise SchemaError(
-            'expected schema to look like "(Tensor x) -> Tensor": the name is given already', op=op, got=repr(text)
+            'expected schema to look like "(Tensor x) -> Tensor": the name is given already',
+            op=op,
+            got=brief(text, limit=500),
         )
 
 
@@ -367,7 +369,7 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
                 "tags must be torch.Tag members",
                 argument="tags",
                 expected="a torch.Tag, or a list or tuple of them",
-                got=repr(tag),
+                got=brief(tag),
                 fix="e.g. tags=torch.Tag.pointwise",
             )
     result = tuple(dict.fromkeys(given))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
+import linecache
 import types
+import weakref
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from customops import _compat
 from customops._schema import Argument, Schema
 from customops.errors import UnsupportedError
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 class Source:
@@ -42,6 +47,7 @@ class Source:
 
     def build(self) -> Any:
         namespace = {self._prefix + name: value for name, value in self.objects.items()}
+        namespace["__tracebackhide__"] = True
         exec(_compiled(self.text, self.name), namespace)
         function = namespace[self.name]
         function.text = self.text
@@ -82,9 +88,25 @@ def source_of(fn: Any) -> str:
     return getattr(fn, "text", "")
 
 
+#: The code of the functions, by the names of their files. Where linecache has their lines, as long as they live.
+_codes: weakref.WeakValueDictionary[str, types.CodeType] = weakref.WeakValueDictionary()
+
+
 @functools.lru_cache(maxsize=512)  # ops of one shape share the code
 def _compiled(text: str, name: str) -> Any:
-    return compile(text, f"<customops {name}>", "exec")
+    """Code of a file that debuggers, tracebacks and `inspect` find the source of."""
+    file = f"<customops {name} {zlib.crc32(text.encode()):08x}>"
+    module = compile(text, file, "exec")
+    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    _codes[file] = code
+    weakref.finalize(code, _forget_lines, file).atexit = False
+    return module
+
+
+def _forget_lines(file: str) -> None:
+    if file not in _codes:  # else it was compiled anew
+        linecache.cache.pop(file, None)
 
 
 # Arguments ------------------------------------------------------------------------------------------------------

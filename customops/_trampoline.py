@@ -28,7 +28,7 @@ from customops._call import (
 from customops._definition import When
 from customops._schema import Argument, Return, Schema
 from customops._source import Source, always_passed, as_tuple, local, may_be_none, written_when_called
-from customops.errors import DefinitionError
+from customops.errors import DefinitionError, brief
 
 
 def when_to_check(given: Any, op: str) -> When:
@@ -37,7 +37,7 @@ def when_to_check(given: Any, op: str) -> When:
     if value not in get_args(When):
         source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
         raise DefinitionError(
-            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=repr(value)
+            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=brief(value)
         )
     return cast(When, value)
 
@@ -257,7 +257,9 @@ def _same_data(source: Source, schema: Schema, tensors: str, results: str) -> st
     else:
         source.line(f"    $data = [{', '.join(f'$result[{i}].data_ptr()' for i in range(len(schema.returns)))}]")
         among_results = f"$len({{*$data}}) < {len(schema.returns)}"
-        source.line(f"    $same = {among_results} or not $set({as_tuple(pointers)}).isdisjoint($data)", len=len, set=set)
+        source.line(
+            f"    $same = {among_results} or not $set({as_tuple(pointers)}).isdisjoint($data)", len=len, set=set
+        )
     source.line("except $RuntimeError:", RuntimeError=RuntimeError)
     source.line("    $same = True  # a layout without a pointer of its own")
     return f"($same and {exact})"
@@ -318,7 +320,11 @@ def _autograd(
     if node is not None:
         source.line("    $apply = $node.apply", node=node)
         source.line("    if $apply is not None:")
-        source.line(f"        return $apply($cell.direct, {passed})")
+        source.line("        try:")
+        source.line(f"            return $apply($cell.direct, {passed})")
+        source.line("        except $errors as $error:", errors=(TypeError, RuntimeError))
+        source.line("            $node.explain($error)")
+        source.line("            raise")
     source.line(
         f"return $general($keyset, $cell, {as_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
     )

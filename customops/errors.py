@@ -29,6 +29,7 @@ __all__ = [
     "AutogradError",
     "CallbackError",
     "CheckError",
+    "ContextError",
     "CustomOpsError",
     "DefinitionError",
     "KernelError",
@@ -75,7 +76,8 @@ class CustomOpsError(Exception):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        lines = [f"{self.op}: {self.problem}" if self.op else self.problem]
+        op = self.op if self.op is None or len(self.op) <= 200 else self.op[:197] + "..."
+        lines = [f"{op}: {self.problem}" if op else self.problem]
         fields = {
             "argument": self.argument,
             "expected": self.expected,
@@ -138,6 +140,10 @@ class AutogradError(CustomOpsError, RuntimeError):
     """A backward is missing, or it returned gradients that do not fit the operator's inputs."""
 
 
+class ContextError(AutogradError, AttributeError):
+    """A callback asked its `ctx` for an attribute that nobody put there."""
+
+
 class UnregisteredError(CustomOpsError, RuntimeError):
     """An operator was called after it was unregistered or replaced."""
 
@@ -148,6 +154,15 @@ class CheckError(CustomOpsError, AssertionError):
 
 class OpCheckError(CustomOpsError):
     """A check of `opcheck` failed; ``__cause__`` is what it found."""
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """A value on one short line, also where its own ``__repr__`` fails."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # its fault must not take the place of the error that is being made
+        text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -191,6 +206,11 @@ def user_stacklevel() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def is_users(file: str) -> bool:
+    """Is a file neither of this package nor of torch, nor written by this package?"""
+    return not file.startswith((*_NOT_THE_USERS, os.path.dirname(torch.__file__) + os.sep, "<customops "))
 
 
 def user_source() -> str:

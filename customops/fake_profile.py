@@ -23,7 +23,7 @@ from customops import _compat
 from customops._op import CustomOpDef
 from customops._registry import default
 from customops._schema import Schema
-from customops.errors import CustomOpsError
+from customops.errors import CustomOpsError, brief
 
 if TYPE_CHECKING:
     _TorchsMissingOpProfile = RuntimeError
@@ -228,7 +228,7 @@ class _Numbers(NamedTuple):
     def read(self, number: object) -> Any:
         name = next((name for name, known in self.numbers.items() if known == number), None)
         if name is None:
-            raise ProfileError(f"the profiles have an unknown {self.what}", got=repr(number))
+            raise ProfileError(f"the profiles have an unknown {self.what}", got=brief(number))
         return getattr(torch, name)
 
 
@@ -374,4 +374,4 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
 
 
 def _no_file(f: object) -> ProfileError:
-    return ProfileError("there is no file", expected="a path, or a binary buffer", got=repr(f))
+    return ProfileError("there is no file", expected="a path, or a binary buffer", got=brief(f))

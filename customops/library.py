@@ -85,28 +85,28 @@ def register_fake(
 
 def register_autograd(
     op: Op,
-    backward: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
     /,
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[BackwardOptions],
-) -> None:
+) -> Any:
     """`CustomOpDef.register_autograd` on any op."""
-    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
+    return adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
 
 
 def register_jvp(
     op: Op,
-    jvp: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
     /,
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[Options],
-) -> None:
+) -> Any:
     """`CustomOpDef.register_jvp` on any op."""
-    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
+    return adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
 def register_autograd_from(

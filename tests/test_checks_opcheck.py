@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -562,3 +563,93 @@ def test_pinned_memory_stays_pinned(define: Ops) -> None:
 
     op = define("f(Tensor x) -> Tensor", CPU=kernel)
     assert opcheck(op, (torch.rand(3).pin_memory(),), test_utils="test_schema") == {"test_schema": "SUCCESS"}
+
+
+# What pytest prints ---------------------------------------------------------------------------------------------
+
+FAILURES = """
+import customops
+import torch
+from torch import Tensor
+
+
+@customops.custom_op("{ns}::hidden_write", mutates_args=())
+def hidden_write(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x.clone()
+
+
+@customops.custom_op("{ns}::without_fake", mutates_args=())
+def without_fake(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@customops.custom_op("{ns}::other_shape", mutates_args=())
+def other_shape(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@customops.custom_op("{ns}::fails", mutates_args=())
+def fails(x: Tensor) -> Tensor:
+    raise ValueError("of the kernel")
+
+
+@customops.custom_op("{ns}::other_type", mutates_args=())
+def other_type(x: Tensor) -> Tensor:
+    return x.numpy()
+
+
+@customops.custom_op("{ns}::other_result", mutates_args=(), tags=torch.Tag.needs_fixed_stride_order)
+def other_result(x: Tensor) -> Tensor:
+    return torch.rand(x.shape)
+
+
+other_shape.register_fake(lambda x: x.new_empty(7))
+other_result.register_fake(torch.empty_like)
+
+
+def test_hidden_write():
+    customops.opcheck(hidden_write, (torch.ones(2),))
+
+
+def test_without_fake():
+    customops.opcheck(without_fake, (torch.ones(2),))
+
+
+def test_other_shape():
+    customops.opcheck(other_shape, (torch.ones(2),))
+
+
+def test_fails():
+    customops.opcheck(fails, (torch.ones(2),))
+
+
+def test_backward():
+    other_shape.register_autograd(lambda ctx, grad: (grad, grad))
+    other_shape.register_fake(torch.empty_like)
+    customops.opcheck(other_shape, (torch.ones(2, requires_grad=True),))
+
+
+def test_call():
+    fails(torch.ones(2, requires_grad=True))
+
+
+def test_type():
+    other_type(torch.ones(2))
+"""
+
+
+def test_a_failure_under_pytest_is_short(tmp_path: Path, ns: str) -> None:
+    (tmp_path / "test_them.py").write_text(FAILURES.replace("{ns}", ns))
+    command = [sys.executable, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    parts = re.split(r"_{5,} (test_\w+) _{5,}\n", run.stdout)
+    printed = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(printed) == set(re.findall(r"def (test_\w+)", FAILURES))
+    for name, text in printed.items():
+        assert len(text.splitlines()) < 40, text
+        assert f"in {name}" in text or f"def {name}" in text
+        assert "customops/checks" not in text
+        assert "customops/_op.py" not in text
+    assert ">       raise ValueError" in printed["test_fails"]  # the line of the kernel
+    assert ">       raise ValueError" in printed["test_call"]

@@ -39,7 +39,7 @@ pytestmark = [
         "torch.quantize_per_tensor",  # deprecated on 2.15
         "The PyTorch API of nested tensors is in prototype stage",
         "Sparse CSR tensor support is in beta state",
-        "There is a performance drop because we have not yet implemented the batching rule",
+        "There is a performance drop",
         "Casting complex values to real",
         "Warning only once for all operators",  # tests override kernels
     )

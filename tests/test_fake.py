@@ -340,6 +340,48 @@ def test_a_fake_on_an_inplace_or_out_op_warns_and_counts(registry: Registry, ns:
     assert calls == ["inplace", "out"]
 
 
+@pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
+@pytest.mark.parametrize("wrong", [lambda x: torch.empty_like(x), lambda x: x.view(x.shape), lambda x: x.new_empty(7)])
+def test_a_fake_that_does_not_return_what_is_written(registry: Registry, ns: str, wrong: Callable[..., Any]) -> None:
+    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=torch.Tag.inplace)
+    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=torch.Tag.out)
+    inplace.register_fake(wrong)
+    out.register_fake(lambda x, *, out: wrong(x))
+    calls = {
+        "torch.Tag.inplace must return its first argument": lambda x: inplace(x.clone()),
+        "torch.Tag.out must return its mutable keyword-only arguments": lambda x: out(x, out=torch.empty_like(x)),
+    }
+    for text, call in calls.items():
+        with FakeTensorMode(), pytest.raises(KernelError, match=re.escape(f"a fake impl of an op with {text}")):
+            call(torch.ones(2))
+        with pytest.raises(KernelError, match=re.escape(text)):
+            call(torch.ones(2, device="meta"))
+        with pytest.raises(Exception, match=re.escape(text)):
+            torch.compile(call, fullgraph=True, backend="aot_eager")(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
+def test_a_fake_of_an_inplace_or_out_op_is_called_in_compiled_code(registry: Registry, ns: str) -> None:
+    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=torch.Tag.inplace)
+    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=torch.Tag.out)
+    seen = []
+
+    def fake(x: Tensor) -> Tensor:
+        seen.append(x.shape)
+        return x
+
+    inplace.register_fake(fake)
+    out.register_fake(lambda x, *, out: fake(out))
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.clone()
+        return inplace(y) + y, out(x, out=y) * 1
+
+    results = torch.compile(run, fullgraph=True, backend="aot_eager")(torch.ones(2))
+    torch.testing.assert_close(results, (torch.full((2,), 4.0), torch.ones(2)))
+    assert seen.count((2,)) >= 4  # Dynamo's, and AOTAutograd's
+
+
 # 41: no fake ----------------------------------------------------------------------------------------------------------
 
 

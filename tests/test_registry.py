@@ -423,7 +423,8 @@ def test_a_scope_brings_a_replaced_op_back(registry: Registry, ns: str) -> None:
 def test_rules_of_a_replaced_op_end_with_the_scope_they_were_registered_in(registry: Registry, ns: str) -> None:
     op = define(registry, f"{ns}::f")
     with registry.scope():
-        op.register_vmap("sequential")
+        op.register_vmap(lambda info, in_dims, x: (x * 0, in_dims[0]))
+        assert torch.vmap(op)(torch.ones(2)).tolist() == [0, 0]
         op.register_autocast("cpu", torch.bfloat16)
         op.register_kernel("cpu", add_two)
         with registry.scope():
@@ -431,9 +432,10 @@ def test_rules_of_a_replaced_op_end_with_the_scope_they_were_registered_in(regis
         with torch.autocast("cpu"):
             assert op(torch.ones(1)).dtype == torch.bfloat16
     keys = torch._C._dispatch_dump(f"{ns}::f")
-    assert "FuncTorchBatched" not in keys
     assert "AutocastCPU" not in keys
     assert op(torch.ones(1)).item() == 2
+    with pytest.warns(UserWarning, match="has no vmap rule"):
+        assert torch.vmap(op)(torch.ones(2)).tolist() == [2, 2]
     with torch.autocast("cpu"):
         assert op(torch.ones(1)).dtype == torch.float32
 
@@ -468,6 +470,7 @@ def test_scopes_leave_no_libraries_behind(registry: Registry, ns: str) -> None:
     assert {key for key, kernels in op._definition._kernels.items() if kernels} == {
         "CompositeExplicitAutograd",  # the function of the op
         "Autograd",
+        "FuncTorchBatched",
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import linecache
 import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -18,8 +21,10 @@ from torch import Tensor
 from torch.library import Library
 
 import customops
-from customops import Registry
+from customops import Registry, _source
 from customops._definition import _direct
+from customops._schema import parse
+from customops._source import source_of
 from customops.errors import AliasError, DefinitionError, KernelError, UnsupportedError
 
 ROOT = Path(__file__).parents[1]
@@ -558,3 +563,68 @@ def test_outputs_have_the_types_of_the_schema(
     op = registry.custom_op(f"{ns}::f", result, mutates_args=(), schema=f"(Tensor x) -> {returns}", check=check)
     _, output = seen_by_setup_context(op, torch.ones(2, requires_grad=True))
     assert (type(output), *map(type, output)) == types
+
+
+# Lines of generated functions -----------------------------------------------------------------------------------
+
+
+def test_tracebacks_show_the_lines(registry: Registry, ns: str) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("here")
+
+    op = registry.custom_op(f"{ns}::fails", fails, mutates_args=())
+    for x in (torch.ones(1), torch.ones(1, requires_grad=True)):
+        for _ in range(2):  # the first call writes the functions
+            try:
+                op(x)
+            except ValueError as error:
+                text = "".join(traceback.format_exception(error))
+        assert "_result = _fn(x)" in text
+        frames = [frame for frame in traceback.extract_tb(error_of(op, x)) if frame.filename.startswith("<customops")]
+        assert frames
+        assert all(frame.line for frame in frames)
+
+
+def error_of(op: Any, x: Tensor) -> Any:
+    with pytest.raises(ValueError, match="here") as caught:
+        op(x)
+    return caught.tb
+
+
+def test_the_source_of_a_generated_function_is_found(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op(torch.ones(1))
+    for kernel in op._definition.newest_kernels().values():
+        fn = kernel.fn
+        if fn.__code__.co_filename.startswith("<customops"):
+            linecache.checkcache()
+            assert inspect.getsource(fn.__code__) == source_of(fn)
+    bypass = registry.custom_op(
+        f"{ns}::g", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor", bypass=True
+    )
+    assert "is_dynamo_compiling" in inspect.getsource(type(bypass).__call__)
+
+
+def test_lines_are_kept_as_long_as_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_source, "_compiled", functools.lru_cache(maxsize=1)(_source._compiled.__wrapped__))
+
+    def made(number: int) -> Any:
+        source = _source.Source("made", parse("(Tensor x) -> Tensor"))
+        source.line(f"return {number}")
+        return source.build()
+
+    def lines(fn: Any) -> str:
+        return linecache.getline(fn.__code__.co_filename, 2)
+
+    first = made(1)
+    assert (first(), lines(first)) == (1, "    return 1\n")
+    second, again = made(2), made(1)
+    assert first.__code__.co_filename == again.__code__.co_filename != second.__code__.co_filename
+    file = first.__code__.co_filename
+    del first
+    gc.collect()
+    assert linecache.getline(file, 2) == "    return 1\n"  # `again` has it
+    made(3)  # what the cache of code holds is another one now
+    del again
+    gc.collect()
+    assert file not in linecache.cache

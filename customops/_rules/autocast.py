@@ -12,7 +12,7 @@ from customops import _compat
 from customops._definition import Definition, Undo
 from customops._schema import Schema
 from customops._slots import Slots
-from customops.errors import DefinitionError, RegistrationError
+from customops.errors import DefinitionError, RegistrationError, brief
 
 
 class AutocastRule:
@@ -34,14 +34,17 @@ class AutocastRule:
         op = str(self.definition.name)
         if not isinstance(device_type, str):
             raise DefinitionError(
-                "register_autocast expects the device type as a string", op=op, got=repr(device_type), fix='e.g. "cuda"'
+                "register_autocast expects the device type as a string",
+                op=op,
+                got=brief(device_type),
+                fix='e.g. "cuda"',
             )
         if not isinstance(cast_inputs, torch.dtype):
             raise DefinitionError(
                 "register_autocast expects a torch.dtype to cast to",
                 op=op,
                 argument="cast_inputs",
-                got=repr(cast_inputs),
+                got=brief(cast_inputs),
                 fix="e.g. torch.float16",
             )
         if not _has_autocast(device_type, op):
@@ -61,7 +64,7 @@ def _has_autocast(device_type: str, op: str) -> bool:
         return torch.amp.is_autocast_available(device_type)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise RegistrationError(f"unknown device type: {reason}", op=op, got=repr(device_type)) from error
+        raise RegistrationError(f"unknown device type: {reason}", op=op, got=brief(device_type)) from error
 
 
 def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypedDict
 
@@ -17,16 +18,20 @@ from customops._history import captured, carry_on
 from customops._slots import Slots
 from customops._source import source_of
 from customops._trampoline import Cell
-from customops.errors import AutogradError, RegistrationError
+from customops.errors import AutogradError, CallbackError, RegistrationError, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 class Node:
     """Holds the ``apply`` of the node for the current formula, once it was needed."""
 
-    __slots__ = ("apply",)
+    __slots__ = ("apply", "explain")
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Callable[[Exception], None]) -> None:
         self.apply: Fn | None = None
+        #: Raises in the place of what applying it raised, if more can be said.
+        self.explain = explain
 
 
 class Options(TypedDict, total=False):
@@ -58,7 +63,7 @@ class AutogradRule:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
-        self._node = Node()
+        self._node = Node(self.explain)
         self._current: Current | None = None
 
     def install(self, definition: Definition) -> None:
@@ -87,6 +92,13 @@ class AutogradRule:
     def _formula(self, fn: Fn, setup_context: Fn | None, options: Options) -> Formula:
         """The formula with its options, if they fit the op."""
         schema, op = self.definition.schema, str(self.definition.name)
+        if unknown := options.keys() - Options.__annotations__:
+            raise CallbackError(
+                f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
+                op=op,
+                expected=", ".join(["setup_context", "lib", *Options.__annotations__]),
+                where=where(fn),
+            )
         if setup_context is not None:
             names = ["ctx", "inputs", "keyword_only_inputs", "output"]
             if not schema.keyword_only:
@@ -167,6 +179,14 @@ class AutogradRule:
         function = self.function(self.current())
         return {f"Autograd, {step}": source_of(getattr(function, step)) for step in ("forward", "backward")}
 
+    def explain(self, error: Exception) -> None:
+        """Raise, in the place of what torch says to a ctx that setup_context has filled, what names op and place."""
+        callback = next((f.setup_context for f in self.current().formulas if f is not None and f.setup_context), None)
+        for start, (problem, fix) in _OF_CONTEXT.items():
+            if callback is not None and str(error).startswith(start):
+                op = str(self.definition.name)
+                raise AutogradError(problem, op=op, got=str(error), where=where(callback), fix=fix) from None
+
     def function(self, current: Current) -> Any:
         """The node of an op, made when it is first differentiated."""
         if current.function is None:
@@ -178,6 +198,23 @@ class AutogradRule:
                     if self._current is current and _node.is_flat(self.definition.schema) and not current.ignores:
                         self._node.apply = current.function.apply
         return current.function
+
+
+#: How what torch says begins -> what was wrong, and what to do.
+_OF_CONTEXT = {
+    "save_for_backward can only save variables": (
+        "ctx.save_for_backward is for tensors",
+        "keep anything else as an attribute: ctx.k = k",
+    ),
+    "Some elements marked as dirty": (
+        "ctx.mark_dirty on a tensor that the op does not write by its schema",
+        "leave it out: mutates_args says what is written",
+    ),
+    "mark_dirty can only accept variables": (
+        "ctx.mark_dirty is for tensors",
+        "leave it out: mutates_args says what is written",
+    ),
+}
 
 
 class _Entry:
@@ -249,9 +286,13 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     return _AS_THEY_ARE
 
 
-def _redispatch(overload: Any, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-    with _modes_of_lower_levels(keyset):
-        return overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
+def _redispatch(definition: Definition, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        with _modes_of_lower_levels(keyset):
+            return definition.overload.redispatch(keyset & _compat.after_autograd, *args, **kwargs)
+    except NotImplementedError as error:
+        definition.explain(error)
+        raise
 
 
 def _general(rule: AutogradRule, definition: Definition) -> Fn:
@@ -277,16 +318,24 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
             if is_out:
                 raise _out_error(definition)
         elif not has_tangents:
-            result = overload.redispatch(keyset & after, *args, **kwargs)
+            try:
+                result = overload.redispatch(keyset & after, *args, **kwargs)
+            except NotImplementedError as error:
+                definition.explain(error)
+                raise
             return written(args, kwargs) if written is not None else result
         fn = cell.direct if cell is not None and converts_nothing else None
-        fn = fn or functools.partial(_redispatch, overload, keyset)
-        if is_flat:
-            return _compat.apply_function(rule.function(current), fn, *args)
-        call = Call(fn, args, kwargs, tensors)
-        result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
-        if call.written:
-            carry_on(call.written, [result[i] for i in call.new_values])
+        fn = fn or functools.partial(_redispatch, definition, keyset)
+        try:
+            if is_flat:
+                return _compat.apply_function(rule.function(current), fn, *args)
+            call = Call(fn, args, kwargs, tensors)
+            result = _compat.apply_function(rule.function(current), call, *call.flatten(args, kwargs, current.layout))
+            if call.written:
+                carry_on(call.written, [result[i] for i in call.new_values])
+        except (TypeError, RuntimeError) as error:
+            rule.explain(error)
+            raise
         if not schema.returns:
             return None
         outputs = regroup(result if isinstance(result, tuple) else (result,), call.output_lengths)

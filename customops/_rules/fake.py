@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,10 +10,21 @@ from typing import Any, NamedTuple
 import torch
 
 from customops import _compat, _compat_tracing
-from customops._call import Fn, bind_kernel, filler, structure_check
+from customops._call import (
+    Fn,
+    bind_kernel,
+    filler,
+    inplace_error,
+    out_error,
+    structure_check,
+    tensors_in,
+    written_results,
+)
 from customops._definition import Definition, Undo
 from customops._slots import Slots
 from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 class Fake(NamedTuple):
@@ -47,8 +59,8 @@ class FakeRule:
         for tag in (torch.Tag.inplace, torch.Tag.out):
             if tag in self.definition.tags:
                 warnings.warn(
-                    f"{op}: an op with torch.{tag} has a fake impl without one being registered; "
-                    "the one given now is used instead",
+                    f"{op}: an op with torch.{tag} has a fake impl without one being registered; the one given now "
+                    "is called instead, and has to return what the op writes to",
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
@@ -106,7 +118,8 @@ def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
     fill = filler(definition.schema)
     check = structure_check(definition.schema, str(definition.name), "fake impl")
-    written = [argument.name for argument in definition.schema.mutated]
+    written = written_results(definition.schema, definition.tags)
+    misses = inplace_error if torch.Tag.inplace in definition.tags else out_error
 
     overload, op = definition.overload, str(definition.name)
 
@@ -115,15 +128,14 @@ def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
         fn = rule.fn
         if fill is not None:
             args, kwargs = fill(args, kwargs)
-        if fn is not None:
-            return check(fn(*args, **kwargs), fn)
-        if not rule.trivial():
+        if fn is None and not rule.trivial():
             raise rule.missing()
-        if torch.Tag.inplace in definition.tags:
-            return args[0]
-        if torch.Tag.out in definition.tags:
-            outs = tuple(kwargs[name] for name in written)
-            return outs[0] if len(outs) == 1 else outs
-        return None
+        result = check(fn(*args, **kwargs), fn) if fn is not None else None
+        if written is None:
+            return result
+        expected = written(args, kwargs)
+        if fn is not None and not all(map(operator.is_, tensors_in((result,)), tensors_in((expected,)))):
+            raise misses(definition.schema, str(definition.name), result, fn, role="fake impl")
+        return expected
 
     return _compat.outside_dynamo(fake)

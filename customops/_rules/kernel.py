@@ -16,7 +16,7 @@ from customops._definition import Definition, Undo, lock
 from customops._schema import Schema
 from customops._slots import Slots
 from customops._trampoline import Cell
-from customops.errors import DefinitionError, RegistrationError
+from customops.errors import DefinitionError, RegistrationError, brief
 
 log = logging.getLogger("customops")
 
@@ -213,14 +213,19 @@ def _dispatch_key(type_: Any, op: str) -> str:
 
 
 def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
-    fields: dict[str, str] = {"op": op, "argument": argument, "got": repr(device_type)}
+    fields: dict[str, str] = {"op": op, "argument": argument, "got": brief(device_type)}
     if not isinstance(device_type, str):
-        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', **fields)
+        fix = f'"{device_type.type}"' if isinstance(device_type, torch.device) else None
+        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=fix, **fields)
     try:
         _compat.device_key(device_type)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         fix = "customops.impl takes dispatch keys" if _compat.is_dispatch_key(device_type) else None
+        word = device_type.partition(":")[0].lower()
+        if word == "gpu" or _compat.is_device_type(word):
+            meant = "cuda" if word == "gpu" else word
+            fix = f'"{meant}", for all devices of the type' + (f"; {fix}" if fix else "")
         raise RegistrationError(f"unknown device type: {reason}", fix=fix, **fields) from error
 
 

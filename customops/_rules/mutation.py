@@ -12,6 +12,8 @@ from customops._call import tensors_in
 from customops._definition import Definition
 from customops.errors import UnsupportedError
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 
 def install(definition: Definition) -> None:
     """Nothing to register: the schema says which arguments are written and which returns are views."""
@@ -39,7 +41,7 @@ def _refusal(definition: Definition) -> Callable[..., Any]:
 
 
 def _trampoline(definition: Definition) -> Callable[..., Any]:
-    """Go on below this key, then count the write, as torch's own ops do: modes below look at the version from before."""
+    """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = definition.overload, _compat.after_adinplaceorview
     positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
     names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]

@@ -1,37 +1,49 @@
 """vmap: how the op runs on batched tensors.
 
 A rule is ``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``. `STRATEGIES` are rules for ops whose authors
-need not write one, under the names (and with the meaning) that ``jax.pure_callback`` gives them.
+need not write one, under the names (and with the meaning) that ``jax.pure_callback`` gives them. The first of them is
+what an op of ours does without a rule.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import warnings
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._call import Fn, bind, filler
+from customops._call import Fn, bind, filler, tensors_in
 from customops._definition import Definition, Undo
 from customops._schema import Schema
 from customops._slots import Slots
-from customops.errors import DefinitionError, UnsupportedError
+from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 class VmapRule:
-    """The batching rule of one op; without one, torch calls the op once for each element and says so."""
+    """The batching rule of one op. Without one, an op of ours is called once for each element.
+
+    torch has such a fallback, too, but not for ops that take lists, write, or return anything but tensors. Ops of
+    others keep it.
+    """
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._recompile)
+        self._default: Fn | None = None
 
     def install(self, definition: Definition) -> None:
-        """The rule goes in only if there is one: torch's fallback runs where nothing is installed."""
-        self.definition = definition
-        self._slots.reset()
+        self.definition, self._default = definition, None
+        self._slots.reset(with_op=[None])
+        if torch.Tag.nondeterministic_seeded in definition.tags:
+            definition.impl(_random(self, definition), "FuncTorchVmapMode", with_keyset=True)
 
     @property
     def rules(self) -> dict[None, Fn]:
@@ -48,24 +60,77 @@ class VmapRule:
     def _recompile(self) -> None:
         self.definition.recompile()
 
+    @property
+    def registered(self) -> Fn | None:
+        return self._slots.values.get(None)
+
+    @property
+    def current(self) -> Fn:
+        """The rule that counts now."""
+        if self.registered is not None:
+            return self.registered
+        if self._default is None:
+            warnings.warn(
+                f"There is a performance drop: {self.definition.name} has no vmap rule, so it is called once for each "
+                'element of the batch. Register one, or op.register_vmap("sequential") if that is what you want',
+                UserWarning,
+                stacklevel=user_stacklevel(),
+            )
+            self._default = _strategy("sequential", self.definition)
+        return self._default
+
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.definition.impl(_trampoline(self._slots, self.definition), "FuncTorchBatched", apart=apart)
+        return self.definition.impl(_trampoline(self, self.definition), "FuncTorchBatched", apart=apart)
 
 
-def _trampoline(slots: Slots[None, Fn], definition: Definition) -> Callable[..., Any]:
+def _trampoline(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
     overload, fill, operands = definition.overload, filler(definition.schema), _Operands(definition.schema)
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         if fill is not None:
             args, kwargs = fill(args, kwargs)
+        fn = functools.partial(_call_current, rule)
         if not operands.names:
-            return _compat.call_vmap_rule(slots.values[None], overload, args, kwargs)
-        rule = functools.partial(operands.call_rule, slots.values[None])
+            return _compat.call_vmap_rule(fn, overload, args, kwargs)
         values, others = operands.join(args, kwargs)
-        return _compat.call_vmap_rule(rule, functools.partial(operands.call, overload), values, others)
+        fn = functools.partial(operands.call_rule, fn)
+        return _compat.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
 
     return _compat.outside_dynamo(vmap)
+
+
+def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+    return rule.current(info, in_dims, *args, **kwargs)
+
+
+def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
+    """The function that sees all calls of a random op inside vmap, also those in which nothing is batched.
+
+    Its rule does not see these, and torch takes them for calls that give every element of the batch the same.
+    """
+    overload, op = definition.overload, str(definition.name)
+
+    def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        batch = _compat.Batch((args, kwargs))
+        if batch.randomness == "error" and isinstance(
+            rule.registered, (_Strategy, NoneType)
+        ):  # a rule sees to it itself
+            raise UnsupportedError(
+                'a random op was called inside torch.vmap(..., randomness="error")',
+                op=op,
+                fix='torch.vmap(f, randomness="different") or "same"',
+            )
+        below = functools.partial(overload.redispatch, keyset & _compat.below_vmap_mode, *args, **kwargs)
+        with _compat.without_vmap_mode():  # what the rule does with the op is not looked at again
+            if batch.is_batched or batch.randomness != "different":
+                return below()
+            written = [argument.name for argument in definition.schema.mutated]
+            if written:
+                raise _unbatched_write(op, written[0])
+            return batch.wrap(_stack([below() for _ in range(batch.size)], op))
+
+    return _compat.outside_dynamo(random)
 
 
 class _Operands:
@@ -97,13 +162,13 @@ def _strategy(name: str, definition: Definition) -> Fn:
             "there is no such vmap strategy",
             op=str(definition.name),
             expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
-            got=repr(name),
+            got=brief(name),
         )
-    if torch.Tag.out in definition.tags:
+    if definition.schema.is_view:
         raise UnsupportedError(
-            "a vmap strategy for an op with torch.Tag.out",
+            "a vmap strategy for an op that returns a view: its result would be a copy",
             op=str(definition.name),
-            fix="register_vmap(fn), or batch the functional op",
+            fix="register_vmap(fn)",
         )
     return _Strategy(STRATEGIES[name], definition)
 
@@ -119,27 +184,70 @@ class _Strategy:
         self.run = run
         self.definition = definition
         self.operands = _Operands(definition.schema)
-        self.in_place = torch.Tag.inplace in definition.tags
+        self.is_random = torch.Tag.nondeterministic_seeded in definition.tags
+        returns_written = torch.Tag.inplace in definition.tags or torch.Tag.out in definition.tags
+        written = [i for i, argument in enumerate(definition.schema.operands) if argument.is_written]
+        #: The operands that the op returns.
+        self.returned = written if returns_written else []
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        self._refuse_unbatched_writes(in_dims)
         operands, others = self.operands.join(args, kwargs)
-        op = functools.partial(self.operands.call, self.definition.overload, **others)
+        self._refuse_unbatched_writes(operands, in_dims)
+        op: Op = functools.partial(self.operands.call, self.definition.overload, **others)
+        if self.is_random and info.randomness == "same":
+            op = self._with_same_numbers(op, info.batch_size, operands)
         result = self.run(op, info.batch_size, in_dims, operands, str(self.definition.name))
-        if self.in_place:
-            return args[0], in_dims[0]  # the argument itself, with its batch where it is
-        return result, 0
+        if not self.returned:
+            return result, 0
+        values, dims = [operands[i] for i in self.returned], [in_dims[i] for i in self.returned]
+        return (values[0], dims[0]) if len(values) == 1 else (tuple(values), tuple(dims))
 
-    def _refuse_unbatched_writes(self, in_dims: tuple[Any, ...]) -> None:
+    def _refuse_unbatched_writes(self, operands: tuple[Any, ...], in_dims: tuple[Any, ...]) -> None:
         """Each element of the batch would write its own value to one and the same tensor."""
-        for argument, dims in zip(self.operands.arguments, in_dims, strict=True):
-            if argument.is_written and any(dim is None for dim in (dims if isinstance(dims, list) else [dims])):
-                raise UnsupportedError(
-                    "vmap over an op that writes to a tensor which is not batched itself",
-                    op=str(self.definition.name),
-                    argument=argument.name,
-                    fix="batch that tensor too, e.g. expand it and clone",
-                )
+        for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
+            pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
+            if argument.is_written and any(x is not None and dim is None for x, dim in pairs):
+                raise _unbatched_write(str(self.definition.name), argument.name)
+
+    def _with_same_numbers(self, op: Op, size: int, operands: tuple[Any, ...]) -> Op:
+        problem = None
+        if self.run is not _sequential:
+            problem = "by a strategy that calls it once for all elements"
+        elif _compat.any_dispatch_mode():
+            problem = "while it is traced, or under another dispatch mode"
+        if problem is not None:
+            raise UnsupportedError(
+                f'a random op in torch.vmap(..., randomness="same") {problem}',
+                op=str(self.definition.name),
+                fix='register_vmap(fn), and see to info.randomness there, or randomness="different"',
+            )
+        return _SameNumbers(op, size, tensors_in(operands))
+
+
+def _unbatched_write(op: str, argument: str) -> UnsupportedError:
+    return UnsupportedError(
+        "vmap over an op that writes to a tensor which is not batched itself",
+        op=op,
+        argument=argument,
+        fix="batch that tensor too, e.g. expand it and clone",
+    )
+
+
+class _SameNumbers:
+    """An op that draws the same random numbers in each of several calls. The last one moves the generators on."""
+
+    def __init__(self, op: Op, calls: int, tensors: list[Tensor]) -> None:
+        self.op = op
+        self.calls = calls
+        devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+        self.type = next((device.type for device in devices), "cuda")  # of no devices, any will do
+        self.devices = [device.index for device in devices if device.type == self.type]
+
+    def __call__(self, *operands: Any) -> Any:
+        self.calls -= 1
+        fork = torch.random.fork_rng(self.devices, device_type=self.type) if self.calls else contextlib.nullcontext()
+        with fork:
+            return self.op(*operands)
 
 
 def _sequential(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
@@ -199,14 +307,26 @@ def _stack(results: list[Any], name: str) -> Any:
         )
     first = results[0]
     if isinstance(first, Tensor):
-        return torch.stack(results)
+        try:
+            return torch.stack(results)
+        except (RuntimeError, TypeError) as error:
+            raise _differ(results, name) from error
     if isinstance(first, (list, tuple)):
+        if any(len(result) != len(first) for result in results):
+            raise _differ(results, name)
         return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
     if any(result != first for result in results):
-        raise UnsupportedError(
-            "an op under vmap returned numbers that differ between the elements of the batch",
-            op=name,
-            got=", ".join(map(repr, results[:6])),
-            fix="return a tensor instead",
-        )
+        raise _differ(results, name)
     return first
+
+
+def _differ(results: list[Any], name: str) -> UnsupportedError:
+    """The error for results of the elements that are no result of a batch."""
+    got = [tuple(x.shape) if isinstance(x, Tensor) else len(x) if isinstance(x, list) else x for x in results]
+    kind = "shapes" if isinstance(results[0], Tensor) else "lists" if isinstance(results[0], list) else "numbers"
+    return UnsupportedError(
+        f"an op under vmap returned {kind} that differ between the elements of the batch",
+        op=name,
+        got=", ".join(map(repr, got[:6])) + (", ..." if len(got) > 6 else ""),
+        fix="return a tensor instead" if kind == "numbers" else "return the same for each, e.g. padded",
+    )

@@ -14,13 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
-from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError
+from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
 from customops.checks.autograd_registration import autograd_registration_check
 from customops.checks.faketensor import fake_check
 from customops.checks.schema import schema_check
 from customops.errors import CheckError, OpCheckError
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 __all__ = [
     "CHECKS",
@@ -126,6 +128,7 @@ def _run(name: str, trial: Trial) -> Outcome:
 
 def _failure(outcome: Outcome) -> OpCheckError:
     failure = OpCheckError(f"opcheck(op, ...): {outcome.check} failed with {outcome.error}")
+    leave_frames_out(outcome.error)
     # `raise ... from` sets the cause alone where no exception is being handled; code that was written for
     # torch.library looks for the context.
     failure.__context__ = outcome.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import CheckError, CustomOpsError
+from customops.errors import CheckError, CustomOpsError, is_users
 
 Status = Literal["passed", "failed", "not exercised"]
 
@@ -39,6 +39,24 @@ class SchemaCheckError(CheckError, RuntimeError):
 
 class UsageError(CustomOpsError, ValueError):
     """`opcheck` was called in a way that makes no sense."""
+
+
+def leave_frames_out(error: BaseException | None) -> None:
+    """Take the frames of checks, and of torch, out of what a check found, and out of what led to it.
+
+    They say nothing about the operator. Where its code raised something, the traceback starts there. An exception that
+    is neither a finding nor from the operator's code keeps its traceback.
+    """
+    while isinstance(error, CheckError):
+        error.__traceback__ = None
+        error = error.__cause__
+    if error is None:
+        return
+    frames = error.__traceback__
+    while frames is not None and not is_users(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    if frames is not None or isinstance(error, CustomOpsError):
+        error.__traceback__ = frames
 
 
 def in_short(error: BaseException, limit: int = 1000) -> str:

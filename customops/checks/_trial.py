@@ -11,7 +11,9 @@ import torch
 from customops import _compat, _schema
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
-from customops.errors import CheckError, CustomOpsError
+from customops.errors import CheckError, CustomOpsError, brief
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def resolve(op: Any) -> _compat.OpOverload:
             "this is not an operator",
             argument="op",
             expected="an OpOverload such as torch.ops.aten.sin.default, or what custom_op returned",
-            got=f"{type(op).__name__}: {op!r}"[:200],
+            got=f"{type(op).__name__}: {brief(op)}",
         )
     return overload
 

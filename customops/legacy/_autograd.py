@@ -15,7 +15,7 @@ from customops._call import Fn
 from customops._definition import Definition, Undo
 from customops._rules.autograd import AutogradRule
 from customops._schema import Schema
-from customops.errors import AutogradError, RegistrationError, where
+from customops.errors import AutogradError, RegistrationError, brief, where
 
 
 class Pair:
@@ -201,5 +201,5 @@ def check_differentiability(value: Any, op: str, schema: Schema) -> None:
             "output_differentiability must be a list of bools, one for each output",
             op=op,
             expected=f"{len(schema.returns)} bools",
-            got=repr(value),
+            got=brief(value),
         )

@@ -25,6 +25,7 @@ from customops.errors import (
     SchemaError,
     UnregisteredError,
     UnsupportedError,
+    brief,
     location_of,
     where,
 )
@@ -101,7 +102,7 @@ def parse_name(qualname: str) -> Name:
     name = Name.parse(qualname)
     if name.overload:
         raise DefinitionError(
-            "the legacy API does not handle an overload in the name", got=repr(qualname), fix=repr(name.packet)
+            "the legacy API does not handle an overload in the name", got=brief(qualname), fix=repr(name.packet)
         )
     return name
 
@@ -111,7 +112,7 @@ def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
     name = parse_name(qualname)
     own_name(qualname)
     if fn is not None and not inspect.isfunction(fn):
-        raise DefinitionError("custom_op decorates a Python function", op=qualname, got=repr(fn))
+        raise DefinitionError("custom_op decorates a Python function", op=qualname, got=brief(fn))
     if fn is not None and fn.__name__ != name.name:
         raise DefinitionError(
             f"the decorated function is expected to have name {name.name!r}",

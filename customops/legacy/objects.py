@@ -15,7 +15,7 @@ from customops._definition import RESERVED_NAMESPACES, lock
 from customops._hints import infer_schema as infer_schema
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops.errors import DefinitionError, RegistrationError, UnregisteredError, where
+from customops.errors import DefinitionError, RegistrationError, UnregisteredError, brief, where
 from customops.legacy import _autograd, _definition
 
 __all__ = [
@@ -87,7 +87,7 @@ class CustomOp:
                 raise DefinitionError(
                     f"we only support device_type {' and '.join(SUPPORTED_DEVICE_TYPE_TO_KEY)} here",
                     op=self._qualname,
-                    got=repr(device),
+                    got=brief(device),
                     fix="customops.register_kernel takes every device type",
                 )
 
