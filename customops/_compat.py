@@ -255,6 +255,11 @@ def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
 
+def call_without_autocast(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with exclude_keys(_excluded_in_plain_state()), torch.no_grad():
+        return fn(*args, **kwargs)
+
+
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
 
 

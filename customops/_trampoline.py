@@ -93,16 +93,18 @@ def run(
         _bump_versions(source, schema)
     source.line("$fn = $cell.fn")
     arguments = _all_arguments(schema)
-    strange = "$autocast_is_on()" if direct else "$autocast_is_on() or $is_excluded($conjugate)"
+    plain = direct or schema.is_view  # torch's own kernel for views, above, has the keys left out that it must
+    strange = "$autocast_is_on()" if plain else "$autocast_is_on() or $is_excluded($conjugate)"
     source.line(f"if {strange}:", autocast_is_on=_compat.autocast_is_on)
-    source.line(f"    $result = $call_plainly($fn, {arguments})".replace(", )", ")"), call_plainly=_compat.call_plainly)
+    call_plainly = _compat.call_without_autocast if schema.is_view else _compat.call_plainly
+    source.line(f"    $result = $call_plainly({', '.join(['$fn', *arguments])})", call_plainly=call_plainly)
     source.line("elif $is_grad_enabled():", is_grad_enabled=torch.is_grad_enabled)
     source.line("    $set_grad_enabled(False)", set_grad_enabled=_compat.set_grad_enabled)
-    for line in ("try:", f"    $result = $fn({arguments})", "finally:", "    $set_grad_enabled(True)"):
+    for line in ("try:", f"    $result = $fn({', '.join(arguments)})", "finally:", "    $set_grad_enabled(True)"):
         source.line(f"    {line}")
     source.line("else:")
-    source.line(f"    $result = $fn({arguments})")
-    if not direct:
+    source.line(f"    $result = $fn({', '.join(arguments)})")
+    if not plain:
         source.objects |= {"is_excluded": _compat.is_excluded, "conjugate": _compat.DispatchKey.Conjugate}
     if when != "never":
         start = len(source.lines)
@@ -140,10 +142,10 @@ def _take_all(source: Source, schema: Schema) -> None:
             source.line(f"    {name} = $list({name})", list=list)  # a new one in each call
 
 
-def _all_arguments(schema: Schema) -> str:
+def _all_arguments(schema: Schema) -> list[str]:
     """How the arguments are given to a kernel."""
     named = (f"{local(argument)}={local(argument)}" for argument in schema.keyword_only)
-    return ", ".join([*map(local, schema.positional), *named])
+    return [*map(local, schema.positional), *named]
 
 
 def _bump_versions(source: Source, schema: Schema) -> None:
