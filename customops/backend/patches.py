@@ -116,6 +116,8 @@ class Patches:
             "synchronizeDevice": self.module.synchronize,
             "isAllocatorInitialized": self.module.is_initialized,
             "emptyCache": self.empty_cache,
+            "emptyHostCache": self.empty_cache,
+            "getDefaultGenerator": self.module.default_generators.__getitem__,
             **dict.fromkeys(refused, self.refuse_statistics),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import threading
 from collections.abc import Iterable
@@ -183,7 +184,8 @@ def _register(options: Options) -> Backend:
     memory = Memory(name, options.device_count, options.allocate)
     module = DeviceModule(name, memory, devices, options.amp_dtypes)
     fallback = Fallback(name, memory, module, options.fallback)
-    essentials = kernels.Essentials(memory, devices)
+    user_kernels: collections.Counter[str] = collections.Counter()
+    essentials = kernels.Essentials(memory, devices, user_kernels)
 
     _compat.install_hooks()
     names.rename_privateuse1_backend(name)
@@ -192,7 +194,7 @@ def _register(options: Options) -> Backend:
     names.generate_methods_for_privateuse1_backend(**for_each)
     own_kernels = _install_kernels(essentials, fallback)
     _install_refusals()
-    shortcuts = Shortcuts(fallback)
+    shortcuts = Shortcuts(fallback, user_kernels)
     shortcuts.install()
     _install_pinning(name, options.pin_memory)
     _install_autocast(name)

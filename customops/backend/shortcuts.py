@@ -18,15 +18,15 @@ from customops.backend.fallback import Fallback
 class Shortcuts:
     """The ops by family: all overloads of a name, in place or not."""
 
-    def __init__(self, fallback: Fallback) -> None:
+    def __init__(self, fallback: Fallback, user_kernels: collections.Counter[str]) -> None:
         self.fallback = fallback
+        self._kernels = user_kernels
         self.families: dict[str, list[Any]] = collections.defaultdict(list)
         for name in _compat.composites_of_the_cpu():
             op = _compat.find_op(name)
             if op is not None:
                 self.families[_family(name)].append(op)
         self._libraries: dict[str, Any] = {}
-        self._kernels: collections.Counter[str] = collections.Counter()  # the user's, by family
 
     def install(self) -> None:
         for family, ops in self.families.items():
