@@ -27,6 +27,25 @@ METADATA = (
     "set_.source_Tensor",
 )
 
+#: Ops that make, copy and resize tensors, by the method of `Essentials` that is their kernel.
+ESSENTIAL = {
+    "empty.memory_format": "empty",
+    "empty_strided": "empty_strided",
+    "_copy_from": "copy_from",
+    "_copy_from_and_resize": "copy_from_and_resize",
+    "resize_": "resize_",
+    "set_": "set_to_nothing",
+    "_local_scalar_dense": "local_scalar",
+    "_to_copy": "to_copy",
+    "_has_compatible_shallow_copy_type": "may_take_over",
+    "record_stream": "record_stream",
+}
+
+#: Ops of pinned memory, by method as well.
+PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
+
+#: All that have to be there.
+NEEDED = (*METADATA, *ESSENTIAL, *PINNING)
 
 _TO_COPY: Any = _compat.find_op("aten::_to_copy")
 
@@ -50,18 +69,7 @@ class Essentials:
         self.user_kernels = user_kernels  #: how many there are now, by the name of an op without overload
 
     def table(self) -> dict[str, Any]:
-        return {
-            "empty.memory_format": self.empty,
-            "empty_strided": self.empty_strided,
-            "_copy_from": self.copy_from,
-            "_copy_from_and_resize": self.copy_from_and_resize,
-            "resize_": self.resize_,
-            "set_": self.set_to_nothing,
-            "_local_scalar_dense": self.local_scalar,
-            "_to_copy": self.to_copy,
-            "_has_compatible_shallow_copy_type": self.may_take_over,
-            "record_stream": self.record_stream,
-        }
+        return {op: getattr(self, method) for op, method in ESSENTIAL.items()}
 
     def _index(self, device: torch.device | None) -> int:
         if device is None or device.index is None:
@@ -205,8 +213,7 @@ class PinnedMemory:
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def table(self) -> dict[str, Any]:
-        """Kernels for CPU tensors, by op."""
-        return {"_pin_memory": self.pin, "is_pinned": self.is_pinned}
+        return {op: getattr(self, method) for op, method in PINNING.items()}
 
     def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         copy = tensor.clone(memory_format=torch.preserve_format)
@@ -227,7 +234,7 @@ class NotPinned:
         self.reason = reason
 
     def table(self) -> dict[str, Any]:
-        return {"_pin_memory": self.pin, "is_pinned": self.is_pinned}
+        return {op: getattr(self, method) for op, method in PINNING.items()}
 
     def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.reason)

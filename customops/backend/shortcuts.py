@@ -9,6 +9,7 @@ shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``. That goes fo
 from __future__ import annotations
 
 import collections
+import contextlib
 from typing import Any
 
 from customops.backend import _compat
@@ -28,13 +29,19 @@ class Shortcuts:
                 self.families[_family(name)].append(op)
         self._libraries: dict[str, Any] = {}
 
-    def install(self) -> None:
+    def install(self, undo: contextlib.ExitStack) -> None:
+        """Install all of them, until `undo` is closed."""
+        undo.callback(self._remove_all)
         for family, ops in self.families.items():
             if any(_compat.has_kernel(_compat.full_name(op), "PrivateUse1") for op in ops):
                 self._kernels[family] += 1  # somebody's, from before there was a device
             else:
                 self._install(family)
-        _compat.watch_kernels(self._kernel_of_others)
+        _compat.watch_kernels(undo, self._kernel_of_others)
+
+    def _remove_all(self) -> None:
+        while self._libraries:
+            _compat.destroy_library(self._libraries.popitem()[1])
 
     def _kernel_of_others(self, name: str) -> None:
         """Somebody registered a kernel of the device by `torch.library`. It counts for good: its end goes unseen."""
