@@ -29,7 +29,9 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 WIDER |= dict.fromkeys(INTEGERS, torch.float64)
 WIDER |= {torch.bool: torch.uint8}
 
-WIDER |= {getattr(torch, f"float8_{kind}"): torch.float32 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+FLOAT8 = [getattr(torch, f"float8_{kind}") for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")]
+WIDER |= dict.fromkeys(FLOAT8, torch.float32)
+EXACT = (*INTEGERS, torch.bool, *FLOAT8)  #: not rounded
 
 #: Kernels of CUDA that have no meaning elsewhere, sparse tensors, and one whose random numbers are drawn in its dtype.
 SKIPPED = {"torch.ops.aten._flash_attention_forward", "torch.ops.aten._efficient_attention_forward"}
@@ -66,7 +68,7 @@ def test_what_accelerators_have_and_the_cpu_lacks() -> None:
                 expected = op(exact.input, *exact.args, **exact.kwargs)
                 assert got.is_npy, op.name
                 assert expected.dtype in (got.dtype, WIDER.get(got.dtype)), (op.name, got.dtype)
-                tolerance = 0 if got.dtype in INTEGERS else 1e-2
+                tolerance = 0 if got.dtype in EXACT else 1e-2
                 assert_close(got.cpu(), expected.to(got.dtype), rtol=tolerance, atol=tolerance, equal_nan=True)
     assert len(tried) > 50
     assert {("histc", torch.int64), ("abs", torch.bool), ("fft.fft", torch.complex32)} <= tried
