@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import operator
+import re
 import warnings
+from multiprocessing import reduction
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +23,12 @@ from customops.backend import (
     generate_methods_for_privateuse1_backend,
     get_backend,
     get_custom_mod_func,
+    kernels,
+    patches,
     register_backend,
     rename_privateuse1_backend,
 )
+from customops.backend.registration import FALLBACKS
 
 fresh = isolated()
 
@@ -122,7 +131,7 @@ def test_another_accelerator_is_refused_unless_forced() -> None:
 @fresh
 def test_a_torch_without_the_names_is_refused() -> None:
 
-    _compat._missing.append("torch._C._nothing")
+    _compat.NEEDED.append("_C._nothing")
     raises(BackendError, "this torch cannot have a device from Python", register_backend, "npy")
 
 
@@ -242,3 +251,94 @@ def test_torch_has_set_it_up_already() -> None:
     torch.utils.rename_privateuse1_backend("other")
     with pytest.raises(BackendError, match="already been set to 'other'"):
         register_backend("npy")
+
+
+# All or nothing ---------------------------------------------------------------------------------------------------
+
+
+class Missing:
+    """In the place of an attribute of a class, which may be inherited from C: it is not there."""
+
+    def __get__(self, *_):
+        raise AttributeError
+
+
+@contextlib.contextmanager
+def without(path: str):
+    """torch, without one name."""
+    place, _, attribute = path.rpartition(".")
+    owner = operator.attrgetter(place)(torch) if place else torch
+    own = vars(owner).get(attribute)
+    if isinstance(owner, type):
+        setattr(owner, attribute, Missing())
+    else:
+        delattr(owner, attribute)
+    try:
+        yield
+    finally:
+        if isinstance(owner, type) and own is None:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, own)
+
+
+def state_of_torch() -> list[object]:
+    """All that a registration changes."""
+    places = ["UntypedStorage", "Tensor", "_C", "autograd", "autograd.graph", "library.Library", "nn.Module"]
+    attributes = [dict(vars(operator.attrgetter(place)(torch))) for place in places]
+    keys = ("PrivateUse1", "AutocastPrivateUse1", "AutogradPrivateUse1", "CPU", "Conjugate", "Negative")
+    names = torch._C._dispatch_get_all_op_names()
+    kernels = [
+        (name, key) for name in names for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    ]
+    fallbacks = [torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key(key)) for key in FALLBACKS]
+    return [attributes, kernels, fallbacks, torch.UntypedStorage in reduction.ForkingPickler._extra_reducers]
+
+
+@fresh
+def test_every_name_is_looked_up_before_anything_is_changed() -> None:
+    """Each name that is missing is one error, which names it."""
+    before = state_of_torch()
+    for path in (*_compat.NEEDED, *patches.NEEDED):
+        with without(path):
+            raises(
+                BackendError,
+                rf"this torch cannot have a device from Python(.|\n)*{re.escape(path)}",
+                register_backend,
+                "npy",
+            )
+    find_op = _compat.find_op
+    for op in kernels.NEEDED:
+        _compat.find_op = lambda name, gone=f"aten::{op}": None if name == gone else find_op(name)
+        raises(BackendError, rf"cannot have a device from Python(.|\n)*aten::{re.escape(op)}", register_backend, "npy")
+    _compat.find_op = find_op
+    assert state_of_torch() == before
+    register_backend("npy")
+    assert (torch.ones(2, device="npy") * 2).tolist() == [2, 2]
+
+
+@fresh
+def test_what_was_done_before_an_error_is_undone() -> None:
+    """Something fails that nobody foresaw, late: at the hooks."""
+
+    def fail() -> None:
+        raise ValueError("unforeseen")
+
+    before, install_hooks = state_of_torch(), _compat.install_hooks
+    _compat.install_hooks = fail
+    raises(ValueError, "unforeseen", register_backend, "npy")
+    assert state_of_torch() == before
+    assert torch.UntypedStorage(3).resize_(4).nbytes() == 4
+    w = torch.ones(2, requires_grad=True)
+    (w * 2).sum().backward()
+    assert reduction.ForkingPickler.dumps(w.detach()) is not None
+    _compat.install_hooks = install_hooks
+    register_backend("npy")
+    assert (torch.ones(2, device="npy", requires_grad=True) * 2).tolist() == [2, 2]
+
+
+def test_private_names_are_all_among_those() -> None:
+    """None is used in `_compat` without being looked up first."""
+    tree = ast.parse(Path(_compat.__file__).read_text())
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr[0] == "_"}
+    assert {name for name in used if name.startswith(("torch.", "_C."))} <= {"torch.__version__"}

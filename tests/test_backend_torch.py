@@ -8,7 +8,6 @@ import os
 import pickle
 import tempfile
 import warnings
-from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -260,10 +259,17 @@ def test_the_accelerator() -> None:
         accelerator.set_device_index(2)
     assert accelerator.synchronize() is None
     assert accelerator.empty_cache() is None
+    assert accelerator.empty_host_cache() is None
     for statistics in (accelerator.memory_allocated, accelerator.memory_stats, accelerator.reset_peak_memory_stats):
         with pytest.raises(UnsupportedError, match=r"torch\.npy\.memory_allocated\(\)"):
             statistics()
-    assert torch.Stream(device="npy").device.type == "npy"
+    stream = torch.Stream(device="npy")
+    assert stream.device.type == "npy"
+    assert torch.ones(2, device="npy").record_stream(stream) is None
+    if hasattr(accelerator, "random"):  # from torch 2.15 on
+        torch.npy.manual_seed(3)
+        assert accelerator.random.initial_seed(1) == torch.npy.initial_seed() == 3
+        assert torch.equal(accelerator.random.get_rng_state(0), torch.npy.get_rng_state(0))
 
 
 # Autocast ---------------------------------------------------------------------------------------------------------
@@ -478,14 +484,10 @@ def test_a_fork_goes_on() -> None:
 
 
 @on_device
-def test_tensors_do_not_travel() -> None:
-
+def test_memory_is_not_shared() -> None:
     d = torch.ones(2, device="npy")
-    torch.multiprocessing.get_context("fork")  # installs torch's reductions
-    with pytest.raises(UnsupportedError, match="cannot be sent to another process") as info:
-        ForkingPickler.dumps(d)
-    assert info.value.fix == "send x.cpu()"
-    assert ForkingPickler.dumps(torch.ones(2)) is not None
-    w = torch.ones(2, device="npy", requires_grad=True)
-    with pytest.raises(UnsupportedError, match="cannot be sent"):
-        ForkingPickler.dumps(w)
+    assert not d.is_shared()
+    for share in (d.share_memory_, torch.nn.Linear(1, 1).npy().share_memory, d.untyped_storage().share_memory_):
+        with pytest.raises(UnsupportedError, match="is not shared with other processes"):
+            share()
+    assert torch.ones(2).share_memory_().is_shared()

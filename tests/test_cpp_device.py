@@ -232,6 +232,7 @@ def test_device_module() -> None:
     with torch.accelerator.device_index(1):
         assert torch.toy.current_device() == torch.accelerator.current_device_index() == 1
     torch.accelerator.synchronize()
+    torch.accelerator.empty_host_cache()
     torch.toy.synchronize()
     x = torch.ones(2).toy(1)
     assert (x.is_toy, x.cpu().is_toy, x.device) == (True, False, torch.device("toy:1"))
@@ -893,6 +894,63 @@ def test_data_loader() -> None:
         batches = [batch for batch, _ in loader]
         assert all(batch.is_pinned() for batch in batches)
         assert torch.cat(batches).tolist() == list(range(10))
+
+
+@on_device
+def test_copies_that_need_not_wait() -> None:
+    x = torch.randn(3, 4)
+    got = x.to("toy:1").to("cpu", non_blocking=True)
+    assert got.is_pinned()
+    assert torch.equal(got, x)
+    x.toy().record_stream(torch.accelerator.current_stream())
+
+
+# -- modules and other processes ---------------------------------------------------------------
+
+
+@on_device
+def test_parameters_stay_the_objects_they_are() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5, bias=False))
+    model[2].weight = model[0].weight
+    weight, tokens = model[0].weight, torch.arange(5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    here = copy.deepcopy(model)
+    other = torch.optim.SGD(here.parameters(), lr=0.5)
+    F.cross_entropy(model(tokens), tokens).backward()
+    assert model.to("toy:1")[2].weight is model[0].weight is weight
+    for _ in range(3):
+        for net, step in ((model, optimizer), (here, other)):
+            step.zero_grad()
+            target = tokens.to(net[0].weight.device)
+            F.cross_entropy(net(target), target.flip(0)).backward()
+            step.step()
+    assert_close(weight.detach().cpu(), here[0].weight.detach())
+    assert model.cpu()[0].weight is weight
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        model.toy()[0].weight.data = torch.eye(2).to_sparse()
+
+
+class OnDevice(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.full((2,), float(i), device="toy:1")
+
+
+@on_device
+def test_tensors_of_other_processes() -> None:
+    loader = torch.utils.data.DataLoader(OnDevice(), batch_size=2, num_workers=1, timeout=50)
+    for expected, got in zip([[0, 0], [1, 1]], torch.cat(list(loader))[:2].tolist(), strict=True):
+        assert got == expected
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    x = torch.zeros(3, device="toy:1")
+    queue.put((x, x[1:]))
+    whole, rest = queue.get()
+    rest += 1
+    assert whole.tolist() == [0, 1, 1]  # views arrive as views, and the memory as a copy
+    assert (x.tolist(), whole.device) == ([0, 0, 0], torch.device("toy:1"))
 
 
 # -- files -------------------------------------------------------------------------------------

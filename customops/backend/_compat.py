@@ -1,4 +1,4 @@
-"""The private torch names that a device needs, each looked up once; `require` says which of them this torch lacks.
+"""The private torch names that a device needs; `require` says which of them this torch lacks.
 
 Seen to exist on torch 2.13 and 2.15. Python's hook and guard are marked experimental there.
 """
@@ -11,7 +11,7 @@ import importlib
 import operator
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,27 +42,34 @@ class Library(_core.Library):
         super().__init__(namespace, kind, dispatch_key)  # type: ignore[no-untyped-call]
 
 
-_missing: list[str] = []
+#: What a device needs of torch, as paths below `torch`. `require` looks them up once more, before anything is changed.
+NEEDED: list[str] = []
 
 
 def _find(path: str) -> Any:
+    NEEDED.append(path)
+    return lookup(path)
+
+
+def lookup(path: str) -> Any:
+    """None where there is no such name."""
     try:
         return operator.attrgetter(path)(torch)
     except AttributeError:
-        _missing.append(f"torch.{path}")
         return None
 
 
-_C: Any = torch._C
 _to_dlpack = _find("_C._to_dlpack")
 _from_dlpack = _find("_C._from_dlpack")
 _register_hook = _find("_C._acc.register_python_privateuseone_hook")
 _register_guard = _find("_C._acc.register_python_privateuseone_device_guard")
 _Hooks = _find("_C._acc.PrivateUse1Hooks")
 _Guard = _find("_C._acc.DeviceGuard")
-_DeviceType = _find("_C._autograd.DeviceType")
-_rename = _find("_C._rename_privateuse1_backend")
-_registration = _find("utils.backend_registration")
+_PrivateUse1 = _find("_C._autograd.DeviceType.PrivateUse1")
+_current_name = _find("_C._get_privateuse1_backend_name")
+rename: Callable[[str], None] = _find("utils.backend_registration.rename_privateuse1_backend")
+generate_methods: Callable[..., None] = _find("utils.backend_registration.generate_methods_for_privateuse1_backend")
+custom_mod_func: Callable[[str], Any] = _find("utils.backend_registration._get_custom_mod_func")
 register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
@@ -72,17 +79,34 @@ neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
 StorageBase: Any = _find("storage._StorageBase")
 _numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
 _run_backward = _find("autograd.graph._engine_run_backward")
+_schemas_of_op = _find("_C._jit_get_schemas_for_operator")
+_schema_in_dispatcher = _find("_C._dispatch_find_schema_or_throw")
+_all_ops = _find("_C._dispatch_get_all_op_names")
+_has_fallback = _find("_C._dispatch_has_backend_fallback")
+_parse_key = _find("_C._parse_dispatch_key")
+NEEDED += [  # replaced below, and what torch's functions and those of `_core` that are used here look up when called
+    "autograd._engine_run_backward",
+    "_C._rename_privateuse1_backend",
+    "_C._dispatch_has_kernel_for_dispatch_key",
+    "_C._dynamo.eval_frame",
+    "_C._functorch.is_functorch_wrapped_tensor",
+    "library.Library._destroy",
+    "library._clear_torch_ops_cache",
+    "library._defs",
+]
 
 #: By these keys redispatching runs the CPU's kernel on the tensors as they are.
 CPU_KEYS: Any = _core.key_set("CPU")
 
 
-def require() -> None:
-    """Raise BackendError where torch lacks something that a device needs."""
-    if _missing:
+def require(paths: Iterable[str], ops: Iterable[str]) -> None:
+    """Raise BackendError where torch lacks one of these names, of those in `NEEDED`, or of these ops of ``aten``."""
+    missing = [f"torch.{path}" for path in (*NEEDED, *paths) if lookup(path) is None]
+    missing += [f"aten::{op}" for op in ops if not missing and find_op(f"aten::{op}") is None]
+    if missing:
         raise BackendError(
             "this torch cannot have a device from Python",
-            expected=", ".join(_missing),
+            expected=", ".join(missing),
             got=f"torch {torch.__version__} without these names",
             fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
         )
@@ -100,19 +124,7 @@ def require() -> None:
 
 def backend_name() -> str:
     """What PrivateUse1 is called now; ``privateuseone`` until it is renamed."""
-    return str(_C._get_privateuse1_backend_name())
-
-
-def rename(name: str) -> None:
-    _registration.rename_privateuse1_backend(name)
-
-
-def generate_methods(**options: Any) -> None:
-    _registration.generate_methods_for_privateuse1_backend(**options)
-
-
-def custom_mod_func(name: str) -> Any:
-    return _registration._get_custom_mod_func(name)
+    return str(_current_name())
 
 
 #: Classes on which `generate_methods` sets ``<name>`` and ``is_<name>``, by the option that has it do so.
@@ -136,13 +148,13 @@ def find_op(qualname: str) -> OpOverload | None:
 
 def overload_names(qualname: str) -> list[str]:
     """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
-    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _C._jit_get_schemas_for_operator(qualname))
+    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _schemas_of_op(qualname))
     return [name for name in names if _is_dispatched(name)]
 
 
 def _is_dispatched(name: str) -> bool:
     try:
-        _C._dispatch_find_schema_or_throw(*name.partition(".")[::2])
+        _schema_in_dispatcher(*name.partition(".")[::2])
     except RuntimeError:
         return False
     return True
@@ -155,7 +167,7 @@ def full_name(op: OpOverload) -> str:
 
 def composites_of_the_cpu() -> list[str]:
     """Ops that torch composes of others for any device, and that the CPU has a kernel for, if only by ``out=``."""
-    names = [name for name in _C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    names = [name for name in _all_ops() if name.startswith("aten::")]
     with_out = {name.partition(".")[0] for name in names if _is_out(name) and has_kernel(name, "CPU")}
     composites = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd")
     return sorted(
@@ -170,14 +182,14 @@ def _is_out(name: str) -> bool:
     return "out" in name.partition(".")[2]
 
 
-def watch_kernels(added: Callable[[str], object]) -> None:
+def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) -> None:
     """Call ``added(qualname)`` after somebody else registered a kernel for the device through a Library."""
 
     def then(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:
         if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
             added(_core.name_in(library, op_name))
 
-    _core.Library.impl = _core.followed(_core.Library.impl, then)  # type: ignore[method-assign]
+    replace(undo, "library.Library.impl", _core.followed(_core.Library.impl, then))
 
 
 def accepts_numbers(op: OpOverload) -> bool:
@@ -203,7 +215,7 @@ def is_differentiated(values: tuple[Any, ...]) -> bool:
 
 def has_fallback(key: str) -> bool:
     """Has somebody registered a fallback for all ops at a dispatch key?"""
-    return bool(_C._dispatch_has_backend_fallback(_C._parse_dispatch_key(key)))
+    return bool(_has_fallback(_parse_key(key)))
 
 
 def install_hooks() -> None:
@@ -245,7 +257,7 @@ def _make_hook() -> Any:
 
 def _make_guard() -> Any:
     def type_(self: Any) -> Any:
-        return _DeviceType.PrivateUse1
+        return _PrivateUse1
 
     return type("Guard", (_Guard,), {"type_": type_})()
 
@@ -310,17 +322,26 @@ def storage_key(storage: Any) -> int:
     return int(storage._cdata)
 
 
-def answer_for_accelerator(table: dict[str, Callable[..., Any]]) -> None:
-    """Have ``torch.accelerator`` call these functions, where it would ask the C++ part of the device."""
-    for name, function in table.items():
-        setattr(_C, f"_accelerator_{name}", function)
+def replace(undo: contextlib.ExitStack, path: str, value: Any) -> None:
+    """Put `value` at a path below `torch`, until `undo` is closed."""
+    place, _, attribute = path.rpartition(".")
+    owner = lookup(place)
+    if attribute in vars(owner):
+        undo.callback(setattr, owner, attribute, vars(owner)[attribute])
+    else:
+        undo.callback(delattr, owner, attribute)  # it is inherited
+    setattr(owner, attribute, value)
+
+
+#: Where ``torch.accelerator`` looks for what it asks the C++ part of a device.
+ACCELERATOR = "_C._accelerator_"
 
 
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
-def single_threaded_backward() -> None:
-    """Have ``backward`` run in the calling thread, for good.
+def single_threaded_backward(undo: contextlib.ExitStack) -> None:
+    """Have ``backward`` run in the calling thread, until `undo` is closed.
 
     The engine starts a thread for each device with the first backward of a process, and fails an internal assertion
     (engine.cpp) for one that was not there then. The guard that Python can register says that there is one device, so
@@ -331,8 +352,8 @@ def single_threaded_backward() -> None:
         with torch.autograd.set_multithreading_enabled(False):
             return _run_backward(*args, **kwargs)
 
-    for module in (torch.autograd, torch.autograd.graph):
-        setattr(module, "_engine_run_backward", run_backward)  # noqa: B010
+    for module in ("autograd", "autograd.graph"):
+        replace(undo, f"{module}._engine_run_backward", run_backward)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from customops.backend.errors import BackendError, BackendNameError, NoKernelErr
 from customops.backend.memory import Memory
 from customops.backend.module import DeviceModule
 from customops.backend.plans import Plan, plan_of
+from customops.backend.widening import Wider
 from customops.errors import UnsupportedError, user_stacklevel
 
 Policy = Literal["cpu", "warn", "error"]
@@ -73,10 +74,13 @@ class Fallback:
             record.fallback[plan.name] += 1
         return result
 
+    def remedy(self, plan: Plan) -> str:
+        if plan.name.startswith("aten::"):
+            return f"@backend.kernel({plan.name!r})"
+        return f"register_kernel({self.name!r}) on the op"
+
     def _object(self, plan: Plan) -> None:
-        fix = f"@backend.kernel({plan.name!r}), or fallback_policy = 'cpu'"
-        if not plan.name.startswith("aten::"):
-            fix = f"register_kernel({self.name!r}) on the op, or fallback_policy = 'cpu'"
+        fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
         if self.policy == "error":
             raise NoKernelError(f"no kernel for {self.name!r}, and no fallback to the CPU", op=plan.name, fix=fix)
         if plan.name not in self._warned:
@@ -132,13 +136,10 @@ class Call:
             self._settle_generator()
         fresh = self._fresh_outs(lambda out: out.numel() == 0) if plan.outs else {}
         try:
-            result = self._compute()
+            result = self._compute(self.host_args, self.host_kwargs)
         except RuntimeError as error:
-            # A lent tensor cannot grow: give the op an out of its own, and take over what it made of that.
-            if not plan.outs or "not resizable" not in str(error):
-                raise
             fresh = self._fresh_outs(lambda out: True)
-            result = self._compute()
+            result = self._compute_otherwise(error)
         if plan.writes:
             self._write_back(fresh)
         return self._returned(result)
@@ -238,11 +239,26 @@ class Call:
 
     # The call ---------------------------------------------------------------------------------------------------
 
-    def _compute(self) -> Any:
+    def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.plan.draws:
             with _compat.lent_generator(self.fallback.module.default_generators[self.index]):
-                return self.plan.run(*self.host_args, **self.host_kwargs)
-        return self.plan.run(*self.host_args, **self.host_kwargs)
+                return self.plan.run(*args, **kwargs)
+        return self.plan.run(*args, **kwargs)
+
+    def _compute_otherwise(self, error: RuntimeError) -> Any:
+        """What can be done about an error of the CPU's kernel. Each out is one of its own now, of no elements."""
+        plan, text = self.plan, str(error)
+        if plan.outs and "not resizable" in text:  # as lent tensors are
+            return self._compute(self.host_args, self.host_kwargs)
+        if Wider.is_for(error):
+            result = Wider(plan).run(self._compute, self.host_args, self.host_kwargs)
+            if result is not NotImplemented:
+                return result
+        if isinstance(error, NotImplementedError) and f"Could not run '{plan.name}'" in text:
+            raise NoKernelError(
+                f"neither {self.fallback.name!r} nor the CPU has a kernel", op=plan.name, fix=self.fallback.remedy(plan)
+            ) from None
+        raise error
 
     # Results ----------------------------------------------------------------------------------------------------
 

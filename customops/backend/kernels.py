@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,28 @@ METADATA = (
     "set_.source_Tensor",
 )
 
+#: Ops that make, copy and resize tensors, by the method of `Essentials` that is their kernel.
+ESSENTIAL = {
+    "empty.memory_format": "empty",
+    "empty_strided": "empty_strided",
+    "_copy_from": "copy_from",
+    "_copy_from_and_resize": "copy_from_and_resize",
+    "resize_": "resize_",
+    "set_": "set_to_nothing",
+    "_local_scalar_dense": "local_scalar",
+    "_to_copy": "to_copy",
+    "_has_compatible_shallow_copy_type": "may_take_over",
+    "record_stream": "record_stream",
+}
+
+#: Ops of pinned memory, by method as well.
+PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
+
+#: All that have to be there.
+NEEDED = (*METADATA, *ESSENTIAL, *PINNING)
+
+_TO_COPY: Any = _compat.find_op("aten::_to_copy")
+
 
 def view_of(name: str) -> Callable[..., Any]:
     """A kernel for an op of `METADATA`."""
@@ -40,20 +63,13 @@ def view_of(name: str) -> Callable[..., Any]:
 class Essentials:
     """Kernels over the memory of a device; `table` lists them by op."""
 
-    def __init__(self, memory: Memory, devices: Devices) -> None:
+    def __init__(self, memory: Memory, devices: Devices, user_kernels: collections.Counter[str]) -> None:
         self.memory = memory
         self.devices = devices
+        self.user_kernels = user_kernels  #: how many there are now, by the name of an op without overload
 
     def table(self) -> dict[str, Any]:
-        return {
-            "empty.memory_format": self.empty,
-            "empty_strided": self.empty_strided,
-            "_copy_from": self.copy_from,
-            "_copy_from_and_resize": self.copy_from_and_resize,
-            "resize_": self.resize_,
-            "set_": self.set_to_nothing,
-            "_local_scalar_dense": self.local_scalar,
-        }
+        return {op: getattr(self, method) for op, method in ESSENTIAL.items()}
 
     def _index(self, device: torch.device | None) -> int:
         if device is None or device.index is None:
@@ -141,6 +157,43 @@ class Essentials:
     def local_scalar(self, tensor: Tensor) -> Any:
         return self.memory.lend(tensor).item()
 
+    def to_copy(
+        self,
+        tensor: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        non_blocking: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> Tensor:
+        """``x.to(...)``: a copy made on the CPU, unless making and copying tensors has kernels of the user.
+
+        torch's own is never told of `non_blocking`: it would ask the device's C++ part for pinned memory.
+        """
+        to = tensor.device if device is None else device
+        is_here = to.type == self.memory.name
+        is_plain = layout in (None, torch.strided) and tensor.layout is torch.strided and not pin_memory
+        if not is_plain or not (is_here or to.type == "cpu") or self.memory.allocate or self._is_users_copy():
+            options: dict[str, Any] = {"dtype": dtype, "layout": layout, "pin_memory": pin_memory}
+            return _compat.redispatch_to_cpu(  # type: ignore[no-any-return]
+                _TO_COPY, tensor, device=device, memory_format=memory_format, **options
+            )
+        host = self.memory.lend(tensor)
+        copy = host.to(dtype or host.dtype, copy=True, memory_format=memory_format or torch.preserve_format)
+        return self.memory.adopt(copy, self._index(to)) if is_here else copy
+
+    def _is_users_copy(self) -> bool:
+        return bool(self.user_kernels["aten::_copy_from"] or self.user_kernels["aten::empty_strided"])
+
+    def may_take_over(self, tensor: Tensor, other: Tensor) -> bool:
+        """May ``tensor.data = other`` be? `nn.Module.to` asks, and makes new parameters where the answer is no."""
+        return tensor.layout is torch.strided and other.layout is torch.strided
+
+    def record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        """No stream uses the tensor later than the program does: kernels are over when they return."""
+
 
 def _contiguous(size: Sequence[int]) -> list[int]:
     strides, step = [1] * len(size), 1
@@ -160,8 +213,7 @@ class PinnedMemory:
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def table(self) -> dict[str, Any]:
-        """Kernels for CPU tensors, by op."""
-        return {"_pin_memory": self.pin, "is_pinned": self.is_pinned}
+        return {op: getattr(self, method) for op, method in PINNING.items()}
 
     def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         copy = tensor.clone(memory_format=torch.preserve_format)
@@ -182,7 +234,7 @@ class NotPinned:
         self.reason = reason
 
     def table(self) -> dict[str, Any]:
-        return {"_pin_memory": self.pin, "is_pinned": self.is_pinned}
+        return {op: getattr(self, method) for op, method in PINNING.items()}
 
     def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.reason)

@@ -5,6 +5,7 @@ Each replaces one attribute of torch with a function that asks whether our devic
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,42 @@ from customops.errors import UnsupportedError
 _DLPACK_EXTENSION = 12
 
 
+#: What is replaced, as a path below `torch`, by which method of `Patches`.
+REPLACED = {
+    "UntypedStorage.new": "storage_like",
+    "UntypedStorage.__new__": "new_storage",
+    "UntypedStorage.resize_": "resize_storage",
+    "UntypedStorage.share_memory_": "share_memory",
+    "UntypedStorage.is_shared": "is_shared",
+    "Tensor.__repr__": "show",
+    "Tensor.__dlpack_device__": "dlpack_device",
+}
+
+#: What ``torch.accelerator`` calls (`_compat.ACCELERATOR`), by which method: the guard that Python can register knows
+#: one device, and no memory.
+ACCELERATOR = {
+    "getDeviceIndex": "current_device",
+    "setDeviceIndex": "exchange_device",
+    "exchangeDevice": "exchange_device",
+    "maybeExchangeDevice": "exchange_device",
+    "synchronizeDevice": "synchronize",
+    "isAllocatorInitialized": "is_initialized",
+    "emptyCache": "empty_cache",
+    "emptyHostCache": "empty_cache",
+    "getDeviceStats": "refuse_statistics",
+    "getMemoryInfo": "refuse_statistics",
+    "resetAccumulatedStats": "refuse_statistics",
+    "resetPeakStats": "refuse_statistics",
+}
+
+#: The same, where torch has it: from 2.15 on.
+NEWER = {"getDefaultGenerator": "default_generator"}
+
+
+#: All that has to be there.
+NEEDED = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATOR))
+
+
 class Patches:
     """The replaced functions, for one device."""
 
@@ -30,25 +67,14 @@ class Patches:
         self.module = module
         self.fallback = fallback
 
-    def install(self) -> None:
-        _compat.answer_for_accelerator(self.accelerator())
-        self._replace(torch.UntypedStorage, "new", self.storage_like)
-        self._replace(torch.Tensor, "__repr__", self.show)
-        self._replace(torch.UntypedStorage, "__new__", self.new_storage)
-        self._replace(torch.UntypedStorage, "resize_", self.resize_storage)
-        self._replace(torch.UntypedStorage, "_share_fd_cpu_", self.share)
-        self._replace(torch.UntypedStorage, "_share_filename_cpu_", self.share)
-        self._replace(torch.Tensor, "__dlpack_device__", self.dlpack_device)
-
-    @staticmethod
-    def _replace(owner: type, attribute: str, function: Callable[..., Any]) -> None:
-        original = getattr(owner, attribute)
-
-        @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        setattr(owner, attribute, replacement)
+    def install(self, undo: contextlib.ExitStack) -> None:
+        """Replace all of them, until `undo` is closed."""
+        for path, method in REPLACED.items():
+            _compat.replace(undo, path, _asking(getattr(self, method), _compat.lookup(path)))
+        for name, method in (ACCELERATOR | NEWER).items():
+            path = _compat.ACCELERATOR + name
+            if name in ACCELERATOR or _compat.lookup(path) is not None:
+                _compat.replace(undo, path, getattr(self, method))
 
     def _is_here(self, device: Any) -> bool:
         return device is not None and torch.device(device).type == self.memory.name
@@ -87,15 +113,18 @@ class Patches:
             )
         return original(storage, *args)
 
-    def share(self, original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
+    def share_memory(self, original: Any, storage: Any) -> Any:
         if self._is_here(storage.device):
             raise UnsupportedError(
-                "a tensor of this device cannot be sent to another process",
-                op=self.memory.name,
-                got=f"one on {storage.device}",
-                fix="send x.cpu()",
+                "memory of a device written in Python is not shared with other processes",
+                op="share_memory_",
+                got=f"a tensor on {storage.device}",
+                fix="share a tensor of the CPU; one of the device that is sent to a process arrives as a copy",
             )
-        return original(storage, *args, **kwargs)
+        return original(storage)
+
+    def is_shared(self, original: Any, storage: Any) -> bool:
+        return not self._is_here(storage.device) and original(storage)
 
     def dlpack_device(self, original: Any, tensor: Tensor) -> Any:
         # torch compares with the literal "privateuse1" (pytorch PR 195815), and fails for any device that has a name.
@@ -105,19 +134,17 @@ class Patches:
 
     # torch.accelerator ------------------------------------------------------------------------------------------
 
-    def accelerator(self) -> dict[str, Callable[..., Any]]:
-        """What ``torch.accelerator`` calls: the guard that Python can register knows one device and no memory."""
-        refused = ("getDeviceStats", "getMemoryInfo", "resetAccumulatedStats", "resetPeakStats")
-        return {
-            "getDeviceIndex": self.module.current_device,
-            "setDeviceIndex": self.exchange_device,
-            "exchangeDevice": self.exchange_device,
-            "maybeExchangeDevice": self.exchange_device,
-            "synchronizeDevice": self.module.synchronize,
-            "isAllocatorInitialized": self.module.is_initialized,
-            "emptyCache": self.empty_cache,
-            **dict.fromkeys(refused, self.refuse_statistics),
-        }
+    def current_device(self) -> int:
+        return self.module.current_device()
+
+    def synchronize(self, index: int) -> None:
+        self.module.synchronize(index)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return self.module.default_generators[self.module.index_of(index)]
 
     def exchange_device(self, index: int) -> int:
         before = self.module.current_device()
@@ -135,3 +162,13 @@ class Patches:
             op="torch.accelerator",
             fix=f"torch.{name}.memory_allocated()",
         )
+
+
+def _asking(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement of `original`: `function`, which gets it as its first argument."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return replacement

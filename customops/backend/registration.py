@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import importlib.util
 import threading
 from collections.abc import Iterable
@@ -10,13 +12,12 @@ from typing import Any
 
 import torch
 
-from customops.backend import _compat, attention, autocast, kernels, names
+from customops.backend import _compat, attention, autocast, kernels, names, patches, sending
 from customops.backend.device import Backend
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallback import Fallback, Policy, check_policy
 from customops.backend.memory import Allocate, Memory
 from customops.backend.module import DeviceModule, Devices
-from customops.backend.patches import Patches
 from customops.backend.shortcuts import Shortcuts, boxed
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
@@ -44,6 +45,7 @@ class Options:
 
     def check(self, force: bool) -> None:
         """Raise whatever would go wrong, and change nothing."""
+        _compat.require(patches.NEEDED, kernels.NEEDED)
         names.check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
@@ -87,7 +89,6 @@ class Options:
                 "breaks the autograd of the first (pytorch PR 161130)",
                 fix="hide it, as CUDA_VISIBLE_DEVICES= does; or force=True, if this process does not use it",
             )
-        _compat.require()
 
 
 @dataclass
@@ -101,8 +102,8 @@ class _Registered:
 _registered = _Registered()
 _lock = threading.Lock()
 
-#: Libraries keep kernels alive.
-_libraries: list[Any] = []
+#: What would undo the registration: it keeps the libraries alive, and with them the kernels.
+_kept: list[contextlib.ExitStack] = []
 
 
 def get_backend() -> Backend | None:
@@ -178,38 +179,43 @@ def _registered_once(options: Options, force: bool) -> Backend:
 
 
 def _register(options: Options) -> Backend:
+    """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
     devices = Devices()
     memory = Memory(name, options.device_count, options.allocate)
     module = DeviceModule(name, memory, devices, options.amp_dtypes)
     fallback = Fallback(name, memory, module, options.fallback)
-    essentials = kernels.Essentials(memory, devices)
+    user_kernels: collections.Counter[str] = collections.Counter()
+    essentials = kernels.Essentials(memory, devices, user_kernels)
+    shortcuts = Shortcuts(fallback, user_kernels)
 
-    _compat.install_hooks()
-    names.rename_privateuse1_backend(name)
-    _compat.register_device_module(name, module)
-    for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
-    names.generate_methods_for_privateuse1_backend(**for_each)
-    own_kernels = _install_kernels(essentials, fallback)
-    _install_refusals()
-    shortcuts = Shortcuts(fallback)
-    shortcuts.install()
-    _install_pinning(name, options.pin_memory)
-    _install_autocast(name)
-    Patches(memory, module, fallback).install()
-    _compat.single_threaded_backward()
+    with contextlib.ExitStack() as undo:
+        own_kernels = _install_kernels(undo, essentials, fallback)
+        _install_refusals(undo)
+        shortcuts.install(undo)
+        _install_pinning(undo, name, options.pin_memory)
+        _install_autocast(undo, name)
+        patches.Patches(memory, module, fallback).install(undo)
+        sending.install(memory, undo)
+        _compat.single_threaded_backward(undo)
+        _compat.install_hooks()
+        names.rename_privateuse1_backend(name)
+        _compat.register_device_module(name, module)
+        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
+        names.generate_methods_for_privateuse1_backend(**for_each)
+        _kept.append(undo.pop_all())
     return Backend(name, memory, module, fallback, shortcuts, own_kernels)
 
 
-def _library(namespace: str, key: str = "") -> Any:
+def _library(undo: contextlib.ExitStack, namespace: str, key: str = "") -> Any:
     library = _compat.Library(namespace, "IMPL", key)
-    _libraries.append(library)
+    undo.callback(_compat.destroy_library, library)
     return library
 
 
-def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> dict[str, Any]:
+def _install_kernels(undo: contextlib.ExitStack, essentials: kernels.Essentials, fallback: Fallback) -> dict[str, Any]:
     """Install what every device needs; returns what is not the fallback and runs where a user's kernel does not."""
-    aten = _library("aten")
+    aten = _library(undo, "aten")
     table = {op: _compat.outside_dynamo_method(kernel) for op, kernel in essentials.table().items()}
     table |= {op: kernels.view_of(op) for op in kernels.METADATA}
     for op, kernel in table.items():
@@ -226,12 +232,12 @@ def _install_kernels(essentials: kernels.Essentials, fallback: Fallback) -> dict
     def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
         return fallback(op, args, kwargs)
 
-    _library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
+    _library(undo, "_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
     own = {f"aten::{op}": kernel for op, kernel in table.items()}
     return own | dict.fromkeys((attention.FUSED, f"{attention.FUSED}_backward"), attention.no_fallback)
 
 
-def _install_refusals() -> None:
+def _install_refusals(undo: contextlib.ExitStack) -> None:
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
@@ -241,11 +247,11 @@ def _install_refusals() -> None:
 
     _compat.outside_dynamo(refuse)
     for key in REFUSED:
-        _library("_", key).fallback(refuse)
+        _library(undo, "_", key).fallback(refuse)
 
 
-def _install_pinning(name: str, wanted: bool) -> None:
-    aten = _library("aten")
+def _install_pinning(undo: contextlib.ExitStack, name: str, wanted: bool) -> None:
+    aten = _library(undo, "aten")
     on_cpu = kernels.PinnedMemory() if wanted else kernels.NotPinned(name, "register_backend(..., pin_memory=True)")
     of_device = kernels.NotPinned(name, "pin the CPU tensor, before .to(device)")
     for pinning, key in ((on_cpu, "CPU"), (of_device, "PrivateUse1")):
@@ -253,10 +259,10 @@ def _install_pinning(name: str, wanted: bool) -> None:
             _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), key)
 
 
-def _install_autocast(name: str) -> None:
+def _install_autocast(undo: contextlib.ExitStack, name: str) -> None:
     # Without this, every op under autocast fails.
-    _library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
-    aten = _library("aten")
+    _library(undo, "_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
+    aten = _library(undo, "aten")
     for ops, dtype in ((autocast.LOWER_PRECISION, None), (autocast.FLOAT32, torch.float32)):
         for op in ops:
             overload = _compat.find_op(f"aten::{op}")

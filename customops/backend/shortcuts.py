@@ -9,6 +9,7 @@ shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``. That goes fo
 from __future__ import annotations
 
 import collections
+import contextlib
 from typing import Any
 
 from customops.backend import _compat
@@ -18,23 +19,29 @@ from customops.backend.fallback import Fallback
 class Shortcuts:
     """The ops by family: all overloads of a name, in place or not."""
 
-    def __init__(self, fallback: Fallback) -> None:
+    def __init__(self, fallback: Fallback, user_kernels: collections.Counter[str]) -> None:
         self.fallback = fallback
+        self._kernels = user_kernels
         self.families: dict[str, list[Any]] = collections.defaultdict(list)
         for name in _compat.composites_of_the_cpu():
             op = _compat.find_op(name)
             if op is not None:
                 self.families[_family(name)].append(op)
         self._libraries: dict[str, Any] = {}
-        self._kernels: collections.Counter[str] = collections.Counter()  # the user's, by family
 
-    def install(self) -> None:
+    def install(self, undo: contextlib.ExitStack) -> None:
+        """Install all of them, until `undo` is closed."""
+        undo.callback(self._remove_all)
         for family, ops in self.families.items():
             if any(_compat.has_kernel(_compat.full_name(op), "PrivateUse1") for op in ops):
                 self._kernels[family] += 1  # somebody's, from before there was a device
             else:
                 self._install(family)
-        _compat.watch_kernels(self._kernel_of_others)
+        _compat.watch_kernels(undo, self._kernel_of_others)
+
+    def _remove_all(self) -> None:
+        while self._libraries:
+            _compat.destroy_library(self._libraries.popitem()[1])
 
     def _kernel_of_others(self, name: str) -> None:
         """Somebody registered a kernel of the device by `torch.library`. It counts for good: its end goes unseen."""

@@ -29,6 +29,33 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) ->
     return torch.zeros(size, dtype=dtype, device="cpu")
 
 
+# What accelerators have in more dtypes --------------------------------------------------------------------------------
+
+
+@_substitute("nansum.out")
+@_substitute("nansum")
+def nansum(tensor: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+    if not tensor.is_complex():
+        return torch.nansum(tensor, dim, keepdim, **options)
+    return torch.sum(torch.where(tensor.isnan(), 0, tensor), dim, keepdim, **options)
+
+
+def _product(name: str) -> None:
+    """``torch.mm(a, b, out_dtype)`` and its kin: the product of more exact factors."""
+
+    def product(*args: Any, **options: Any) -> Tensor:
+        *factors, dtype = args
+        return op(*(factor.to(dtype) for factor in factors), **options)  # type: ignore[no-any-return]
+
+    op = getattr(torch, name)
+    _substitute(f"{name}.dtype")(product)
+    _substitute(f"{name}.dtype_out")(product)
+
+
+for _name in ("mm", "bmm", "addmm", "baddbmm"):
+    _product(_name)
+
+
 # Convolution ----------------------------------------------------------------------------------------------------
 
 

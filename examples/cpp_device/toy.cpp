@@ -8,6 +8,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/UnaryOps.h>
@@ -124,16 +125,27 @@ void Memory::release(void* data) {
   c10::free_cpu(data);
 }
 
-template <bool pinned>
-struct Allocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    return memory.allocate(bytes, pinned ? Device(at::kCPU) : Device(kToy, current_device));
-  }
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override { return memory.allocate(bytes, {kToy, current_device}); }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
-Allocator</*pinned=*/false> device_allocator;
-Allocator</*pinned=*/true> pinned_allocator;
+
+// torch.accelerator.empty_host_cache() calls the allocator of pinned memory, whether or not there is one. Ours keeps no
+// cache, and need not know which streams use its memory: work is done when a call returns.
+struct PinnedAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override { return memory.allocate(bytes, at::kCPU); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+
+DeviceAllocator device_allocator;
+PinnedAllocator pinned_allocator;
 REGISTER_ALLOCATOR(kToy, &device_allocator)
+REGISTER_HOST_ALLOCATOR(kToy, &pinned_allocator)
 
 // A StorageImpl of our own has room for what a device wants to know of its memory; here, how often it was resized.
 struct Storage final : c10::StorageImpl {
@@ -277,6 +289,12 @@ const Tensor& resize_(const Tensor& self, IntArrayRef size, Format format) {
   self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   return self;
+}
+
+// May `self.data = other` be? torch knows that of devices of its own. nn.Module.to asks, and where the answer is no makes
+// new parameters: tied weights come apart, and an optimizer that was made before trains the old ones.
+bool may_take_over(const Tensor& self, const Tensor& other) {
+  return self.layout() == at::kStrided && other.layout() == at::kStrided;
 }
 
 Tensor& set_nothing(Tensor& self) { return self.set_(self.new_empty({0})); }
@@ -516,6 +534,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_efficientzerotensor", &efficient_zeros);
+  m.impl("_has_compatible_shallow_copy_type", &may_take_over);
+  m.impl("record_stream", [](Tensor&, c10::Stream) {}); // work is done when a call returns
   m.impl("resize_", &resize_);
   m.impl("set_", &set_nothing);
   m.impl("set_.source_Storage_storage_offset", &set_storage);

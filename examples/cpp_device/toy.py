@@ -9,11 +9,13 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, UntypedStorage
+from torch.multiprocessing import reductions
 from torch.utils import backend_registration, cpp_extension
 
 NAME = "toy"
@@ -57,6 +59,7 @@ def register(directory: str | Path | None = None) -> None:
     torch._register_device_module(NAME, sys.modules[__name__])
     # Tensor.toy(), Tensor.is_toy, Module.toy() and so on.
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    reduction.register(torch.UntypedStorage, _reduce_storage)
 
 
 # -- devices: `with torch.toy.device(1):`, and torch.load, DataLoader, FSDP -----------------------
@@ -159,6 +162,20 @@ def get_rng_state_all() -> list[Tensor]:
 def set_rng_state_all(states: Iterable[Tensor]) -> None:
     for index, state in enumerate(states):
         set_rng_state(state, index)
+
+
+# -- other processes: queues, workers of a DataLoader --------------------------------------------
+
+
+def _reduce_storage(storage: UntypedStorage) -> Any:
+    """What is sent is a copy: torch would raise, in the thread that feeds a queue, and the other end wait for ever."""
+    if storage.device.type != NAME:
+        return reductions.reduce_storage(storage)
+    return _rebuild_storage, (storage.device.index, storage.cpu())
+
+
+def _rebuild_storage(index: int, host: UntypedStorage) -> UntypedStorage:
+    return host.to(device=torch.device(NAME, index))
 
 
 # -- autocast -------------------------------------------------------------------------------------
