@@ -201,26 +201,6 @@ class CustomOpDef(Generic[P, R]):
 
     # Autograd ---------------------------------------------------------------------------------------------------
 
-    @overload
-    def register_autograd(
-        self,
-        backward: None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
-        **options: Unpack[BackwardOptions],
-    ) -> Callable[[F], F]: ...
-    @overload
-    def register_autograd(
-        self,
-        backward: F,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
-        **options: Unpack[BackwardOptions],
-    ) -> F: ...
     def register_autograd(
         self,
         backward: Fn | None = None,
@@ -261,29 +241,10 @@ class CustomOpDef(Generic[P, R]):
         self._register(lib, self._rules.autograd.register, backward, setup_context, options)
         return backward
 
-    @overload
     def register_jvp(
-        self,
-        jvp: None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
+        self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
         **options: Unpack[Options],
-    ) -> Callable[[F], F]: ...
-    @overload
-    def register_jvp(
-        self, jvp: F, /, *, setup_context: Fn | None = None, lib: Library | None = None, **options: Unpack[Options]
-    ) -> F: ...
-    def register_jvp(
-        self,
-        jvp: Fn | None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
-        **options: Unpack[Options],
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:

@@ -85,28 +85,28 @@ def register_fake(
 
 def register_autograd(
     op: Op,
-    backward: Callable[..., Any] | None = None,
+    backward: Callable[..., Any],
     /,
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[BackwardOptions],
-) -> Any:
+) -> None:
     """`CustomOpDef.register_autograd` on any op."""
-    return adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
+    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
 
 
 def register_jvp(
     op: Op,
-    jvp: Callable[..., Any] | None = None,
+    jvp: Callable[..., Any],
     /,
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[Options],
-) -> Any:
+) -> None:
     """`CustomOpDef.register_jvp` on any op."""
-    return adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
+    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
 def register_autograd_from(

@@ -417,10 +417,7 @@ def test_formulas_are_registered_by_decorators(registry: Registry, ns: str, scal
     other = registry.custom_op(f"{ns}::other", scaled._init_fn, mutates_args=())
     other.register_fake(lambda x, by: torch.empty_like(x))
     for register, fn in ((customops.register_autograd, backward), (customops.register_jvp, jvp)):
-        assert register(other, setup_context=keep)(fn) is fn
-        assert register(other, fn, setup_context=keep) is fn
-        assert register(other)(lambda ctx, *rest: None)
-        assert register(other, fn, setup_context=keep) is fn
+        assert register(other, fn, setup_context=keep) is None  # as torch's
     check(other)
 
     @other.register_autograd
