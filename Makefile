@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint format typecheck docs bench bench-check bench-backend bench-import clean
+.PHONY: help demo test lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test lint format typecheck docs bench bench-check bench-backend bench-import clean"
+	@echo "targets: demo test lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -63,6 +63,10 @@ bench-backend: $(TESTING)
 
 bench-import: $(TESTING)
 	$(BIN)/python benchmarks/import_time.py
+
+# Needs git, and a network for what is not in build/clients yet; takes hours. CLIENTS="bitsandbytes aimnet" runs some.
+bench-clients: $(TESTING)
+	$(BIN)/python benchmarks/clients/run.py $(CLIENTS)
 
 # Leaves the virtual environments: they are slow to rebuild and never stale.
 clean:

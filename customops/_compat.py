@@ -784,7 +784,6 @@ _fake_tensor: Any = torch._subclasses.fake_tensor
 #: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
 NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
 NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
-NeedsData: Any = (_fake_tensor.DataDependentOutputException, _fake_tensor.DynamicOutputShapeException)
 
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 tree_flatten = torch.utils._pytree.tree_flatten
@@ -844,6 +843,17 @@ def set_autograd_fallback(mode: str) -> str:
     before: str = _C._get_autograd_fallback_mode()
     _C._set_autograd_fallback_mode(mode)
     return before
+
+
+def needs_data(error: BaseException) -> bool:
+    """Was something asked of a fake tensor that only data can tell?"""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    kinds = (
+        _fake_tensor.DataDependentOutputException,
+        _fake_tensor.DynamicOutputShapeException,
+        symbolic_shapes.GuardOnDataDependentSymNode,
+    )
+    return isinstance(error, kinds)
 
 
 def fake_mode() -> Any:

@@ -242,6 +242,8 @@ class _Reader:
         type_ = _lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.opaque_type_name(annotation)
         if type_ is None:
             self.unsupported(f"parameter {name}", annotation, SUPPORTED_PARAM_TYPES)
+        if parameter.default is None:  # `k: int = None` is meant as Optional[int]
+            type_ = _lookup(SUPPORTED_PARAM_TYPES, Optional[annotation]) or type_
         alias = self.alias(index, name, type_, mutated)
         default = parameter.default
         if default is inspect.Parameter.empty:

@@ -70,13 +70,13 @@ class Plan:
             raise DefinitionError("bypass must be True or False", op=op, got=brief(self.bypass))
         if self.bypass:
             _bypass.refuse(self.schema, op)
-        if self.text is not None:  # else the schema was read off the function
-            bind_kernel(self.fn, self.schema, op, "kernel")
+        bind_kernel(self.fn, self.schema, op, "kernel")
         return check_devices(self.device_types, self.schema, op)
 
     def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
         """Define the op. The dispatcher is as before if that fails."""
         devices = self.check()
+        bind_kernel(self.fn, self.schema, str(self.name), "kernel", warn=True)
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
             cls: Any = _bypassing(self) if self.bypass else CustomOpDef

@@ -40,7 +40,7 @@ def formulas(fn: Fn, definition: Definition, *, recompute: bool) -> Formulas:
         CallbackError: `fn` does not take the op's arguments.
     """
     op, schema = str(definition.name), definition.schema
-    bind_kernel(fn, schema, op, "function to differentiate")
+    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=definition.library is not None)
     again = _Again(fn, op, schema, recompute)
     setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
     return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.library import Library as Library
 from torch.library import fallthrough_kernel as fallthrough_kernel
+from torch.library import get_ctx as _current_ctx
 from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
@@ -149,7 +150,7 @@ def get_ctx() -> Any:
     Raises:
         RegistrationError: called anywhere else.
     """
-    ctx = torch.library.get_ctx()
+    ctx = _current_ctx()
     if ctx is None:
         raise RegistrationError("get_ctx() has a context only inside a fake impl", fix="call it in register_fake's fn")
     return ctx

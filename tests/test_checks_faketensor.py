@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from customops.checks import NotExercised, fake_check
+from customops import _compat
+from customops.checks import NotExercised, _memory, fake_check, opcheck
 from customops.errors import CheckError
 
 aten = torch.ops.aten
+COMPOSITE = "CompositeImplicitAutograd"
 
 
 class Ops:
@@ -302,3 +304,58 @@ def test_untraceable_operators_are_not_exercised() -> None:
 
 def test_jagged_tensors() -> None:
     fake_check(aten.sin.default, (torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged),))
+
+
+# -- composites, and what the dispatcher converts ------------------------------------------------
+
+
+def test_tensors_given_for_numbers(define: Ops, x: torch.Tensor) -> None:
+    """The dispatcher takes the number out of a tensor; on a fake it could not."""
+    op = define(
+        "fill(Tensor x, SymInt n, float s=1.0) -> Tensor",
+        lambda x, n, s=1.0: x.new_full((n,), s),
+        lambda x, n, s=1.0: x.new_empty(n),
+    )
+    fake_check(op, (x, torch.tensor(5), torch.tensor(2.0)), {})
+    wrong = define("wrong(Tensor x, SymInt n) -> Tensor", lambda x, n: x.new_ones(n), lambda x, n: x.new_empty(n + 1))
+    with pytest.raises(CheckError, match=r"Shapes \(5,\) and \(6,\) are not equal"):
+        fake_check(wrong, (x, torch.tensor(5)), {})
+
+
+def test_a_composite_that_reads_data_of_its_parts(define: Ops, x: torch.Tensor) -> None:
+    part = define("part(Tensor x, SymInt n) -> Tensor", lambda x, n: x.new_ones(n), lambda x, n: x.new_empty(n))
+    fits = define("fits(Tensor x) -> Tensor", lambda x: part(x, int(x.abs().sum().item())), None, COMPOSITE)
+    fake_check(fits, (x,), {})
+    wrong = define("wrong_part(Tensor x, SymInt n) -> Tensor", lambda x, n: x.new_ones(n), lambda x, n: x.new_empty(2))
+    whole = define("whole(Tensor x) -> Tensor", lambda x: wrong(x, int(x.numel())), None, COMPOSITE)
+    with pytest.raises(CheckError, match=r"Shapes \(12,\) and \(2,\) are not equal") as caught:
+        fake_check(whole, (x,), {})
+    assert caught.value.op == wrong.name()
+
+
+def test_a_composite_of_aten_operators_that_reads_data_is_not_exercised(define: Ops, x: torch.Tensor) -> None:
+    sign = define("sign(Tensor x) -> Tensor", lambda x: x + 1 if x.sum() > 0 else x - 1, None, COMPOSITE)
+    with pytest.raises(NotExercised, match="made of aten operators, and reads the data"):
+        fake_check(sign, (x,), {})
+    plain = define("plain(Tensor x) -> Tensor", lambda x: x.sin() + 1, None, COMPOSITE)
+    fake_check(plain, (x,), {})
+
+
+def test_sizes_that_are_not_known_flow_through_a_composite(define: Ops, x: torch.Tensor) -> None:
+    rows = define(
+        "rows(Tensor x) -> Tensor",
+        lambda x: x.nonzero().contiguous(),
+        lambda x: x.new_empty(open_size(), 2, dtype=torch.int64),
+    )
+    twice = define("twice(Tensor x) -> Tensor", lambda x: x * 2, torch.empty_like)
+    both = define("both(Tensor x) -> Tensor", lambda x: twice(rows(x)), None, COMPOSITE)
+    assert all(result == "SUCCESS" for result in opcheck(both, (x,)).values())
+
+
+def test_memory_of_sizes_that_are_not_known() -> None:
+    """No guard on them."""
+    with _compat.fake_mode():
+        one = torch.ones(3).nonzero()
+        assert _memory.share_memory(one, one.t())
+        assert not _memory.share_memory(one, one + 1)
+        assert not _memory.share_memory(torch.empty(0, 3), torch.empty(0, 3))

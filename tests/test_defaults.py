@@ -3,8 +3,10 @@
 # No `from __future__ import annotations` here: the hints are values of the tests.
 
 import enum
+import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, List, Optional
@@ -23,7 +25,7 @@ import customops
 from customops import infer_schema
 from customops._hints import schema_of
 from customops._schema import parse
-from customops.errors import SchemaError
+from customops.errors import CallbackError, RegistrationError, SchemaError
 
 GroupName = torch.distributed.distributed_c10d.GroupName
 inf, nan = math.inf, math.nan
@@ -108,6 +110,11 @@ SAID: list[tuple[Any, Any, str]] = [
     (Optional[List[int]], None, "SymInt[]? y=None"),
     (Optional[List[float]], None, "float[]? y=None"),
     (Optional[List[bool]], None, "bool[]? y=None"),
+    (int, None, "SymInt? y=None"),
+    (float, None, "float? y=None"),
+    (str, None, "str? y=None"),
+    ("torch.dtype", None, "ScalarType? y=None"),
+    (List[int], None, "SymInt[]? y=None"),
 ]
 #: Defaults for which the schema language has no word: None stands in the text, and the call path puts them back.
 UNSAID: list[tuple[Any, Any, str]] = [
@@ -126,6 +133,8 @@ UNSAID: list[tuple[Any, Any, str]] = [
 #: Tensors have no defaults but None and lists without one. They may not be keyword-only.
 TENSORS: list[tuple[Any, Any, str]] = [
     (Optional[Tensor], None, "Tensor? y=None"),
+    (Tensor, None, "Tensor? y=None"),
+    (List[Tensor], None, "Tensor[]? y=None"),
     (List[Tensor], [], "Tensor[]? y=None"),
     (List[Optional[Tensor]], [], "Tensor?[]? y=None"),
     (List[Optional[Tensor]], [None, None], "Tensor?[]? y=None"),
@@ -642,7 +651,6 @@ def test_text_of_any_default_reads_back(case: tuple[Any, Any]) -> None:
         (int, 1.0, "a float cannot be the default of a SymInt"),
         (int, "1", "a str cannot be the default of a SymInt"),
         (int, np.int64(1), "a int64 cannot be the default of a SymInt"),
-        (int, None, r"None is not a SymInt: make the type Optional\[\.\.\.\]"),
         (float, "1", "a str cannot be the default of a float"),
         (float, 1j, "a complex cannot be the default of a float"),
         (bool, 1, "a int cannot be the default of a bool"),
@@ -654,7 +662,6 @@ def test_text_of_any_default_reads_back(case: tuple[Any, Any]) -> None:
         (torch.device, "bogus", "torch knows no such device"),
         (torch.device, "", "torch knows no such device"),
         (torch.device, 0, "a int cannot be the default of a Device"),
-        (Tensor, None, "None is not a Tensor"),
         (Tensor, torch.ones(20, 20), "a Tensor cannot be the default of a Tensor"),
         (Optional[Tensor], torch.ones(1), "a Tensor cannot be the default of a Tensor"),
         (List[Tensor], [torch.ones(20, 20)], "a Tensor cannot be the default of a Tensor"),
@@ -663,7 +670,7 @@ def test_text_of_any_default_reads_back(case: tuple[Any, Any]) -> None:
         (List[int], {1}, "expected a list, got set"),
         (List[int], [None], "None is not a SymInt"),
         (List[bool], [1], "a int cannot be the default of a bool"),
-        (List[int], None, r"None is not a SymInt\[\]"),
+        (List[Number], None, r"None is not a Scalar\[\]"),
         (List[int], [*range(1000), 2**63], "integers have 64 bits"),
         (Optional[float], inf, "schema text cannot hold it, and None has its own meaning"),
         (Optional[Number], nan, "schema text cannot hold it, and None has its own meaning"),
@@ -686,3 +693,133 @@ def test_unsupported_default(
     with pytest.raises(ValueError, match=match):
         registry.custom_op(f"{ns}::op", fn, mutates_args=())
     assert len(registry) == 0
+
+
+def test_a_default_of_none_makes_the_type_optional(registry: customops.Registry, ns: str) -> None:
+    """torch writes ``Tensor bias=None``, and refuses the other types or a None that is passed."""
+
+    @registry.custom_op(f"{ns}::linear", mutates_args=())
+    def linear(x: Tensor, bias: Tensor = None, k: int = None) -> Tensor:  # noqa: RUF013
+        y = x * (1 if k is None else k)
+        return y if bias is None else y + bias
+
+    linear.register_fake(lambda x, bias, k: torch.empty_like(x))
+    linear.register_autograd(lambda ctx, g: (g, None if not ctx.needs_input_grad[1] else g, None))
+    x, bias = torch.rand(2), torch.rand(2, requires_grad=True)
+    for call in (linear, torch.compile(linear, fullgraph=True, backend="aot_eager")):
+        assert torch.equal(call(x * 2), x * 2)
+        assert torch.equal(call(x, None, None), x * 1)
+        assert torch.equal(call(x, k=3), x * 3)
+        assert torch.equal(call(x, bias, 3), x * 3 + bias)
+        assert torch.equal(torch.autograd.grad(call(x, bias, 3).sum(), bias)[0], torch.ones(2))
+
+
+# Callbacks without a parameter for a default ---------------------------------------------------------------------
+
+
+def scale(
+    x: Tensor, k: int = 2, sizes: Sequence[int] = (1, 2), *, s: float = 1.5, device: torch.device = "cpu"
+) -> Tensor:
+    return x * k + sum(sizes)
+
+
+LEFT_OUT = "has no parameter for k, sizes, s, device. It is called without"
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_callback_may_leave_out_what_has_a_default(registry: customops.Registry, ns: str, mine: bool) -> None:
+    """As in torch, where the dispatcher does not pass what equals its default."""
+    lib = torch.library.Library(ns, "FRAGMENT")
+    if mine:
+        registry.custom_op(f"{ns}::scale", scale, mutates_args=())
+    else:
+        lib.define("scale(Tensor x, int k=2, int[] sizes=[1, 2], *, float s=1.5, Device device='cpu') -> Tensor")
+    op, adopted = getattr(torch.ops, ns).scale.default, registry.adopt(f"{ns}::scale")
+    x = torch.rand(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        adopted.register_kernel("cpu", lambda x: x * 2 + 3)
+        adopted.register_fake(lambda x: torch.empty_like(x))
+        adopted.register_vmap(lambda info, in_dims, x, **named: (x * 2 + 3, in_dims[0]))
+    texts = [str(each.message) for each in caught if LEFT_OUT[:21] in str(each.message)]
+    assert len(texts) == (3 if mine else 0)
+    if mine:
+        assert LEFT_OUT in texts[0]
+        assert LEFT_OUT in texts[1]
+        assert all(each.filename == __file__ for each in caught)
+    compiled = torch.compile(lambda x, **named: op(x, **named), fullgraph=True, backend="aot_eager")
+    for call in (op, compiled, torch.vmap(op)):
+        assert torch.equal(call(x), x * 2 + 3)
+        assert torch.equal(call(x, k=2, sizes=[1, 2], s=1.5, device="cpu"), x * 2 + 3)
+    calls = [
+        (op, {"k": 3}),
+        (op, {"sizes": [2, 1]}),
+        (op, {"sizes": [1]}),
+        (op, {"s": 1.0}),
+        (torch.vmap(op), {"k": 3}),
+    ]
+    for call, named in calls:
+        with pytest.raises(RegistrationError, match="has no parameter for an argument that was given") as error:
+            call(x, **named)
+        assert error.value.argument == next(iter(named))
+    if mine:
+        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="has no parameter for an argument"):
+            compiled(x, k=3)
+
+
+def test_only_defaults_may_be_left_out(registry: customops.Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::scale", scale, mutates_args=())
+    for fake in (lambda: 0, lambda x, k, sizes, more, *, s, device: x, lambda x, k, *, s, device, other: x):
+        with pytest.raises(CallbackError, match="does not fit the operator"):
+            op.register_fake(fake)
+
+
+def test_a_function_with_a_schema_may_leave_out_defaults(registry: customops.Registry, ns: str) -> None:
+    with pytest.warns(UserWarning, match="has no parameter for k. It is called without") as caught:
+        op = registry.custom_op(
+            f"{ns}::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x, int k=2) -> Tensor"
+        )
+    assert len(caught) == 1
+    assert op(torch.ones(1), 2).item() == 2
+    with pytest.raises(RegistrationError, match=r"fix: +add the parameter k to <lambda>"):
+        op(torch.ones(1), 3)
+
+
+def test_a_kernel_is_bound_by_its_own_parameters(registry: customops.Registry, ns: str) -> None:
+    def plan(x: Tensor, workspace: Tensor, k: int) -> Tensor:
+        return x * k + workspace
+
+    @registry.custom_op(f"{ns}::run", mutates_args=(), schema="(Tensor x, int k) -> Tensor")
+    @functools.wraps(plan)
+    def run(*args: Any) -> Tensor:
+        return plan(args[0], torch.ones_like(args[0]), *args[1:])
+
+    @run.register_fake
+    @functools.wraps(plan)
+    def fake(*args: Any) -> Tensor:
+        return torch.empty_like(args[0])
+
+    x = torch.rand(2)
+    for call in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+        assert torch.equal(call(x, 3), x * 3 + 1)
+
+    @functools.wraps(run)
+    def too_few(x: Tensor) -> Tensor:
+        return x.clone()
+
+    with pytest.raises(CallbackError, match="too many positional arguments"):
+        run.register_kernel("cpu", too_few)
+
+
+def test_hints_are_those_of_what_is_wrapped(registry: customops.Registry, ns: str) -> None:
+    """The schema is read through ``functools.wraps``, as torch reads it."""
+
+    def twice(x: Tensor, k: int = 2) -> Tensor:
+        return x * k
+
+    @functools.wraps(twice)
+    def wrapper(*args: Any) -> Tensor:
+        return twice(*args)
+
+    assert infer_schema(wrapper, mutates_args=()) == torch.library.infer_schema(wrapper, mutates_args=())
+    assert registry.custom_op(f"{ns}::twice", wrapper, mutates_args=())(torch.ones(1), 3).item() == 3

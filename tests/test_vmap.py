@@ -128,7 +128,7 @@ def test_under_compile(scale: Any) -> None:
     assert torch.equal(compiled(x, y), x * y * 2)
 
 
-@pytest.mark.parametrize("rule", [lambda info, x, y: x, lambda info, in_dims, x, y, by: x, 3])
+@pytest.mark.parametrize("rule", [lambda info, x, y: x, lambda info, in_dims, x, *, times: x, 3])
 def test_a_rule_that_cannot_be_called_is_refused(scale: Any, rule: Any) -> None:
     with pytest.raises(CallbackError, match="vmap rule"):
         scale.register_vmap(rule)

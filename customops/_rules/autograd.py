@@ -76,7 +76,7 @@ class AutogradRule:
 
     def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
         self._refuse("register_autograd")
-        formula = self._formula(backward, setup_context, options)
+        formula = self._formula(backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
         outputs = len(self.definition.schema.returns) + len(formula.grads_of)
         bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
@@ -84,19 +84,19 @@ class AutogradRule:
 
     def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: Options) -> Undo:
         self._refuse("register_jvp", is_view=self.definition.schema.is_view)
-        formula, schema = self._formula(jvp, setup_context, options), self.definition.schema
+        formula, schema = self._formula(jvp, setup_context, options, Options), self.definition.schema
         tangents = (f"{argument.name}_tangent" for argument in schema.operands)
         bind(jvp, str(self.definition.name), "jvp", "ctx", *tangents)
         return self._slots.set("jvp", formula)
 
-    def _formula(self, fn: Fn, setup_context: Fn | None, options: Options) -> Formula:
-        """The formula with its options, if they fit the op."""
+    def _formula(self, fn: Fn, setup_context: Fn | None, options: Options, known: type) -> Formula:
+        """The formula with its options, if they are `known` ones and fit the op."""
         schema, op = self.definition.schema, str(self.definition.name)
-        if unknown := options.keys() - Options.__annotations__:
+        if unknown := options.keys() - known.__annotations__:
             raise CallbackError(
                 f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
                 op=op,
-                expected=", ".join(["setup_context", "lib", *Options.__annotations__]),
+                expected=", ".join(["setup_context", "lib", *known.__annotations__]),
                 where=where(fn),
             )
         if setup_context is not None:

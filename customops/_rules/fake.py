@@ -54,7 +54,8 @@ class FakeRule:
 
     def register(self, fn: Fn, allow_override: bool = True) -> Undo:
         op = str(self.definition.name)
-        bind_kernel(fn, self.definition.schema, op, "fake impl")
+        ours = self.definition.library is not None
+        fn = bind_kernel(fn, self.definition.schema, op, "fake impl", warn=ours)
         self._refuse(op, allow_override)
         for tag in (torch.Tag.inplace, torch.Tag.out):
             if tag in self.definition.tags:

@@ -41,7 +41,7 @@ class KernelRule:
 
     def __init__(self, definition: Definition, default: Fn | None) -> None:
         self.definition = definition
-        self.default = default
+        self.default = default and bind_kernel(default, definition.schema, str(definition.name), "kernel")
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
@@ -65,7 +65,7 @@ class KernelRule:
     def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
         schema, op = self.definition.schema, str(self.definition.name)
         devices = check_devices(device_types, schema, op)
-        bind_kernel(fn, schema, op, "kernel")
+        fn = bind_kernel(fn, schema, op, "kernel", warn=self.definition.library is not None)
         undos = [self._slots.set(device_type, fn) for device_type in devices]
         return lambda: [undo() for undo in undos]
 

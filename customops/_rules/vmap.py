@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._call import Fn, bind, filler, tensors_in
+from customops._call import Fn, Shorter, bind_kernel, filler, tensors_in
 from customops._definition import Definition, Undo
 from customops._schema import Schema
 from customops._slots import Slots
@@ -51,11 +51,9 @@ class VmapRule:
 
     def register(self, rule: Fn | str) -> Undo:
         fn = _strategy(rule, self.definition) if isinstance(rule, str) else rule
-        schema = self.definition.schema
-        positional = [argument.name for argument in schema.positional]
-        keyword = {argument.name: argument.name for argument in schema.keyword_only}
-        bind(fn, str(self.definition.name), "vmap rule", "info", "in_dims", *positional, **keyword)
-        return self._slots.set(None, fn)
+        schema, ours = self.definition.schema, self.definition.library is not None
+        bound = bind_kernel(fn, schema, str(self.definition.name), "vmap rule", "info", "in_dims", warn=ours)
+        return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, Shorter) else bound)
 
     def _recompile(self) -> None:
         self.definition.recompile()
@@ -151,6 +149,20 @@ class _Operands:
 
     def call_rule(self, rule: Fn, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
         return self.call(functools.partial(rule, info, in_dims), *operands, **others)
+
+
+class _Shorter:
+    """A rule that has no parameter for some arguments with a default; `in_dims` has no entry for them, either."""
+
+    def __init__(self, rule: Shorter, schema: Schema) -> None:
+        self.rule = rule
+        self.tensors = [argument.name for argument in schema.keyword_only_tensors]
+
+    def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+        short, named = self.rule.shorten(args, kwargs)
+        of_tensors = zip(self.tensors, in_dims[len(args) :], strict=True)
+        dims = (*in_dims[: len(short)], *(dim for name, dim in of_tensors if name in named))
+        return self.rule.fn(info, dims, *short, **named)
 
 
 # Strategies -----------------------------------------------------------------------------------------------------

@@ -76,7 +76,12 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Like `share_storage`, but a tensor without elements shares nothing."""
-    return first.numel() > 0 and second.numel() > 0 and share_storage(first, second)
+    return not (_is_empty(first) or _is_empty(second)) and share_storage(first, second)
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Without a guard on a size that is not known."""
+    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:

@@ -71,6 +71,8 @@ class Trial:
         try:
             with seeded((self.args, self.kwargs)):
                 return self.op(*self.args, **self.kwargs)
+        except (CheckError, NotExercised):  # of a part of it
+            raise
         except Exception as error:
             raise failed_call(self.name, "the operator itself fails on these inputs", error) from error
 
@@ -78,6 +80,14 @@ class Trial:
         """Raise NotExercised if an input has no data."""
         if any(_compat.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
+
+
+def is_judged(func: Any, op: _compat.OpOverload) -> bool:
+    """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
+    return isinstance(func, _compat.OpOverload) and (func is op or func.namespace not in _BUILTIN)
+
+
+_BUILTIN = ("aten", "prim", "prims")
 
 
 def failed_call(

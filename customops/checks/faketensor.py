@@ -1,8 +1,9 @@
 """test_faketensor: the fake impl promises what the operator returns.
 
-The operator runs once on real inputs and once on fakes of them, and whatever a tracer goes by has to agree: how many
-outputs there are, their shape, stride, dtype, device, and which of them are or alias which inputs. Sizes that the fake
-leaves open (``get_ctx().new_dynamic_size()``) agree with any size in the range it gives them, and with one another.
+The operator runs once on real inputs and once on fakes of them (each part by itself if it is made of others that are
+not torch's own), and whatever a tracer goes by has to agree: how many outputs there are, their shape, stride, dtype,
+device, and which of them are or alias which inputs. Sizes that the fake leaves open (``get_ctx().new_dynamic_size()``)
+agree with any size in the range it gives them, and with one another.
 
 Both runs are made without gradients. What autograd does with an operator is not the fake impl's business, and a fake
 that is right below autograd stays right above it.
@@ -20,7 +21,7 @@ from customops import _compat
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial, failed_call, resolve
+from customops.checks._trial import Trial, failed_call, is_judged, resolve
 from customops.errors import CheckError, MissingFakeError
 
 #: Operators with these tags may refuse to be traced; a compiler leaves them out of its graphs.
@@ -38,14 +39,48 @@ def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
 
 def check(trial: Trial) -> None:
     trial.require_data()
-    real = trial.copy(leaves=True)
+    copy = trial.copy(leaves=True)
+    mode = _CompareMode(trial.op)
+    with torch.no_grad(), mode:
+        copy.run()
+    if not mode.compared:  # it is made of builtin operators
+        with torch.no_grad():
+            _compare(trial.copy(leaves=True), is_composite=True)
+
+
+class _CompareMode(_compat.TorchDispatchMode):
+    """Compares each call of an operator that has a fake of its own, with the arguments that its kernel gets.
+
+    By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
+    reads of their results, it reads of real ones.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, op: _compat.OpOverload) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.op = op
+        self.compared = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = Trial(func, args, kwargs or {}) if is_judged(func, self.op) else None
+        if call is None or any(map(_compat.is_abstract, call.tensors)):
+            return func(*args, **(kwargs or {}))
+        self.compared += 1
+        return _compare(call)
+
+
+def _compare(real: Trial, *, is_composite: bool = False) -> Any:
+    """Run the operator on real inputs and on fakes of them, and compare; returns what it returned on real ones."""
     mode = _compat.fake_mode()
     fake = _fake_copy(mode, real)
-    with torch.no_grad():
-        real_outputs = real.run()
-        with mode:
-            fake_outputs = _run_fake(fake)
-    _Comparison(trial.name).compare(real, real_outputs, fake, fake_outputs)
+    real_outputs = real.run()
+    with mode:
+        fake_outputs = _run_fake(fake, is_composite=is_composite)
+    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
+    return real_outputs
 
 
 def _fake_copy(mode: Any, trial: Trial) -> Trial:
@@ -58,12 +93,15 @@ def _fake_copy(mode: Any, trial: Trial) -> Trial:
     return Trial(trial.op, args, kwargs)
 
 
-def _run_fake(trial: Trial) -> Any:
+def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
     try:
         return trial.op(*trial.args, **trial.kwargs)
     except Exception as error:
-        if isinstance(error, _compat.NeedsData) and any(tag in trial.op.tags for tag in _UNTRACEABLE_TAGS):
-            raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
+        if _compat.needs_data(error):
+            if is_composite:
+                raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
+            if any(tag in trial.op.tags for tag in _UNTRACEABLE_TAGS):
+                raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
         if isinstance(error, (_compat.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
                 trial.name,

@@ -18,10 +18,8 @@ from customops import _compat
 from customops.checks import _memory
 from customops.checks._inputs import seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
-from customops.checks._trial import Trial, failed_call, resolve
+from customops.checks._trial import Trial, failed_call, is_judged, resolve
 from customops.errors import CheckError
-
-_BUILTIN = ("aten", "prim", "prims")
 
 #: Operators whose schema leaves out an alias or a write on purpose.
 _UNTRUE_SCHEMAS = frozenset(
@@ -75,19 +73,17 @@ class _SchemaMode(_compat.TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if not self._judges(func):
-            return func(*args, **kwargs)
+        trial = Trial(func, args, kwargs or {}) if self._judges(func) else None
+        if trial is None or any(map(_compat.is_abstract, trial.tensors)):
+            return func(*args, **(kwargs or {}))
         self.judged += 1
-        call = _Call(Trial(func, args, kwargs))
+        call = _Call(trial)
         outputs = call.run()
         call.judge(outputs)
         return outputs
 
     def _judges(self, func: Any) -> bool:
-        if not isinstance(func, _compat.OpOverload) or func.name() in _UNTRUE_SCHEMAS:
-            return False
-        return func is self.op or func.namespace not in _BUILTIN
+        return is_judged(func, self.op) and func.name() not in _UNTRUE_SCHEMAS
 
 
 class _Call:

@@ -1,0 +1,86 @@
+"""The packages, and where their tests are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Client:
+    """A package that defines its operators with `torch.library`.
+
+    Attributes:
+        requirements: what pip installs, beside torch; dependencies are named, since pip would bring another torch.
+        repository, commit: where its tests are; a tag or a commit.
+        tests: files or folders of tests, relative to `cwd`.
+        options: for pytest; what needs a GPU or a network is left out here.
+        cwd: where the tests are run, relative to the repository.
+        in_tree: import the package from the repository, not from its wheel.
+        environment: variables that its tests ask for.
+        edits: file of the repository, text in it, and what to write instead.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    repository: str
+    commit: str
+    tests: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    cwd: str = "."
+    in_tree: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    edits: tuple[tuple[str, str, str], ...] = ()
+
+
+CLIENTS = [
+    Client(
+        "bitsandbytes",
+        ("bitsandbytes==0.50.1", "scipy", "einops", "lion-pytorch==0.2.3"),
+        "https://github.com/bitsandbytes-foundation/bitsandbytes",
+        "0.50.1",
+        ("tests/test_ops.py",),
+        environment=(("BNB_TEST_DEVICE", "cpu"),),
+    ),
+    Client(
+        "optimum-quanto",
+        ("optimum-quanto==0.2.7", "safetensors", "huggingface-hub", "ninja", "tqdm", "pyyaml", "requests"),
+        "https://github.com/huggingface/optimum-quanto",
+        "v0.2.7",
+        ("test",),
+        options=("--ignore=test/models", "--ignore=test/cli"),  # these download models
+    ),
+    Client(
+        "nvalchemi-toolkit-ops",
+        ("warp-lang==1.10.1",),
+        "https://github.com/NVIDIA/nvalchemi-toolkit-ops",
+        "v0.2.0",
+        ("test",),
+        in_tree=True,
+    ),
+    Client(
+        "aimnet",
+        ("nvalchemi-toolkit-ops", "warp-lang", "h5py", "click", "requests", "pyyaml", "ase", "scipy"),
+        "https://github.com/isayevlab/aimnetcentral",
+        "704325e",
+        ("tests",),
+        options=("-m", "not gpu and not network and not hf and not weights"),
+        in_tree=True,
+    ),
+    Client(
+        "fbgemm-gpu-cpu",
+        ("fbgemm-gpu-cpu==1.8.0",),
+        "https://github.com/pytorch/FBGEMM",
+        "v1.8.0",
+        ("jagged", "sparse", "permute", "combine"),
+        options=("-p", "few_examples", "--hypothesis-seed=0"),
+        cwd="fbgemm_gpu/test",
+        edits=(  # the checks of operators are off outside Meta
+            ("fbgemm_gpu/test/test_utils.py", 'if hasattr(fbgemm_gpu, "open_source"):', "if False:"),
+            (
+                "fbgemm_gpu/test/sparse/common.py",
+                "    if not open_source:\n        generate",
+                "    if True:\n        generate",
+            ),
+        ),
+    ),
+]
