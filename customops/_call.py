@@ -19,6 +19,7 @@ from customops.errors import (
     CallbackError,
     KernelError,
     RegistrationError,
+    brief,
     name_of,
     user_stacklevel,
     where,

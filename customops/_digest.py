@@ -244,14 +244,17 @@ def _name_of(value: Any) -> str | None:
         return f"enum {type(value).__qualname__} {value!r}"
     if not isinstance(value, type) and isinstance(key := getattr(value, "_digest_key", None), str):
         return f"{type(value).__qualname__} {key}"
-    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)):
-        if _is_by_name(value.__module__ if hasattr(value, "__module__") else None):
-            return f"{type(value).__name__} {getattr(value, '__module__', None)} {value.__qualname__}"
-    return None
+    if isinstance(value, types.FunctionType):
+        module = value.__globals__.get("__name__", "")  # not `__module__`, which is "builtins" where there is none
+    elif isinstance(value, (type, types.BuiltinFunctionType, types.MethodDescriptorType)):
+        module = getattr(value, "__module__", None) or "builtins"
+    else:
+        return None
+    return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None
 
 
-def _is_by_name(module: str | None) -> bool:
-    return (module or "builtins").partition(".")[0] in _BY_NAME
+def _is_by_name(module: str) -> bool:
+    return module.partition(".")[0] in _BY_NAME
 
 
 _compat_tracing.fingerprint_with(fingerprint)

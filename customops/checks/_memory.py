@@ -66,12 +66,24 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Do two tensors, fake ones included, use the same storage?
+    """Do two tensors, fake ones included, use the same storage, or bytes in common under two storages?
 
     No is the answer for wrapper subclasses, which may share what is no data: jagged tensors have their offsets in
     common.
     """
-    return not _storages(first).isdisjoint(_storages(second))
+    if not _storages(first).isdisjoint(_storages(second)):
+        return True
+    return any(
+        one < other_end and other < end for one, end in _addresses(first) for other, other_end in _addresses(second)
+    )
+
+
+def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Where in memory the elements of a tensor start and end, if it has any there."""
+    if _compat.is_abstract(tensor) or _compat.wrapped_by(tensor) is not None:
+        return []
+    bases = [(part.untyped_storage().data_ptr(), byte_range(part)) for part in parts(tensor)]
+    return [(base + start, base + end) for base, (start, end) in bases if base and end > start]
 
 
 def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -1,0 +1,126 @@
+"""Digests: functions that do the same have equal ones, and what cannot be told apart has none twice."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from customops import Registry, _digest
+
+FACTOR = 2
+HELPER = types.ModuleType("digest_helper")
+HELPER.scale = lambda x: x * 3  # type: ignore[attr-defined]
+
+
+def digest(value: Any) -> str:
+    return _digest.of_values([value])
+
+
+def made(source: str, **names: Any) -> Callable[..., Any]:
+    """A function of a source of its own, as a cell of a notebook makes one."""
+    namespace = {"torch": torch, "math": math, **names}
+    exec(source, namespace)
+    return namespace["f"]  # type: ignore[no-any-return]
+
+
+def closure(by: Any) -> Callable[..., Any]:
+    return lambda x: x * by
+
+
+PAIRS = {
+    "text": ("def f(x): return x + 1", {}, "def f(x): return x + 2", {}),
+    "operation": ("def f(x): return x + 1", {}, "def f(x): return x - 1", {}),
+    "name": ("def f(x): return x.sin()", {}, "def f(x): return x.cos()", {}),
+    "default": ("def f(x, k=1): return x", {}, "def f(x, k=2): return x", {}),
+    "keyword default": ("def f(x, *, k=1): return x", {}, "def f(x, *, k=2): return x", {}),
+    "global": ("def f(x): return x * K", {"K": 1}, "def f(x): return x * K", {"K": 2}),
+    "global list": ("def f(x): return K[0]", {"K": [1]}, "def f(x): return K[0]", {"K": [2]}),
+    "global dtype": ("def f(x): return x.to(K)", {"K": torch.half}, "def f(x): return x.to(K)", {"K": torch.float}),
+    "function": ("def f(x): return g(x)", {"g": closure(1)}, "def f(x): return g(x)", {"g": closure(2)}),
+    "inner function": (
+        "def f(x): return (lambda y: y + K)(x)",
+        {"K": 1},
+        "def f(x): return (lambda y: y + K)(x)",
+        {"K": 2},
+    ),
+    "partial": ("def f(x): return g(x)", {"g": functools.partial(max, 1)}, "def f(x): return g(x)", {"g": max}),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_differs(pair: str) -> None:
+    source, names, other, other_names = PAIRS[pair]
+    assert digest(made(source, **names)) == digest(made(source, **names))
+    assert digest(made(source, **names)) != digest(made(other, **other_names))
+
+
+def test_lines_and_names_do_not_count() -> None:
+    assert digest(made("def f(x): return x + 1")) == digest(made("\n\n\ndef f(x): return x + 1"))
+
+
+def test_classes_and_objects() -> None:
+    class Scale:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by
+
+    assert digest(Scale(2.0)) == digest(Scale(2.0))
+    assert digest(Scale(2.0)) != digest(Scale(3.0))
+    assert digest(Scale(2.0).__call__) != digest(Scale(3.0).__call__)
+
+
+def test_recursion() -> None:
+    assert digest(made("def f(x): return f(x - 1) if x else 0")) == digest(
+        made("def f(x): return f(x - 1) if x else 0")
+    )
+
+
+def test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of a module that is named count, as far as they are used."""
+    fn = made("def f(x): return helper.scale(x)", helper=HELPER)
+    before = digest(fn)
+    monkeypatch.setattr(HELPER, "unused", 5, raising=False)
+    assert digest(fn) == before
+    monkeypatch.setattr(HELPER, "scale", lambda x: x * 4)
+    assert digest(fn) != before
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), torch.nn.Linear(1, 1), open, object()], ids=str)
+def test_values_that_cannot_be_told_apart(value: Any) -> None:
+    """A function that holds one is equal to itself alone."""
+    one, other = closure(value), closure(value)
+    assert digest(one) == digest(one)
+    assert (digest(one) == digest(other)) is (value is open)
+
+
+def test_a_fingerprint_is_of_all_ops(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", _identity, mutates_args=())
+    other = registry.custom_op(f"{ns}::g_", _in_place, mutates_args=("x",), tags=torch.Tag.inplace)
+    assert _digest.fingerprint({"aten::sin"}) is None
+    before = _digest.fingerprint({f"{ns}::f"})
+    assert before is not None
+    assert _digest.fingerprint({f"{ns}::g___writes"}) == before
+    op.register_kernel("cpu", lambda x: x + 1)
+    assert _digest.fingerprint({f"{ns}::f"}) == before
+    op.register_fake(lambda x: torch.empty_like(x))
+    second = _digest.fingerprint({f"{ns}::f"})
+    assert second != before
+    other.unregister()
+    assert _digest.fingerprint({f"{ns}::g_"}) is None
+    assert _digest.fingerprint({f"{ns}::f"}) != second
+
+
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
