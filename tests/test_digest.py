@@ -93,7 +93,9 @@ def test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest(fn) != before
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), torch.nn.Linear(1, 1), open, object()], ids=str)
+@pytest.mark.parametrize(
+    "value", [torch.ones(2), torch.nn.Linear(1, 1), open, object()], ids=["tensor", "module", "builtin", "object"]
+)
 def test_values_that_cannot_be_told_apart(value: Any) -> None:
     """A function that holds one is equal to itself alone."""
     one, other = closure(value), closure(value)
