@@ -31,15 +31,19 @@ class _Waiting(MetaPathFinder):
         self.actions: dict[str, Callable[[Any], object]] = {}
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        action = self.actions.pop(name, None)
-        if action is None:
+        if name not in self.actions:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = followed(loader.exec_module, action)
+            loader.exec_module = followed(loader.exec_module, self._loaded)
         return spec
+
+    def _loaded(self, module: Any) -> None:
+        action = self.actions.pop(module.__name__, None)
+        if action is not None:
+            action(module)
 
 
 _waiting = _Waiting()

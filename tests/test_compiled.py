@@ -276,6 +276,24 @@ def test_a_cache_on_disk_in_one_process(registry: Registry, ns: str, tmp_path: P
         assert value_and_grad(compiled) == (4, by)
 
 
+def test_compilers_are_changed_when_they_are_loaded() -> None:
+    """Whoever looks for a module of theirs before, and before or after this package is imported."""
+    script = """
+        import importlib.util, sys
+        {first}
+        importlib.util.find_spec("torch._inductor.codecache")
+        import torch._inductor.codecache, torch._inductor.lowering, torch._dynamo.guards
+        {then}
+        import torch
+        assert hasattr(torch._inductor.codecache.FxGraphHashDetails.__init__, "__wrapped__")
+        assert torch.ops.aten.sym_storage_offset.default in torch._inductor.lowering.lowerings
+        assert customops.library.__file__ in torch._dynamo.guards.uninteresting_files()
+    """
+    for imports in (("import customops", ""), ("import torch", "import customops")):
+        text = textwrap.dedent(script).format(first=imports[0], then=imports[1])
+        subprocess.run([sys.executable, "-W", "ignore", "-c", text], cwd=ROOT, check=True)
+
+
 # Checkpoints ----------------------------------------------------------------------------------------------------
 
 
