@@ -2,11 +2,11 @@
 
     python benchmarks/clients/run.py                      # all of them
     python benchmarks/clients/run.py bitsandbytes         # some
-    python benchmarks/clients/run.py fbgemm -- -k jagged  # what follows goes to pytest
+    python benchmarks/clients/run.py aimnet -- -k hessian  # what follows goes to pytest
 
 Each package is installed beside this environment's torch, in ``build/clients/<name>/site``, and its repository cloned
 to ``build/clients/<name>/source``. Its tests run twice, in a process each, the second time with `swap` loaded first.
-Printed are the tests that end otherwise without being listed as a fault of the package, and a row of docs/parity.md for
+Printed are the tests that end otherwise and are not explained in `packages`, and a row of docs/parity.md for
 each package.
 """
 
@@ -50,13 +50,13 @@ class Trial(NamedTuple):
                 yield test, before, after
 
     def unexplained(self) -> list[tuple[str, Outcome, Outcome]]:
-        return [difference for difference in self.differences() if difference[0] not in dict(self.client.faults)]
+        return [difference for difference in self.differences() if difference[0] not in dict(self.client.explained)]
 
     def row(self) -> str:
         """A row of the table in docs/parity.md."""
-        faults = [why for test, why in self.client.faults if any(test == each for each, _, _ in self.differences())]
+        reasons = [why for test, why in self.client.explained if any(test == each for each, _, _ in self.differences())]
         cells = [self.client.name, self.client.commit, count(self.with_torch), count(self.with_ours)]
-        return f"| {' | '.join([*cells, '; '.join(faults) or 'none'])} |"
+        return f"| {' | '.join([*cells, '; '.join(dict.fromkeys(reasons)) or 'none'])} |"
 
 
 def main(arguments: list[str]) -> int:
