@@ -2,11 +2,12 @@
 
     python benchmarks/clients/run.py                      # all of them
     python benchmarks/clients/run.py bitsandbytes         # some
-    python benchmarks/clients/run.py fbgemm -- -k jagged  # what follows goes to pytest
+    python benchmarks/clients/run.py aimnet -- -k hessian  # what follows goes to pytest
 
 Each package is installed beside this environment's torch, in ``build/clients/<name>/site``, and its repository cloned
 to ``build/clients/<name>/source``. Its tests run twice, in a process each, the second time with `swap` loaded first.
-Printed are the counts, and each test that ends otherwise.
+Printed are the tests that end otherwise and are not explained in `packages`, and a row of docs/parity.md for
+each package.
 """
 
 from __future__ import annotations
@@ -34,26 +35,49 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
+class Trial(NamedTuple):
+    """What both runs of a package's tests gave."""
+
+    client: Client
+    with_torch: dict[str, Outcome]
+    with_ours: dict[str, Outcome]
+
+    def differences(self) -> Iterator[tuple[str, Outcome, Outcome]]:
+        absent = Outcome("absent")
+        for test in sorted(self.with_torch.keys() | self.with_ours.keys()):
+            before, after = self.with_torch.get(test, absent), self.with_ours.get(test, absent)
+            if before.kind != after.kind:
+                yield test, before, after
+
+    def unexplained(self) -> list[tuple[str, Outcome, Outcome]]:
+        return [difference for difference in self.differences() if difference[0] not in dict(self.client.explained)]
+
+    def row(self) -> str:
+        """A row of the table in docs/parity.md."""
+        reasons = [why for test, why in self.client.explained if any(test == each for each, _, _ in self.differences())]
+        cells = [self.client.name, self.client.commit, count(self.with_torch), count(self.with_ours)]
+        return f"| {' | '.join([*cells, '; '.join(dict.fromkeys(reasons)) or 'none'])} |"
+
+
 def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, options = arguments[:split], arguments[split + 1 :]
     unknown = set(names) - {client.name for client in CLIENTS}
     if unknown:
         raise SystemExit(f"no such client: {', '.join(sorted(unknown))}")
-    clients = [client for client in CLIENTS if not names or client.name in names]
-    return sum([try_out(client, options) for client in clients]) and 1
+    trials = [try_out(client, options) for client in CLIENTS if not names or client.name in names]
+    for trial in trials:
+        print(trial.row())
+    return int(any(trial.unexplained() for trial in trials))
 
 
-def try_out(client: Client, options: list[str]) -> int:
-    """Run a package's tests both ways, and print how that differs; returns in how many tests."""
+def try_out(client: Client, options: list[str]) -> Trial:
+    """Run a package's tests both ways, and print what ends otherwise for no reason that is known."""
     install(client)
-    with_torch, with_ours = (run(client, swap, options) for swap in (False, True))
-    print(f"\n{client.name} {client.commit}, {' '.join(client.tests)}")
-    print(f"  torch.library: {count(with_torch)}\n  customops:     {count(with_ours)}")
-    differences = list(compare(with_torch, with_ours))
-    for test, before, after in differences:
-        print(f"  {test}\n    {before.kind} -> {after.kind}: {after.reason or before.reason}")
-    return len(differences)
+    trial = Trial(client, run(client, False, options), run(client, True, options))
+    for test, before, after in trial.unexplained():
+        print(f"{client.name}: {test}\n  {before.kind} -> {after.kind}: {after.reason or before.reason}")
+    return trial
 
 
 def install(client: Client) -> None:
@@ -103,14 +127,6 @@ def outcomes(report: Path) -> Iterator[tuple[str, Outcome]]:
 
 def count(found: dict[str, Outcome]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(o.kind for o in found.values()).items()))
-
-
-def compare(before: dict[str, Outcome], after: dict[str, Outcome]) -> Iterator[tuple[str, Outcome, Outcome]]:
-    absent = Outcome("absent")
-    for test in sorted(before.keys() | after.keys()):
-        one, other = before.get(test, absent), after.get(test, absent)
-        if one.kind != other.kind:
-            yield test, one, other
 
 
 if __name__ == "__main__":
