@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.fx.traceback
 import torch.utils.checkpoint
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 _PACKAGE = Path(__file__).parent
 
@@ -98,19 +98,21 @@ def traced(overload: OpOverload, qualname: str) -> None:
     guards.install_guard(source.make_guard(guards.GuardBuilder.EQUALS_MATCH))
 
 
-def _hide_frames(guards: Any) -> None:
+#: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
+hidden_files = {str(path) for path in _PACKAGE.rglob("*.py")}
+
+
+def _hide_frames(module: Any) -> None:
     """The line that a graph, a guard or an error names is the user's, not the one in this package that it called."""
-    original = guards.uninteresting_files
-    ours = {str(path) for path in _PACKAGE.rglob("*.py")}
-
-    @functools.cache
-    def uninteresting_files() -> set[str]:
-        return {*original(), *ours}
-
-    guards.uninteresting_files = uninteresting_files
+    module.uninteresting_files = functools.partial(_with_hidden_files, module.uninteresting_files)
 
 
-when_imported("torch._dynamo.guards", _hide_frames)
+def _with_hidden_files(original: Callable[[], set[str]]) -> set[str]:
+    return original() | hidden_files
+
+
+for _name in ("torch._dynamo.guards", "torch._dynamo.output_graph"):  # the latter has a name of its own for it
+    when_imported(_name, _hide_frames)
 
 
 # Caches on disk -------------------------------------------------------------------------------------------------
@@ -152,8 +154,16 @@ def _names_in(graph_module: Any) -> Iterator[str]:
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
                 for value in (node.target, *node.args, *node.kwargs.values()):
-                    if isinstance(value, OpOverload):
-                        yield value._name
+                    yield from _names_of(value)
+
+
+def _names_of(value: Any) -> Iterable[str]:
+    if isinstance(value, OpOverload):
+        return (value._name,)
+    if isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
+        name = value._qualified_op_name
+        return (name, *(f"{name}.{overload}" for overload in value.overloads()))
+    return ()
 
 
 # Inductor and AOTAutograd ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from customops import _bypass, _compat
+from customops import _bypass, _compat, _compat_tracing
 from customops._call import Fn, bind_kernel
 from customops._definition import Definition, Name, When, with_pt2_compliant
 from customops._formula import ALL, Differentiable
@@ -117,4 +117,6 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
 def _bypassing(plan: Plan) -> type[CustomOpDef[Any, Any]]:
     """A class for one op, whose ``__call__`` is written for it."""
     source = _bypass.source(plan.schema, plan.tags, str(plan.name), plan.when)
-    return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": _compat.outside_dynamo(source.build())})
+    call: Any = _compat.outside_dynamo(source.build())
+    _compat_tracing.hidden_files.add(call.__code__.co_filename)
+    return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": call})
