@@ -251,7 +251,11 @@ def _excluded_in_plain_state() -> Any:
 
 def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
-    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), _excluded_in_plain_state()), torch.no_grad():
+    with (
+        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), _excluded_in_plain_state()),
+        forward_ad._set_fwd_grad_enabled(False),
+        torch.no_grad(),
+    ):
         return fn(*args, **kwargs)
 
 

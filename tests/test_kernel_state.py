@@ -256,3 +256,16 @@ def test_the_advice_for_an_array(registry: Registry, ns: str) -> None:
 
     with pytest.raises(KernelError, match=r"\.copy\(\) if it may be the memory of an argument"):
         registry.custom_op(f"{ns}::f", f, mutates_args=())(torch.ones(2))
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, Passing])
+def test_tangents_that_an_op_ignores(registry: Registry, ns: str, context: Any) -> None:
+    def level(x: Tensor) -> Tensor:
+        return x.sin()
+
+    op = registry.custom_op(f"{ns}::level", level, mutates_args=(), differentiable=False)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with context():
+            result = op(dual)
+        assert torch.autograd.forward_ad.unpack_dual(result).tangent is None

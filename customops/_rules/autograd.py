@@ -319,7 +319,9 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
                 raise _out_error(definition)
         elif not has_tangents:
             try:
-                result = overload.redispatch(keyset & after, *args, **kwargs)
+                # The operations of the kernel are not to take along tangents that the op ignores.
+                with _compat.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
+                    result = overload.redispatch(keyset & after, *args, **kwargs)
             except NotImplementedError as error:
                 definition.explain(error)
                 raise
