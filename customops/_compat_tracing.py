@@ -73,7 +73,7 @@ def followed(function: Any, then: Callable[..., object]) -> Any:
 # Dynamo ---------------------------------------------------------------------------------------------------------
 
 
-#: Name of an op -> a number that changes with everything that code compiled with the op was traced from.
+#: Name of an op that was traced -> a number that changes with everything that code compiled with the op was traced from.
 generations: dict[str, int] = {}
 
 _numbers = itertools.count()
@@ -81,7 +81,8 @@ _numbers = itertools.count()
 
 def recompile(qualname: str) -> None:
     """Let code that was compiled with an op be compiled anew when it is next called."""
-    generations[qualname] = next(_numbers)
+    if qualname in generations:  # else none was
+        generations[qualname] = next(_numbers)
 
 
 def traced(overload: OpOverload, qualname: str) -> None:

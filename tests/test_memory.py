@@ -58,7 +58,7 @@ def define_and_remove(registry: Registry, name: str) -> None:
 def define_and_remove_by_hand(ns: str, name: str) -> None:
     library = Library(ns, "FRAGMENT")
     library.define(name + SCHEMA)
-    for key in ("CPU", "CompositeExplicitAutograd", "Autograd", "Meta"):
+    for key in ("CPU", "CompositeExplicitAutograd", "Autograd", "FuncTorchBatched", "Meta"):
         library.impl(name, lambda x, by: x, key)
     getattr(getattr(torch.ops, ns), name)
     library._destroy()
