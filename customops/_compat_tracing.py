@@ -73,7 +73,7 @@ def followed(function: Any, then: Callable[..., object]) -> Any:
 # Dynamo ---------------------------------------------------------------------------------------------------------
 
 
-#: Name of an op that was traced -> a number that changes with everything that code compiled with the op was traced from.
+#: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.
 generations: dict[str, int] = {}
 
 _numbers = itertools.count()
