@@ -251,8 +251,21 @@ def _excluded_in_plain_state() -> Any:
 
 def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
+    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs)
+
+
+def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for an op that writes: where writes are not counted, as below a mode, they are not in the kernel either.
+
+    They were counted above; and there a tensor of inference mode may be written outside of it.
+    """
+    counting = key_set("ADInplaceOrView") & _C._dispatch_tls_local_exclude_set()
+    return _call_with_excluded(_excluded_in_plain_state() | counting, fn, args, kwargs)
+
+
+def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     with (
-        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), _excluded_in_plain_state()),
+        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded),
         forward_ad._set_fwd_grad_enabled(False),
         torch.no_grad(),
     ):

@@ -96,7 +96,8 @@ def run(
     plain = direct or schema.is_view  # torch's own kernel for views, above, has the keys left out that it must
     strange = "$autocast_is_on()" if plain else "$autocast_is_on() or $is_excluded($conjugate)"
     source.line(f"if {strange}:", autocast_is_on=_compat.autocast_is_on)
-    call_plainly = _compat.call_without_autocast if schema.is_view else _compat.call_plainly
+    call_plainly = _compat.call_plainly_writing if schema.mutated else _compat.call_plainly
+    call_plainly = _compat.call_without_autocast if schema.is_view else call_plainly
     source.line(f"    $result = $call_plainly({', '.join(['$fn', *arguments])})", call_plainly=call_plainly)
     source.line("elif $is_grad_enabled():", is_grad_enabled=torch.is_grad_enabled)
     source.line("    $set_grad_enabled(False)", set_grad_enabled=_compat.set_grad_enabled)
