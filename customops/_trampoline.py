@@ -244,28 +244,29 @@ def _same_data(source: Source, schema: Schema, tensors: str, results: str) -> st
     exact = f"$share_data({tensors}, {results})"
     source.objects["share_data"] = _compat.share_data
     arguments = [argument for argument in schema.arguments if argument.holds_tensors]
-    if not all(item.type in ("Tensor", "Tensor?") for item in arguments) or schema.returns[0].type != "Tensor":
+    types = {argument.type.removesuffix("?") for argument in arguments} | {ret.type for ret in schema.returns}
+    if not types <= {"Tensor", "Tensor[]"}:
         return exact
-    if len(schema.returns) > 1 and any(ret.type != "Tensor" for ret in schema.returns):
-        return exact
-    pointers = [
-        f"({local(argument)} is not None and {local(argument)}.data_ptr())"
-        if may_be_none(argument, schema)
-        else f"{local(argument)}.data_ptr()"
-        for argument in arguments
-    ]
+    pointers = [_pointers(local(a), a.type, may_be_none(a, schema)) for a in arguments]
+    source.objects |= {"map": map, "data_ptr": Tensor.data_ptr, "set": set, "len": len}
     source.line("try:")
-    if len(schema.returns) == 1:
+    if [ret.type for ret in schema.returns] == ["Tensor"]:
         source.line(f"    $same = $result.data_ptr() in {as_tuple(pointers)}")
     else:
-        source.line(f"    $data = [{', '.join(f'$result[{i}].data_ptr()' for i in range(len(schema.returns)))}]")
-        among_results = f"$len({{*$data}}) < {len(schema.returns)}"
-        source.line(
-            f"    $same = {among_results} or not $set({as_tuple(pointers)}).isdisjoint($data)", len=len, set=set
-        )
+        values = ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
+        data = [_pointers(value, ret.type, False) for value, ret in zip(values, schema.returns, strict=True)]
+        source.line(f"    $data = [{', '.join(data)}]")
+        source.line(f"    $same = $len({{*$data}}) < $len($data) or not $set({as_tuple(pointers)}).isdisjoint($data)")
     source.line("except $RuntimeError:", RuntimeError=RuntimeError)
     source.line("    $same = True  # a layout without a pointer of its own")
     return f"($same and {exact})"
+
+
+def _pointers(value: str, type_: str, may_be_none: bool) -> str:
+    """An item of a tuple: the address of a tensor, or the addresses of those in a list."""
+    if type_.startswith("Tensor[]"):
+        return f"*$map($data_ptr, {value}{' or ()' if type_.endswith('?') else ''})"
+    return f"({value} is not None and {value}.data_ptr())" if may_be_none else f"{value}.data_ptr()"
 
 
 # Autograd -------------------------------------------------------------------------------------------------------
