@@ -231,5 +231,5 @@ def saved_for_backward(mode: Any) -> Iterator[None]:
         yield
     finally:
         for key in ("ac_graph_id", "recompute"):
-            meta.pop(key)
-            meta |= {key: before[key]} if key in before else {}
+            meta.pop(key, None)
+            meta.update({key: before[key]} if key in before else {})

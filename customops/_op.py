@@ -403,6 +403,10 @@ class CustomOpDef(Generic[P, R]):
             return ()
         return (self._qualname,) if definition.twin is None else (self._qualname, str(definition.twin.name))
 
+    @property
+    def _digest_key(self) -> str:
+        return self._qualname
+
     def _traced(self) -> tuple[Any, ...]:
         """All that compilers may trace through, or decide by."""
         definition = self._definition

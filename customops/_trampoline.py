@@ -86,8 +86,8 @@ def run(
     """Add the lines from the call of what ``$cell`` holds to the return.
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
-    under ``torch.enable_grad()``), and no key of the dispatcher is left out for its own operations. Below a mode or in
-    the first call of compiled code that has to be brought about; a `direct` call is none of these.
+    under ``torch.enable_grad()``), and no key of the dispatcher is left out for its own operations. Keys are left out
+    below a mode and in the first call of compiled code, never in a `direct` call.
     """
     if bump:
         _bump_versions(source, schema)

@@ -126,3 +126,23 @@ def _identity(x: torch.Tensor) -> torch.Tensor:
 
 def _in_place(x: torch.Tensor) -> torch.Tensor:
     return x.add_(1)
+
+
+def test_ops_in_formulas_go_by_their_names(registry: Registry, ns: str) -> None:
+    """What they do is in the fingerprint anyway; a formula that calls one is the same in another process."""
+    op = registry.custom_op(f"{ns}::f", _identity, mutates_args=())
+    other = registry.custom_op(f"{ns}::g", _identity, mutates_args=())
+    assert digest(closure(op)) == digest(closure(op)) != digest(closure(other))
+
+
+def test_a_package_called_test_is_a_users() -> None:
+    one, other = (made("def f(x): return x * K", __name__="test.formulas", K=k) for k in (1, 2))
+    assert digest(one) != digest(other)
+
+
+def test_an_object_that_answers_to_any_name() -> None:
+    class Strange:
+        def __getattr__(self, name: str) -> Any:
+            raise ValueError(name)
+
+    assert digest(Strange()) == digest(Strange())
