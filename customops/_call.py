@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -74,6 +75,9 @@ def bind_kernel(fn: Fn, schema: Schema, op: str, role: str, /, *before: str, war
     Raises:
         CallbackError: it cannot be called so.
     """
+    positional = [argument.name for argument in schema.positional]
+    if not schema.keyword_only and _has_parameters(fn, (*before, *positional)):
+        return fn
     signature = _own_signature(fn, op, role)
     left_out = _left_out(signature, schema, before) if signature is not None else ()
     if left_out:
@@ -81,9 +85,17 @@ def bind_kernel(fn: Fn, schema: Schema, op: str, role: str, /, *before: str, war
         if warn:
             warnings.warn(shorter.warning(), UserWarning, stacklevel=user_stacklevel())
         return shorter
-    positional = [argument.name for argument in schema.positional]
     bind(fn, op, role, *before, *positional, **{argument.name: argument.name for argument in schema.keyword_only})
     return fn
+
+
+def _has_parameters(fn: Fn, names: tuple[str, ...]) -> bool:
+    """Is `fn` a plain function with just these parameters? (Of most it is known without a signature, which is slow.)"""
+    if type(fn) is not types.FunctionType or hasattr(fn, "__signature__"):
+        return False
+    code = fn.__code__
+    varied = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not varied and not code.co_kwonlyargcount and code.co_varnames[: code.co_argcount] == names
 
 
 def _left_out(signature: inspect.Signature, schema: Schema, before: tuple[str, ...]) -> tuple[Argument, ...]:
@@ -344,7 +356,7 @@ def alias_error(
     outputs = list(_named_results(schema, result))
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
-            if tensor is output or _compat.share_storage(tensor, output):
+            if tensor is output or _compat.outputs_share_memory((tensor,), (output,)):
                 relation = "is" if tensor is output else "shares memory with"
                 return AliasError(
                     f"{label} {relation} {name}; an output may not alias an input or another output",

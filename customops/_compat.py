@@ -766,6 +766,15 @@ def outside_dynamo(fn: _F) -> _F:
     return fn
 
 
+#: How many tensors and Python objects hold the storage at an address.
+storage_uses: Callable[[int], int] = _C._storage_Use_Count
+
+
+def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
+    """Does an output share its storage, or the address where it starts, with an input or another output?"""
+    return any_alias(inputs, {}, outputs) or share_data(inputs, outputs)
+
+
 def share_data(inputs: Iterable[Any], outputs: Iterable[Any]) -> bool:
     """Does an output start at the address of an input or of another output?"""
     seen = {address for value in inputs for address in _addresses(value)}
@@ -786,12 +795,6 @@ def _addresses(value: Any) -> list[int]:
 
 def storage_id(tensor: torch.Tensor) -> int:
     return cast(int, tensor.untyped_storage()._cdata)
-
-
-def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if has_storage(first) and has_storage(second) and storage_id(first) == storage_id(second):
-        return True
-    return share_data((first,), (second,))
 
 
 # Checks ---------------------------------------------------------------------------------------------------------

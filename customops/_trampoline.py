@@ -7,6 +7,7 @@ would be a closure over ``*args`` is written out for the op at hand, and compile
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any, cast, get_args
@@ -222,12 +223,18 @@ def _fits_one(value: str, ret: Return) -> str:
 
 
 def _check_aliases(source: Source, schema: Schema, op: str) -> None:
+    """Raise if a result is memory of an argument or of another result."""
     tensors = [local(argument) for argument in schema.arguments if argument.holds_tensors]
-    results = "($result,)" if len(schema.returns) == 1 else "$result"
     if not tensors and [ret.type for ret in schema.returns] == ["Tensor"]:
         return
-    same_data = _same_data(source, schema, as_tuple(tensors), results)
-    source.line(f"if $any_alias({as_tuple(tensors)}, {{}}, {results}) or {same_data}:", any_alias=_compat.any_alias)
+    all_results = ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
+    types = [(value, ret.type) for value, ret in zip(all_results, schema.returns, strict=True) if "Tensor" in ret.type]
+    given, results = as_tuple(tensors), as_tuple(value for value, _ in types)
+    source.line("try:", RuntimeError=RuntimeError)
+    source.line(f"    $alias = {_may_alias(source, schema, types, given, results)}")
+    source.line("except $RuntimeError:")
+    source.line("    $alias = True  # perhaps: a layout without a storage of its own")
+    source.line(f"if $alias and $share_memory({given}, {results}):", share_memory=_compat.outputs_share_memory)
     positional = as_tuple(map(local, schema.positional))
     named = ", ".join(f"{argument.name!r}: {local(argument)}" for argument in schema.keyword_only)
     source.line(
@@ -236,37 +243,22 @@ def _check_aliases(source: Source, schema: Schema, op: str) -> None:
     )
 
 
-def _same_data(source: Source, schema: Schema, tensors: str, results: str) -> str:
-    """An expression for: does a result start where an argument or another result does, under another storage?
+def _may_alias(source: Source, schema: Schema, types: list[tuple[str, str]], given: str, results: str) -> str:
+    """An expression that is False, at little cost, for results in memory of their own.
 
-    The pointers are compared at once where they are easily had; equal ones may be those of tensors without elements.
+    Memory that others made, as that of a NumPy array, cannot be resized; it may be that of an argument, under another
+    storage. Memory of torch is new if the tensor is the only one of its storage; the second use is the Python object.
     """
-    exact = f"$share_data({tensors}, {results})"
-    source.objects["share_data"] = _compat.share_data
-    arguments = [argument for argument in schema.arguments if argument.holds_tensors]
-    types = {argument.type.removesuffix("?") for argument in arguments} | {ret.type for ret in schema.returns}
-    if not types <= {"Tensor", "Tensor[]"}:
-        return exact
-    pointers = [_pointers(local(a), a.type, may_be_none(a, schema)) for a in arguments]
-    source.objects |= {"map": map, "data_ptr": Tensor.data_ptr, "set": set, "len": len}
-    source.line("try:")
-    if [ret.type for ret in schema.returns] == ["Tensor"]:
-        source.line(f"    $same = $result.data_ptr() in {as_tuple(pointers)}")
-    else:
-        values = ["$result"] if len(schema.returns) == 1 else [f"$result[{i}]" for i in range(len(schema.returns))]
-        data = [_pointers(value, ret.type, False) for value, ret in zip(values, schema.returns, strict=True)]
-        source.line(f"    $data = [{', '.join(data)}]")
-        source.line(f"    $same = $len({{*$data}}) < $len($data) or not $set({as_tuple(pointers)}).isdisjoint($data)")
-    source.line("except $RuntimeError:", RuntimeError=RuntimeError)
-    source.line("    $same = True  # a layout without a pointer of its own")
-    return f"($same and {exact})"
-
-
-def _pointers(value: str, type_: str, may_be_none: bool) -> str:
-    """An item of a tuple: the address of a tensor, or the addresses of those in a list."""
-    if type_.startswith("Tensor[]"):
-        return f"*$map($data_ptr, {value}{' or ()' if type_.endswith('?') else ''})"
-    return f"({value} is not None and {value}.data_ptr())" if may_be_none else f"{value}.data_ptr()"
+    if any(type_ != "Tensor" for _, type_ in types) or any("[" in a.type for a in schema.arguments if a.holds_tensors):
+        flat = as_tuple(value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in types)
+        source.objects |= {"all": all, "map": map, "any_alias": _compat.any_alias}
+        source.objects |= {"storage": Tensor.untyped_storage, "is_own": torch.UntypedStorage.resizable}
+        return f"not $all($map($is_own, $map($storage, {flat}))) or $any_alias({given}, {{}}, {results})"
+    source.objects["uses"] = _compat.storage_uses
+    owned = [f"($s := {v}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for v, _ in types]
+    arguments = [local(argument) for argument in schema.arguments if argument.holds_tensors]
+    pairs = [*itertools.product([v for v, _ in types], arguments), *itertools.combinations([v for v, _ in types], 2)]
+    return f"not ({' and '.join(owned)}) or {' or '.join(f'{one} is {other}' for one, other in pairs)}"
 
 
 # Autograd -------------------------------------------------------------------------------------------------------
