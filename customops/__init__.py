@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
-from customops._hints import infer_schema
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
 from customops._samples import Sample
+from customops._schema.infer import infer_schema
 from customops.errors import CustomOpsError, OpCheckError
 from customops.library import (
     Library,
@@ -34,6 +34,7 @@ from customops.library import (
 
 if TYPE_CHECKING:
     from customops.checks import opcheck
+
 
 __version__ = "0.1.0"
 

@@ -7,13 +7,13 @@ import sys
 
 def main() -> int:
     try:
-        from customops import _cli
+        from customops._cli import check
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
         print('error: the command line needs rich; pip install "customops[cli]"', file=sys.stderr)
         return 2
-    return _cli.main()
+    return check.main()
 
 
 if __name__ == "__main__":

@@ -5,29 +5,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
 from typing_extensions import Unpack
 
-from customops import _bypass, _compat, _digest
-from customops._call import Fn, bind
-from customops._compat import Library, OpOverload
-from customops._definition import Definition, Undo, When, end_with, lock
-from customops._formula import ALL, Differentiable
-from customops._recompute import formulas
-from customops._rule_set import RuleSet
-from customops._rules.autograd import BackwardOptions, FromOptions, Options
-from customops._rules.kernel import DeviceTypes, device_list
+from customops import _compat, _fingerprint
+from customops._autograd.options import BackwardOptions, FromOptions, GradientOptions
+from customops._autograd.recompute import formulas
+from customops._codegen import bypass
+from customops._codegen.function import source_of
+from customops._compat.libraries import Library, OpOverload
+from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.devices import DeviceTypes, device_list
+from customops._dispatch.operator import Definition
+from customops._dispatch.registrations import Undo, end_with, lock
+from customops._dispatch.results import CheckPolicy, check_policy
+from customops._lifetime import Owner
+from customops._rules import Rules
 from customops._samples import Sample, samples_of
-from customops._schema import Schema
-from customops._source import source_of
-from customops._trampoline import when_to_check
+from customops._schema.differentiability import ALL, Differentiable
+from customops._schema.model import Schema
 from customops.errors import UnregisteredError, name_of, user_source
-
-if TYPE_CHECKING:
-    from customops._registry import Registry
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -54,14 +54,14 @@ class CustomOpDef(Generic[P, R]):
 
     def __init__(
         self,
-        registry: Registry,
+        owner: Owner,
         definition: Definition,
         fn: Callable[P, R] | None,
         text: str | None = None,
-        when: When | None = None,
+        when: CheckPolicy | None = None,
         differentiable: Differentiable = ALL,
     ) -> None:
-        self._registry = registry
+        self._owner = owner
         self._text = text  # the schema as the user wrote it
         self._definition = definition
         self._opoverload = definition.overload
@@ -70,12 +70,12 @@ class CustomOpDef(Generic[P, R]):
         self._source = user_source()
         name = name_of(fn) if fn is not None else definition.name.name
         definition.differentiable = differentiable
-        definition.when = when or when_to_check(None, self._qualname)
-        self._rules = RuleSet(definition, fn, name)
+        definition.when = when or check_policy(None, self._qualname)
+        self._rules = Rules(definition, fn, name)
         self.__name__ = definition.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
-        _digest.ops.add(self)
+        _fingerprint.ops.add(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
@@ -87,7 +87,7 @@ class CustomOpDef(Generic[P, R]):
             raise
 
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
-    _compat.outside_dynamo(__call__)
+    _compat.dynamo.outside_dynamo(__call__)
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
@@ -100,7 +100,7 @@ class CustomOpDef(Generic[P, R]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._registry._reduce(self._qualname)
+        return self._owner._reduce(self._qualname)
 
     @property
     def _qualname(self) -> str:
@@ -243,7 +243,7 @@ class CustomOpDef(Generic[P, R]):
 
     def register_jvp(
         self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GradientOptions],
     ) -> Any:  # fmt: skip
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
@@ -360,7 +360,7 @@ class CustomOpDef(Generic[P, R]):
         texts: dict[str, str] = {}
         if type(self) is not CustomOpDef:
             definition = self._definition
-            source = _bypass.source(definition.schema, definition.tags, self._qualname, definition.when)
+            source = bypass.source(definition.schema, definition.tags, self._qualname, definition.when)
             texts["bypass=True"] = source.text
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
@@ -421,15 +421,17 @@ class CustomOpDef(Generic[P, R]):
         Its name is free again. Calling this object, or an OpOverload taken from it, then raises UnregisteredError.
         An adopted op loses what was registered through this object, and stays.
         """
-        self._registry._remove(self)
+        self._owner._remove(self)
 
     def _install(self, devices: tuple[str | None, ...] = ()) -> None:
         """Put all rules into the dispatcher, the op's own function for `devices`, and the op into torch's tables."""
         self._rules.install(self._definition, devices)
         library = self._definition.library
         if library is not None:
-            self._torch_view = _compat.claim(self._qualname, self, library)
-            _compat.on_library_destroyed(library, functools.partial(self._registry._lost, self, library))
+            self._torch_view = _compat.registries.claim(self._qualname, self, library)
+            _compat.libraries.on_library_destroyed(
+                library, functools.partial(self._owner._library_destroyed, self, library)
+            )
 
     def _reinstall(self) -> None:
         """Come back after having been removed."""
@@ -442,7 +444,7 @@ class CustomOpDef(Generic[P, R]):
     def _uninstall(self, error: UnregisteredError) -> None:
         definition = self._definition
         if definition.library is not None:
-            _compat.disclaim(self._qualname, definition.library)
+            _compat.registries.disclaim(self._qualname, definition.library)
         definition.remove(error)
 
     def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
@@ -459,4 +461,4 @@ class CustomOpDef(Generic[P, R]):
             end_with(lib, undo)
 
     def _record(self, undo: Undo) -> None:
-        self._registry._record(undo)
+        self._owner._record(undo)

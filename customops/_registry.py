@@ -5,39 +5,37 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
 
 from typing_extensions import Required, Unpack
 
 from customops import _compat
-from customops._call import Fn
-from customops._compat import Library, OpOverload, OpOverloadPacket
-from customops._definition import (
-    RESERVED_NAMESPACES,
-    Definition,
-    Name,
-    Undo,
-    When,
-    lock,
-    refused,
-)
-from customops._formula import Names, names_in
-from customops._hints import written_names
+from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.devices import DeviceTypes, dispatch_keys
+from customops._dispatch.lookup import find_op
+from customops._dispatch.name import Name, own_name
+from customops._dispatch.operator import Definition, refused_error
+from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.results import CheckPolicy
+from customops._lifetime import Scope, scopes
 from customops._op import CustomOpDef
-from customops._plan import Plan
-from customops._rules.kernel import DeviceTypes, dispatch_keys
-from customops._schema import Tags, check_nameless, normalize_tags
-from customops.errors import DefinitionError, RegistrationError, UnregisteredError, brief, location_of, where
+from customops._schema.differentiability import Names, names_in
+from customops._schema.infer import mutates_args_names
+from customops._schema.parse import check_nameless
+from customops._schema.tags import Tags, normalize_tags
+from customops._spec import OpSpec
+from customops.errors import DefinitionError, UnregisteredError, brief, location_of, where
 
 P = ParamSpec("P")
+
 R = TypeVar("R")
 
 #: What `custom_op` does where an op of the name exists.
 OnConflict = Literal["replace", "error", "reuse"]
 
 
-class Options(TypedDict, total=False):
+class DefinitionOptions(TypedDict, total=False):
     """What `Registry.custom_op` takes by keyword."""
 
     mutates_args: Required[str | Iterable[str]]
@@ -45,7 +43,7 @@ class Options(TypedDict, total=False):
     schema: str | None
     tags: Tags
     on_conflict: OnConflict
-    check: When | None
+    check: CheckPolicy | None
     bypass: bool
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
@@ -88,10 +86,12 @@ class Registry:
 
     @overload
     def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[Options]
+        self, name: str, fn: None = None, /, **options: Unpack[DefinitionOptions]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
-    def custom_op(self, name: str, fn: Callable[P, R], /, **options: Unpack[Options]) -> CustomOpDef[P, R]: ...
+    def custom_op(
+        self, name: str, fn: Callable[P, R], /, **options: Unpack[DefinitionOptions]
+    ) -> CustomOpDef[P, R]: ...
     def custom_op(
         self,
         name: str,
@@ -103,7 +103,7 @@ class Registry:
         schema: str | None = None,
         tags: Tags = None,
         on_conflict: OnConflict = "replace",
-        check: When | None = None,
+        check: CheckPolicy | None = None,
         bypass: bool = False,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
@@ -137,9 +137,9 @@ class Registry:
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
-        own_name = _own_name(name)
+        parsed = own_name(name)
         options = {
-            "mutates_args": written_names(mutates_args, name),
+            "mutates_args": mutates_args_names(mutates_args, name),
             "device_types": device_types,
             "schema": schema,
             "tags": tags,
@@ -148,7 +148,7 @@ class Registry:
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, own_name, on_conflict, options)
+        request = functools.partial(self._define, parsed, on_conflict, options)
         return request if fn is None else request(fn)
 
     def _define(
@@ -163,9 +163,9 @@ class Registry:
                 expected='"replace", "error" or "reuse"',
                 got=brief(on_conflict),
             )
-        plan = Plan.of(name, fn, **options)
+        plan = OpSpec.of(name, fn, **options)
         with lock:
-            existing = _compat.find_overload(name.packet, name.overload)
+            existing = _compat.libraries.find_overload(name.packet, name.overload)
             if existing is None:
                 return self._add(plan)
             if on_conflict == "replace":
@@ -174,48 +174,48 @@ class Registry:
                 return self._reuse(plan)
             raise self._conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
-    def _add(self, plan: Plan) -> CustomOpDef[Any, Any]:
+    def _add(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
         if (stale := self._adopted.get(str(plan.name))) is not None:  # of an op of others that had the name
             self._drop(stale, _replaced(plan))
-        gone = _compat.torch_library_of(str(plan.name))
-        if gone is not None and not _compat.library_alive(gone):
-            _compat.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
+        gone = _compat.registries.torch_library_of(str(plan.name))
+        if gone is not None and not _compat.libraries.library_alive(gone):
+            _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
         op = plan.define(self)
         self._ops[op._qualname] = op
         self._record(functools.partial(self._drop, op))
         return op
 
-    def _replace(self, plan: Plan) -> CustomOpDef[Any, Any]:
+    def _replace(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
         """Define an op in the place of another; the other comes back if that fails."""
         qualname = str(plan.name)
-        old = _compat.torch_op_of(qualname)
+        old = _compat.registries.torch_op_of(qualname)
         if not isinstance(old, CustomOpDef):
-            library = _compat.torch_library_of(qualname)
+            library = _compat.registries.torch_library_of(qualname)
             if library is None:
                 raise self._conflict(
                     plan, "it was not made by custom_op, so it cannot be replaced", "choose another name"
                 )
             plan.check()
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
-            overload = _compat.find_overload(plan.name.packet, plan.name.overload)
-            _compat.destroy_library(library)
+            overload = _compat.libraries.find_overload(plan.name.packet, plan.name.overload)
+            _compat.libraries.destroy_library(library)
             if overload is not None:
-                _compat.retire_overload(overload, _replaced(plan))
+                _compat.libraries.retire_overload(overload, _replaced(plan))
             return self._add(plan)
         plan.check()
-        old._registry._drop(old, _replaced(plan))
+        old._owner._drop(old, _replaced(plan))
         try:
             op = plan.define(self)
         except BaseException:
-            old._registry._restore(old)
+            old._owner._restore(old)
             raise
         self._ops[qualname] = op
         self._record(functools.partial(self._swap_back, op, old))
         return op
 
-    def _reuse(self, plan: Plan) -> CustomOpDef[Any, Any]:
+    def _reuse(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
         """The existing op, if it is the same one."""
-        old = _compat.torch_op_of(str(plan.name))
+        old = _compat.registries.torch_op_of(str(plan.name))
         if not isinstance(old, CustomOpDef):
             raise self._conflict(plan, "it was not made by custom_op, so it cannot be reused", "choose another name")
         if old.schema != plan.schema or set(old._definition.tags) != set(plan.tags):
@@ -228,7 +228,7 @@ class Registry:
             )
         return old
 
-    def _conflict(self, plan: Plan, reason: str, fix: str, **fields: str) -> DefinitionError:
+    def _conflict(self, plan: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
         return DefinitionError(
             f"an op of this name exists, defined at {self._place(str(plan.name))}: {reason}",
             op=str(plan.name),
@@ -260,14 +260,14 @@ class Registry:
         name.check_new()
         check_nameless(schema, str(name))
         with lock:
-            if _compat.find_overload(name.packet, name.overload) is not None:
+            if _compat.libraries.find_overload(name.packet, name.overload) is not None:
                 problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
                 raise DefinitionError(problem, op=str(name), got=schema, fix="use another name, or impl for kernels")
             if lib is not None:
                 try:
                     lib.define(name.local + schema, tags=all_tags)
                 except Exception as error:
-                    raise refused(error, name, schema) from error
+                    raise refused_error(error, name, schema) from error
                 return
             op: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.define(name, None, all_tags, schema), None)
             self._ops[op._qualname] = op
@@ -275,8 +275,8 @@ class Registry:
 
     def _place(self, qualname: str) -> str:
         """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `define`."""
-        known = _compat.torch_op_of(qualname) or self._ops.get(qualname) or default._ops.get(qualname)
-        return known.source if isinstance(known, CustomOpDef) else _compat.defined_at(qualname)
+        known = _compat.registries.torch_op_of(qualname) or self._ops.get(qualname) or default._ops.get(qualname)
+        return known.source if isinstance(known, CustomOpDef) else _compat.schemas.defined_at(qualname)
 
     def impl(
         self, qualname: str, types: str | Iterable[str], func: Fn | None = None, *, lib: Library | None = None
@@ -297,13 +297,13 @@ class Registry:
             return functools.partial(self.impl, qualname, keys, lib=lib)
         name = Name.parse(qualname)
         with lock:
-            if _compat.find_overload(name.packet, name.overload) is not None:
+            if _compat.libraries.find_overload(name.packet, name.overload) is not None:
                 self.adopt(qualname)._impl(keys, func, lib)
                 return func
             library = lib or Library(name.namespace, "FRAGMENT")
             if lib is None:
                 self._libraries.append(library)
-                self._record(functools.partial(_compat.destroy_library, library))
+                self._record(functools.partial(_compat.libraries.destroy_library, library))
             for key in keys:
                 library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
         return func
@@ -321,10 +321,14 @@ class Registry:
         """
         if isinstance(op, CustomOpDef):
             return op
-        found = _find(op)
-        qualname = _compat.name_of_overload(found)
+        found = find_op(op)
+        qualname = _compat.libraries.name_of_overload(found)
         with lock:
-            for known in (_compat.torch_op_of(qualname), self._ops.get(qualname), self._adopted.get(qualname)):
+            for known in (
+                _compat.registries.torch_op_of(qualname),
+                self._ops.get(qualname),
+                self._adopted.get(qualname),
+            ):
                 if isinstance(known, CustomOpDef) and known._opoverload is found:
                     return known
             if (stale := self._adopted.get(qualname)) is not None:  # of an op that is gone, redefined by its owner
@@ -342,12 +346,12 @@ class Registry:
         Ops defined inside are removed, ops of customops replaced inside come back, rules registered inside on older
         ops end. An op of `torch.library.custom_op` that was replaced is gone.
         """
-        scope = _Scope(self, ExitStack())
-        token = _scopes.set((*_scopes.get(), scope))
+        scope = Scope(self, ExitStack())
+        token = scopes.set((*scopes.get(), scope))
         try:
             yield self
         finally:
-            _scopes.reset(token)
+            scopes.reset(token)
             with lock:
                 scope.undos.close()
 
@@ -357,7 +361,7 @@ class Registry:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self._drop(op)
             while self._libraries:
-                _compat.destroy_library(self._libraries.pop())
+                _compat.libraries.destroy_library(self._libraries.pop())
 
     def _reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
@@ -365,7 +369,7 @@ class Registry:
 
     def _record(self, undo: Undo) -> None:
         """Remember how to take a registration back, if a scope of this registry is open."""
-        scope = next((scope for scope in reversed(_scopes.get()) if scope.registry is self), None)
+        scope = next((scope for scope in reversed(scopes.get()) if scope.owner is self), None)
         if scope is not None:
             scope.undos.callback(undo)
 
@@ -390,12 +394,12 @@ class Registry:
 
     def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
         self._drop(new)
-        if _compat.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
-            old._registry._restore(old)
+        if _compat.libraries.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
+            old._owner._restore(old)
 
-    def _lost(self, op: CustomOpDef[Any, Any], library: Library) -> None:
+    def _library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
         """Somebody else destroyed the library of an op: torch.library.custom_op does, to define its name anew."""
-        if _compat.library_alive(library):
+        if _compat.libraries.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
             del self._ops[op._qualname]
@@ -407,66 +411,12 @@ class Registry:
             )
 
 
-class _Scope(NamedTuple):
-    registry: Registry
-    undos: ExitStack  # newest first, all of them even if one raises
-
-
-#: The open scopes of this thread or task, outermost first.
-_scopes: ContextVar[tuple[_Scope, ...]] = ContextVar("customops.scopes", default=())
-
-
-def _own_name(text: str) -> Name:
-    """The name for an op to be defined."""
-    name = Name.parse(text)
-    if name.namespace in RESERVED_NAMESPACES:
-        raise DefinitionError(
-            f"{name.namespace!r} is a reserved namespace of torch itself",
-            got=brief(text),
-            fix=f'use one of your own, e.g. "mylib::{name.name}"',
-        )
-    name.check_new()
-    return name
-
-
 _AGAIN = "define it again, or use the new object"
 
 
-def _replaced(plan: Plan) -> UnregisteredError:
+def _replaced(plan: OpSpec) -> UnregisteredError:
     place = location_of(plan.fn)
     return UnregisteredError(f"the op was replaced by the definition at {place}", op=str(plan.name), fix=_AGAIN)
-
-
-def _find(op: Any) -> OpOverload:
-    """The overload that a user means by an OpOverload, a packet, a name, or torch's own CustomOpDef."""
-    overload = getattr(op, "_opoverload", op)
-    if isinstance(overload, OpOverload):
-        return overload
-    if isinstance(op, OpOverloadPacket):
-        return _only_overload(op)
-    if not isinstance(op, str):
-        raise DefinitionError(
-            "expected an operator", expected='a CustomOpDef, an OpOverload or "ns::name"', got=brief(op)
-        )
-    name = Name.parse(op.removesuffix(".default"))
-    found = _compat.find_overload(name.packet, name.overload)
-    if found is None:
-        raise RegistrationError(
-            "there is no such operator",
-            op=op,
-            fix="define it first, or import the library that does; overloads are named ns::name.overload",
-        )
-    return found
-
-
-def _only_overload(packet: OpOverloadPacket) -> OpOverload:
-    names = packet.overloads()
-    if len(names) != 1:
-        raise RegistrationError(
-            f"{packet} has several overloads", got=", ".join(names), fix=f"e.g. {packet}.{names[0]}"
-        )
-    overload: OpOverload = getattr(packet, names[0])
-    return overload
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

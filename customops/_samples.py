@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from customops._call import Fn
+from customops._dispatch.callbacks import Fn
 from customops.errors import CallbackError
 
 

@@ -22,14 +22,14 @@ import torch
 from customops import _compat
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._schema import Schema
+from customops._schema.model import Schema
 from customops.errors import CustomOpsError, brief
 
 if TYPE_CHECKING:
     _TorchsMissingOpProfile = RuntimeError
 else:
     # What torch's export catches to go on with the real values it has.
-    _TorchsMissingOpProfile = _compat._fake_tensor.MissingOpProfile
+    _TorchsMissingOpProfile = _compat.tracing._fake_tensor.MissingOpProfile
 
 __all__ = [
     "MissingOpProfile",
@@ -169,7 +169,7 @@ def _show(inputs: _Inputs) -> str:
 
 
 @contextmanager
-def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat.Library]]:
+def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat.libraries.Library]]:
     """Give ops a fake impl made from profiles, in place of the one they have, until the context ends.
 
     A call is looked up by the rank, dtype, device and layout of each tensor among its arguments; sizes of outputs are
@@ -192,12 +192,12 @@ def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat
         yield [_lend_fake(stack, name, profiles) for name, profiles in op_profiles.items()]
 
 
-def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _compat.Library:
+def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _compat.libraries.Library:
     op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
     fake = _ProfileFake(op._qualname, op.schema, profiles)
     log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
-    library = _compat.Library(op._definition.name.namespace, "FRAGMENT")
-    stack.callback(_compat.destroy_library, library)
+    library = _compat.libraries.Library(op._definition.name.namespace, "FRAGMENT")
+    stack.callback(_compat.libraries.destroy_library, library)
     op.register_fake(fake, lib=library)
     return library
 

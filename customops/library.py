@@ -16,14 +16,14 @@ from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
 from customops import _compat
+from customops._autograd.options import BackwardOptions, FromOptions, GradientOptions
+from customops._dispatch.devices import DeviceTypes
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._rules.autograd import BackwardOptions, FromOptions, Options
-from customops._rules.kernel import DeviceTypes
-from customops._schema import Tags
+from customops._schema.tags import Tags
 from customops.errors import RegistrationError
 
-Op = CustomOpDef[Any, Any] | _compat.OpOverload | str
+Op = CustomOpDef[Any, Any] | _compat.libraries.OpOverload | str
 F = TypeVar("F", bound=Callable[..., Any])
 
 custom_op = default.custom_op
@@ -104,7 +104,7 @@ def register_jvp(
     *,
     setup_context: Callable[..., Any] | None = None,
     lib: Library | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[GradientOptions],
 ) -> None:
     """`CustomOpDef.register_jvp` on any op."""
     adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)

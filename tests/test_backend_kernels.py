@@ -13,7 +13,8 @@ from isolated import isolated
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-from customops.backend import BackendError, get_backend, journal, register_backend
+from customops.backend import BackendError, get_backend, register_backend
+from customops.backend.coverage import journal
 
 
 def register() -> None:

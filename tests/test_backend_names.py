@@ -20,10 +20,10 @@ from torch._C._profiler import ProfilerActivity
 from customops.backend import (
     BackendError,
     _compat,
+    essential_kernels,
     generate_methods_for_privateuse1_backend,
     get_backend,
     get_custom_mod_func,
-    kernels,
     patches,
     register_backend,
     rename_privateuse1_backend,
@@ -308,7 +308,7 @@ def test_every_name_is_looked_up_before_anything_is_changed() -> None:
                 "npy",
             )
     find_op = _compat.find_op
-    for op in kernels.NEEDED:
+    for op in essential_kernels.NEEDED:
         _compat.find_op = lambda name, gone=f"aten::{op}": None if name == gone else find_op(name)
         raises(BackendError, rf"cannot have a device from Python(.|\n)*aten::{re.escape(op)}", register_backend, "npy")
     _compat.find_op = find_op

@@ -12,7 +12,8 @@ import torch
 from isolated import isolated
 from torch.testing._internal.opinfo.core import SampleInput
 
-from customops.backend import get_backend, journal, opinfo, register_backend, report
+from customops.backend import get_backend, register_backend
+from customops.backend.coverage import journal, opinfo, report
 
 DEVICE = """\
 import torch

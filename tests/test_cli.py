@@ -19,7 +19,8 @@ import torch
 from expecttest import assert_expected_inline
 
 import customops
-from customops import __main__, _cli
+from customops import __main__
+from customops._cli import check as command
 from customops.checks import Outcome, run_check
 
 ROOT = Path(__file__).parents[1]
@@ -109,10 +110,10 @@ def check(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     def in_no_time(*args: Any) -> Outcome:
         return dataclasses.replace(run_check(*args), seconds=0.0)
 
-    monkeypatch.setattr(_cli, "run_check", in_no_time)
+    monkeypatch.setattr(command, "run_check", in_no_time)
 
     def run(*arguments: str) -> Result:
-        code = _cli.main(["check", *arguments])
+        code = command.main(["check", *arguments])
         out, err = (stream.replace(f"{here}{os.sep}", "") for stream in capsys.readouterr())
         return Result(code, "\n".join(line.rstrip() for line in out.splitlines()), err)
 
@@ -245,7 +246,7 @@ def test_same_samples_each_time(check: Check) -> None:
     ],
 )
 def test_brief(value: Any, text: str) -> None:
-    assert _cli._brief(value) == text
+    assert command._brief(value) == text
 
 
 # -- options -----------------------------------------------------------------------------------

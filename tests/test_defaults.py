@@ -23,8 +23,8 @@ from torch.types import Number
 
 import customops
 from customops import infer_schema
-from customops._hints import schema_of
-from customops._schema import parse
+from customops._schema.infer import schema_of
+from customops._schema.parse import parse
 from customops.errors import CallbackError, RegistrationError, SchemaError
 
 GroupName = torch.distributed.distributed_c10d.GroupName

@@ -330,7 +330,7 @@ def test_what_setup_context_gives_to_ctx(scaled: Any, setup_context: Any, proble
     x = torch.ones(2, requires_grad=True)
     packet = scaled._opoverload
     if how == "list":
-        registry, ns = scaled._registry, scaled._definition.name.namespace
+        registry, ns = scaled._owner, scaled._definition.name.namespace
         scaled = registry.custom_op(f"{ns}::scales", lambda xs, by: [x * by for x in xs], mutates_args=(),
                                     schema="(Tensor[] xs, float by) -> Tensor[]")  # fmt: skip
 

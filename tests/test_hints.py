@@ -23,7 +23,8 @@ from torch._library import infer_schema as theirs
 from torch.types import Number
 
 import customops
-from customops import _hints, infer_schema
+from customops import infer_schema
+from customops._schema import infer
 from customops.errors import DefinitionError, KernelError, SchemaError
 from customops.schema import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, tuple_to_list
 
@@ -620,7 +621,7 @@ def test_quoted_return() -> None:  # 9
 
 @pytest.mark.parametrize("name", ["_TestTensor", "_Row"])
 def test_names_of_the_inference_module_do_not_resolve(monkeypatch: pytest.MonkeyPatch, name: str) -> None:  # 9
-    monkeypatch.setattr(_hints, name, Tensor, raising=False)
+    monkeypatch.setattr(infer, name, Tensor, raising=False)
     monkeypatch.setattr(customops.schema, name, Tensor, raising=False)
 
     def fn(x: f"list[{name}]") -> Tensor: ...

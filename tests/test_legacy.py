@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 import customops
 from customops import default_registry, legacy
+from customops._schema import infer
 from customops.errors import CallbackError, CustomOpsError, DefinitionError, RegistrationError, UnregisteredError
 from customops.legacy import objects
 
@@ -77,7 +78,7 @@ def test_names() -> None:
     assert all(hasattr(objects, name) for name in objects.__all__)
     assert {"prim", "prims", "aten", "at", "torch", "pytorch"} == objects.RESERVED_NS
     assert objects.SUPPORTED_DEVICE_TYPE_TO_KEY == {"cpu": "CPU", "cuda": "CUDA"}
-    assert objects.infer_schema is customops.infer_schema
+    assert infer.infer_schema is customops.infer_schema
 
 
 # Defining (items 67 - 69) ---------------------------------------------------------------------------------------

@@ -16,18 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import customops
-from customops._schema import (
-    REQUIRED,
-    Alias,
-    Argument,
-    Return,
-    Schema,
-    check_tags,
-    default_text,
-    from_dispatcher,
-    normalize_tags,
-    parse,
-)
+from customops._schema.defaults import default_text
+from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
+from customops._schema.parse import from_dispatcher, parse
+from customops._schema.tags import check_tags, normalize_tags
 from customops.errors import DefinitionError, SchemaError, TagError
 
 DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import customops
-from customops import opcheck, testing
+from customops import errors, opcheck, testing
 from customops.testing import (
     OpCheckError,
     aot_autograd_check,
@@ -27,7 +27,7 @@ OpCheckMode validate_failures_dict_structure generate_repro assert_raises_regex
 
 def test_names() -> None:
     assert set(NAMES.split()) <= set(testing.__all__)
-    assert testing.OpCheckError is customops.OpCheckError
+    assert errors.OpCheckError is customops.OpCheckError
 
 
 def test_comparison_error_stays_reachable(ns: str) -> None:  # item 81

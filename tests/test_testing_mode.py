@@ -283,7 +283,7 @@ def test_not_exercised_passes() -> None:
 
 def test_tensors_without_a_fake_pass() -> None:
     def no_fake(op: Any, args: Any, kwargs: Any) -> None:
-        raise customops.errors.CheckError("it fails") from _compat.NoFakeTensor("no")
+        raise customops.errors.CheckError("it fails") from _compat.tracing.NoFakeTensor("no")
 
     with mode(no_fake):
         aten.sin.default(X)

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.library import Library
 
 import customops
-from customops import Registry, _source
-from customops._definition import _direct
-from customops._schema import parse
-from customops._source import source_of
+from customops import Registry
+from customops._codegen import function
+from customops._codegen.function import source_of
+from customops._dispatch.fast_path import _direct
+from customops._schema.parse import parse
 from customops.errors import AliasError, DefinitionError, KernelError, UnsupportedError
 
 ROOT = Path(__file__).parents[1]
@@ -194,7 +195,7 @@ def test_forked_while_another_thread_registers() -> None:
     script = """
 import os, signal, threading, time
 import torch, customops
-from customops._definition import lock
+from customops._dispatch.registrations import lock
 
 op = customops.custom_op("ns::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
 held = threading.Event()
@@ -606,10 +607,10 @@ def test_the_source_of_a_generated_function_is_found(registry: Registry, ns: str
 
 
 def test_lines_are_kept_as_long_as_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_source, "_compiled", functools.lru_cache(maxsize=1)(_source._compiled.__wrapped__))
+    monkeypatch.setattr(function, "_compiled", functools.lru_cache(maxsize=1)(function._compiled.__wrapped__))
 
     def made(number: int) -> Any:
-        source = _source.Source("made", parse("(Tensor x) -> Tensor"))
+        source = function.Source("made", parse("(Tensor x) -> Tensor"))
         source.line(f"return {number}")
         return source.build()
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._definition import Definition, Undo
-from customops._schema import Schema
-from customops._slots import Slots
+from customops._dispatch.operator import Definition
+from customops._dispatch.registrations import Slots, Undo
+from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
 
@@ -55,7 +55,7 @@ class AutocastRule:
         self.definition.recompile()
 
     def _install_at(self, device_type: str, apart: bool) -> Undo:
-        key = "Autocast" + _compat.device_key(device_type)
+        key = "Autocast" + _compat.dispatch.device_key(device_type)
         return self.definition.impl(_trampoline(self, device_type, key), key, apart=apart)
 
 
@@ -77,14 +77,14 @@ def casting(
     overload: Any, schema: Schema, device_type: str, key: str, dtype_of_call: Callable[[], torch.dtype | None]
 ) -> Callable[..., Any]:
     """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
-    own_key = _compat.key_set(key)
+    own_key = _compat.dispatch.key_set(key)
     # What is written to stays: the op would write to the cast copy.
     stays = [argument.is_written for argument in schema.positional]
     named_stays = {argument.name for argument in schema.keyword_only if argument.is_written}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of_call()
-        with _compat.exclude_keys(own_key):
+        with _compat.dispatch.exclude_keys(own_key):
             if dtype is None:
                 return overload(*args, **kwargs)
             return overload(
@@ -92,7 +92,7 @@ def casting(
                 **{k: x if k in named_stays else _cast(x, device_type, dtype) for k, x in kwargs.items()},
             )
 
-    return _compat.outside_dynamo(autocast)
+    return _compat.dynamo.outside_dynamo(autocast)
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from customops import _compat_tracing
-from customops._definition import Definition
+from customops import _compat
+from customops._dispatch.operator import Definition
 
 
 def install(definition: Definition) -> None:
     """Nothing to register: the schema says what the op writes."""
     if definition.schema.mutated and definition.library is not None:
-        for mode in _compat_tracing.checkpoint_modes:
+        for mode in _compat.functionalization.checkpoint_modes:
             definition.impl_torch_dispatch(mode, _run)
 
 
 def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-    with _compat_tracing.saved_for_backward(mode):
+    with _compat.functionalization.saved_for_backward(mode):
         return func(*args, **(kwargs or {}))

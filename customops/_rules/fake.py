@@ -9,19 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from customops import _compat, _compat_tracing
-from customops._call import (
-    Fn,
-    bind_kernel,
-    filler,
-    inplace_error,
-    out_error,
-    structure_check,
-    tensors_in,
-    written_results,
-)
-from customops._definition import Definition, Undo
-from customops._slots import Slots
+from customops import _compat
+from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.operator import Definition
+from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.results import inplace_error, mutated_results, out_error, structure_check, tensors_in
 from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -81,7 +73,7 @@ class FakeRule:
 
     def _refuse(self, op: str, allow_override: bool) -> None:
         """Raise where a fake is of no use, or where there is one that may not be overridden."""
-        if _compat.has_kernel(op, "CompositeImplicitAutograd"):
+        if _compat.dispatch.has_kernel(op, "CompositeImplicitAutograd"):
             raise RegistrationError(
                 "the op has a CompositeImplicitAutograd kernel: it is traced through to the ops it is made of",
                 op=op,
@@ -92,7 +84,9 @@ class FakeRule:
         source = self._existing(op)
         if source is not None:
             raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
-        if _compat.fake_record(op) is None and _compat.has_kernel(op, "Meta"):  # a fake has one beside its record
+        if _compat.registries.fake_record(op) is None and _compat.dispatch.has_kernel(
+            op, "Meta"
+        ):  # a fake has one beside its record
             raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
 
     def _existing(self, op: str) -> str | None:
@@ -100,10 +94,10 @@ class FakeRule:
         fake = self._slots.values.get(None)
         if fake is not None:
             return fake.source
-        known = _compat.torch_op_of(op)
+        known = _compat.registries.torch_op_of(op)
         if known is not None and known._abstract_fn is None:
             return None  # what is on record for an op made by a custom_op is then a fake that raises
-        record = _compat.fake_record(op)
+        record = _compat.registries.fake_record(op)
         return record.source if record is not None else None
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
@@ -112,20 +106,22 @@ class FakeRule:
     def _tell_torch(self) -> None:
         self.definition.recompile()
         fake = self._slots.values.get(None)
-        _compat.set_fake_source(str(self.definition.name), fake.source if fake is not None else self._default_source)
+        _compat.registries.set_fake_source(
+            str(self.definition.name), fake.source if fake is not None else self._default_source
+        )
 
 
 def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
     fill = filler(definition.schema)
     check = structure_check(definition.schema, str(definition.name), "fake impl")
-    written = written_results(definition.schema, definition.tags)
+    written = mutated_results(definition.schema, definition.tags)
     misses = inplace_error if torch.Tag.inplace in definition.tags else out_error
 
     overload, op = definition.overload, str(definition.name)
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        _compat_tracing.traced(overload, op)
+        _compat.dynamo.traced(overload, op)
         fn = rule.fn
         if fill is not None:
             args, kwargs = fill(args, kwargs)
@@ -139,4 +135,4 @@ def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
             raise misses(definition.schema, str(definition.name), result, fn, role="fake impl")
         return expected
 
-    return _compat.outside_dynamo(fake)
+    return _compat.dynamo.outside_dynamo(fake)

@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 
-from customops import _compat, _compat_tracing
-from customops._call import Fn, written_results
-from customops._definition import Definition
-from customops._schema import Schema
+from customops import _compat
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.operator import Definition
+from customops._dispatch.results import mutated_results
+from customops._schema.model import Schema
 
 
 def install(definition: Definition) -> None:
     """Nothing to register: the schema says what the op writes."""
     if not definition.schema.mutated or definition.schema.is_view or definition.library is None:
         return
-    written = written_results(definition.schema, definition.tags)
+    written = mutated_results(definition.schema, definition.tags)
     if written is not None:
         definition.twin = _mutation_only(definition)
-    definition.impl_torch_dispatch(_compat.FunctionalTensorMode, _rule(definition, written))
+    definition.impl_torch_dispatch(_compat.functionalization.FunctionalTensorMode, _rule(definition, written))
 
 
 def _mutation_only(definition: Definition) -> Definition:
@@ -43,7 +44,7 @@ def _mutation_only(definition: Definition) -> Definition:
     def write(*args: Any, **kwargs: Any) -> None:
         overload(*args, **kwargs)
 
-    variant.impl(_compat.outside_dynamo(write), "CompositeExplicitAutograd")
+    variant.impl(_compat.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
     variant.impl_fake(write, __file__)  # the fake of the op has its say
     return variant
 
@@ -59,7 +60,9 @@ def _rule(definition: Definition, written: Fn | None) -> Fn:
         kwargs = kwargs or {}
         values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
         writes_nothing = all(value is None for value in values)
-        result = _compat_tracing.functionalize(mode, overload, types, args, kwargs, writes_nothing=writes_nothing)
+        result = _compat.functionalization.functionalize(
+            mode, overload, types, args, kwargs, writes_nothing=writes_nothing
+        )
         return result if written is None else written(args, kwargs)
 
     return rule

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from customops import _compat, _trampoline
-from customops._call import Fn, bind_kernel, filler
-from customops._definition import Definition, Undo, lock
-from customops._schema import Schema
-from customops._slots import Slots
-from customops._trampoline import Cell
-from customops.errors import DefinitionError, RegistrationError, brief
+from customops import _compat
+from customops._codegen.kernel import kernel as generate_kernel
+from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices
+from customops._dispatch.operator import CurrentKernel, Definition
+from customops._dispatch.registrations import Slots, Undo, lock
+from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
-
-DeviceTypes = str | Sequence[str] | None
-
-#: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
-_ANY_DEVICE = "CompositeExplicitAutograd"
 
 
 class Switch:
@@ -45,7 +40,7 @@ class KernelRule:
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
-        self._cells: dict[str | None, Cell] = {}
+        self._cells: dict[str | None, CurrentKernel] = {}
         self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
 
     @property
@@ -122,8 +117,8 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, apart: bool) -> Undo:
         definition = self.definition
-        cell = Cell(self._active(device_type))
-        key = _ANY_DEVICE if device_type is None else _compat.device_key(device_type)
+        cell = CurrentKernel(self._active(device_type))
+        key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
         undo = definition.impl(self._trampoline(cell), key, apart=apart, cell=cell)
         self._cells[device_type] = cell
         if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
@@ -131,13 +126,11 @@ class KernelRule:
             self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
         return functools.partial(self._uninstall, device_type, undo)
 
-    def _trampoline(self, cell: Cell) -> Fn:
+    def _trampoline(self, cell: CurrentKernel) -> Fn:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
         definition = self.definition
         schema = definition.schema
-        write = functools.partial(
-            _trampoline.kernel, schema, definition.tags, str(definition.name), cell, definition.when
-        )
+        write = functools.partial(generate_kernel, schema, definition.tags, str(definition.name), cell, definition.when)
         kernel = write()
         others_write = bool(schema.mutated) and definition.library is None
         if not (schema.is_view or others_write):  # else keys between have more to do
@@ -162,73 +155,6 @@ class _Raise:
         raise self.error
 
 
-def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
-    """Raise unless there can be kernels for these devices; returns them, (None,) for every device.
-
-    Raises:
-        RegistrationError: torch does not know a device type.
-        DefinitionError: nothing in the op's arguments says which device's kernel to run.
-    """
-    devices = device_list(device_types, op)
-    if devices != (None,) and not schema.takes_tensors and schema.device_argument is None:
-        raise DefinitionError(
-            "Functions without tensor inputs are required to have a `device: torch.device` argument",
-            op=op,
-            expected="a device to choose the kernel by",
-            got=str(schema),
-            fix="add one, or register the kernel for every device with device_types=None",
-        )
-    return devices
-
-
-def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types as a tuple, checked; (None,) stands for every device, as torch's word "default" does."""
-    devices: tuple[Any, ...] = (device_types,)
-    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
-        devices = tuple(device_types)
-    devices = tuple(dict.fromkeys(None if device == "default" else device for device in devices))
-    if not devices:
-        raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
-    for device_type in devices:
-        if device_type is not None:
-            _check_device(device_type, op)
-    return devices
-
-
-def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
-    """The dispatch keys that are meant by keys, device types or "default"."""
-    types = tuple(types) if isinstance(types, Iterable) and not isinstance(types, str) else (types,)
-    if not types:
-        raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')
-    return tuple(dict.fromkeys(_dispatch_key(each, op) for each in types))
-
-
-def _dispatch_key(type_: Any, op: str) -> str:
-    if type_ == "default":
-        return _ANY_DEVICE
-    if isinstance(type_, str) and _compat.is_dispatch_key(type_):
-        return type_
-    _check_device(type_, op, "types")
-    return _compat.device_key(type_)
-
-
-def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
-    fields: dict[str, str] = {"op": op, "argument": argument, "got": brief(device_type)}
-    if not isinstance(device_type, str):
-        fix = f'"{device_type.type}"' if isinstance(device_type, torch.device) else None
-        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=fix, **fields)
-    try:
-        _compat.device_key(device_type)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        fix = "customops.impl takes dispatch keys" if _compat.is_dispatch_key(device_type) else None
-        word = device_type.partition(":")[0].lower()
-        if word == "gpu" or _compat.is_device_type(word):
-            meant = "cuda" if word == "gpu" else word
-            fix = f'"{meant}", for all devices of the type' + (f"; {fix}" if fix else "")
-        raise RegistrationError(f"unknown device type: {reason}", fix=fix, **fields) from error
-
-
 def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
     """The function at BackendSelect: without tensors to tell, dispatch follows the `device` argument."""
     argument = definition.schema.device_argument
@@ -239,7 +165,7 @@ def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
     def select(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
-        key = _compat.device_key(device.type)
+        key = _compat.dispatch.device_key(device.type)
         if device.type not in rule.kernels and None not in rule.kernels and not _reaches_kernel(str(name), key):
             raise RegistrationError(
                 f"{name.local} does not have a kernel registered for {device.type}",
@@ -247,60 +173,15 @@ def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
                 got=f"device={device}",
                 fix=f'op.register_kernel("{device.type}")',
             )
-        return overload.redispatch(_compat.key_set(key), *args, **kwargs)
+        return overload.redispatch(_compat.dispatch.key_set(key), *args, **kwargs)
 
-    return _compat.outside_dynamo(select)
+    return _compat.dynamo.outside_dynamo(select)
 
 
 def _reaches_kernel(op: str, key: str) -> bool:
     """Is there a kernel for `key`, whoever registered it?"""
     try:
-        _compat.computed_kernel(op, key)
+        _compat.dispatch.computed_kernel(op, key)
     except RuntimeError:
         return False
     return True
-
-
-class RawRule:
-    """Kernels of the user's own at dispatch keys, as they are."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
-        self._kernels: list[_Raw] = []
-
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
-        for kernel in self._kernels:
-            kernel.undos = self._at_all_keys(kernel)
-
-    def register(self, keys: tuple[str, ...], fn: Fn) -> Undo:
-        """Put `fn` at all of the keys, or at none."""
-        kernel = _Raw(keys, fn)
-        kernel.undos = self._at_all_keys(kernel)
-        self._kernels.append(kernel)
-        self.definition.recompile()  # at some keys, tracing goes through it
-        return functools.partial(self._take_back, kernel)
-
-    def traced(self) -> list[Any]:
-        """The kernels that tracing may go through, and their keys."""
-        return [(kernel.keys, kernel.fn) for kernel in self._kernels]
-
-    def _at_all_keys(self, kernel: _Raw) -> ExitStack:
-        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
-            for key in kernel.keys:
-                undos.callback(self.definition.impl(kernel.fn, key, apart=True, raw=True))
-            return undos.pop_all()
-
-    def _take_back(self, kernel: _Raw) -> None:
-        if kernel in self._kernels:
-            self._kernels.remove(kernel)
-            kernel.undos.close()
-            self.definition.recompile()
-
-
-class _Raw:
-    """A kernel, and how to take it back from where it is."""
-
-    def __init__(self, keys: tuple[str, ...], fn: Fn) -> None:
-        self.keys, self.fn = keys, fn
-        self.undos = ExitStack()

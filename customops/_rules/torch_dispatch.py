@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from customops._call import Fn, bind
-from customops._definition import Definition, Undo
-from customops._slots import Slots
+from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.operator import Definition
+from customops._dispatch.registrations import Slots, Undo
 
 
 class TorchDispatchRule:

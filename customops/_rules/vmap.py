@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._call import Fn, Shorter, bind_kernel, filler, tensors_in
-from customops._definition import Definition, Undo
-from customops._schema import Schema
-from customops._slots import Slots
+from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.operator import Definition
+from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.results import tensors_in
+from customops._schema.model import Schema
 from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -53,7 +54,7 @@ class VmapRule:
         fn = _strategy(rule, self.definition) if isinstance(rule, str) else rule
         schema, ours = self.definition.schema, self.definition.library is not None
         bound = bind_kernel(fn, schema, str(self.definition.name), "vmap rule", "info", "in_dims", warn=ours)
-        return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, Shorter) else bound)
+        return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
 
     def _recompile(self) -> None:
         self.definition.recompile()
@@ -90,12 +91,12 @@ def _trampoline(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
             args, kwargs = fill(args, kwargs)
         fn = functools.partial(_call_current, rule)
         if not operands.names:
-            return _compat.call_vmap_rule(fn, overload, args, kwargs)
+            return _compat.functorch.call_vmap_rule(fn, overload, args, kwargs)
         values, others = operands.join(args, kwargs)
         fn = functools.partial(operands.call_rule, fn)
-        return _compat.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
+        return _compat.functorch.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
 
-    return _compat.outside_dynamo(vmap)
+    return _compat.dynamo.outside_dynamo(vmap)
 
 
 def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +111,7 @@ def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
     overload, op = definition.overload, str(definition.name)
 
     def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        batch = _compat.Batch((args, kwargs))
+        batch = _compat.functorch.Batch((args, kwargs))
         if batch.randomness == "error" and isinstance(
             rule.registered, (_Strategy, NoneType)
         ):  # a rule sees to it itself
@@ -119,8 +120,8 @@ def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
                 op=op,
                 fix='torch.vmap(f, randomness="different") or "same"',
             )
-        below = functools.partial(overload.redispatch, keyset & _compat.below_vmap_mode, *args, **kwargs)
-        with _compat.without_vmap_mode():  # what the rule does with the op is not looked at again
+        below = functools.partial(overload.redispatch, keyset & _compat.functorch.below_vmap_mode, *args, **kwargs)
+        with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()
             written = [argument.name for argument in definition.schema.mutated]
@@ -128,7 +129,7 @@ def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
                 raise _unbatched_write(op, written[0])
             return batch.wrap(_stack([below() for _ in range(batch.size)], op))
 
-    return _compat.outside_dynamo(random)
+    return _compat.dynamo.outside_dynamo(random)
 
 
 class _Operands:
@@ -154,7 +155,7 @@ class _Operands:
 class _Shorter:
     """A rule that has no parameter for some arguments with a default; `in_dims` has no entry for them, either."""
 
-    def __init__(self, rule: Shorter, schema: Schema) -> None:
+    def __init__(self, rule: WithoutDefaults, schema: Schema) -> None:
         self.rule = rule
         self.tensors = [argument.name for argument in schema.keyword_only_tensors]
 
@@ -225,7 +226,7 @@ class _Strategy:
         problem = None
         if self.run is not _sequential:
             problem = "by a strategy that calls it once for all elements"
-        elif _compat.any_dispatch_mode():
+        elif _compat.dispatch.any_dispatch_mode():
             problem = "while it is traced, or under another dispatch mode"
         if problem is not None:
             raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from customops.backend.device import Backend
+from customops.backend._backend import Backend
 from customops.backend.errors import BackendError
 from customops.backend.names import (
     generate_methods_for_privateuse1_backend,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from customops._rules.autocast import casting
-from customops._schema import from_dispatcher
+from customops._schema.parse import from_dispatcher
 from customops.backend import _compat
 
 #: The ops that autocast runs in its dtype: products, which the lower precision is for.

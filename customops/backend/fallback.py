@@ -12,12 +12,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from customops._call import tensors_in
-from customops.backend import _compat, journal
+from customops._dispatch.results import tensors_in
+from customops.backend import _compat
+from customops.backend.coverage import journal
+from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
+from customops.backend.fallback_plans import FallbackPlan, plan_of
 from customops.backend.memory import Memory
-from customops.backend.module import DeviceModule
-from customops.backend.plans import Plan, plan_of
 from customops.backend.widening import Wider
 from customops.errors import UnsupportedError, user_stacklevel
 
@@ -43,14 +44,14 @@ class Fallback:
         #: What counts in its place in some context: of this thread, and of no other.
         self._policy_here: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("policy", default=None)
         self.counts: collections.Counter[str] = collections.Counter()
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, FallbackPlan] = {}
         self._warned: set[str] = set()
 
     @property
     def policy(self) -> Policy:
         return self._policy_here.get() or self.base_policy
 
-    def plan(self, op: Any) -> Plan:
+    def plan(self, op: Any) -> FallbackPlan:
         plan = self._plans.get(op)
         if plan is None:
             plan = self._plans[op] = plan_of(op)
@@ -64,7 +65,7 @@ class Fallback:
         try:
             if self.policy != "cpu":
                 self._object(plan)
-            result = Call(self, plan, args, kwargs).run()
+            result = FallbackCall(self, plan, args, kwargs).run()
         except Exception as error:
             if record is not None:
                 record.fail(plan.name, error)
@@ -74,12 +75,12 @@ class Fallback:
             record.fallback[plan.name] += 1
         return result
 
-    def remedy(self, plan: Plan) -> str:
+    def remedy(self, plan: FallbackPlan) -> str:
         if plan.name.startswith("aten::"):
             return f"@backend.kernel({plan.name!r})"
         return f"register_kernel({self.name!r}) on the op"
 
-    def _object(self, plan: Plan) -> None:
+    def _object(self, plan: FallbackPlan) -> None:
         fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
         if self.policy == "error":
             raise NoKernelError(f"no kernel for {self.name!r}, and no fallback to the CPU", op=plan.name, fix=fix)
@@ -99,7 +100,7 @@ class Fallback:
             self._policy_here.reset(before)
 
 
-class Call:
+class FallbackCall:
     """One call on its way to the CPU's kernel and back."""
 
     __slots__ = (
@@ -115,7 +116,7 @@ class Call:
         "together",
     )
 
-    def __init__(self, fallback: Fallback, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, fallback: Fallback, plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.fallback = fallback
         self.plan = plan
         self.args = args

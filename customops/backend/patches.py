@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from customops.backend import _compat
+from customops.backend.device_module import DeviceModule
 from customops.backend.fallback import Fallback
 from customops.backend.memory import Memory
-from customops.backend.module import DeviceModule
 from customops.errors import UnsupportedError
 
 #: kDLExtDev of DLPack: what torch exports a PrivateUse1 tensor as.

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from customops.backend import _compat, attention, autocast, kernels, names, patches, sending
-from customops.backend.device import Backend
+from customops.backend import _compat, attention, autocast, essential_kernels, names, patches, sending
+from customops.backend._backend import Backend
+from customops.backend.device_module import DeviceModule, Devices
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallback import Fallback, Policy, check_policy
 from customops.backend.memory import Allocate, Memory
-from customops.backend.module import DeviceModule, Devices
 from customops.backend.shortcuts import Shortcuts, boxed
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
@@ -32,7 +32,7 @@ FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 
 
 @dataclass(frozen=True)
-class Options:
+class BackendOptions:
     """What `register_backend` was called with."""
 
     name: str
@@ -45,7 +45,7 @@ class Options:
 
     def check(self, force: bool) -> None:
         """Raise whatever would go wrong, and change nothing."""
-        _compat.require(patches.NEEDED, kernels.NEEDED)
+        _compat.require(patches.NEEDED, essential_kernels.NEEDED)
         names.check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
@@ -96,7 +96,7 @@ class _Registered:
     """The device of this process."""
 
     backend: Backend | None = None
-    options: Options | None = None
+    options: BackendOptions | None = None
 
 
 _registered = _Registered()
@@ -147,7 +147,7 @@ def register_backend(
     methods = _as_tuple(methods, "methods", str)
     methods = tuple(sorted(methods, key=(*names.METHODS, *methods).index))
     amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
-    options = Options(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
+    options = BackendOptions(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
     with _lock:
         return _registered_once(options, force)
 
@@ -161,7 +161,7 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _registered_once(options: Options, force: bool) -> Backend:
+def _registered_once(options: BackendOptions, force: bool) -> Backend:
     if _registered.backend is not None:
         if options == _registered.options:
             return _registered.backend
@@ -178,7 +178,7 @@ def _registered_once(options: Options, force: bool) -> Backend:
     return _registered.backend
 
 
-def _register(options: Options) -> Backend:
+def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
     devices = Devices()
@@ -186,7 +186,7 @@ def _register(options: Options) -> Backend:
     module = DeviceModule(name, memory, devices, options.amp_dtypes)
     fallback = Fallback(name, memory, module, options.fallback)
     user_kernels: collections.Counter[str] = collections.Counter()
-    essentials = kernels.Essentials(memory, devices, user_kernels)
+    essentials = essential_kernels.Essentials(memory, devices, user_kernels)
     shortcuts = Shortcuts(fallback, user_kernels)
 
     with contextlib.ExitStack() as undo:
@@ -213,11 +213,13 @@ def _library(undo: contextlib.ExitStack, namespace: str, key: str = "") -> Any:
     return library
 
 
-def _install_kernels(undo: contextlib.ExitStack, essentials: kernels.Essentials, fallback: Fallback) -> dict[str, Any]:
+def _install_kernels(
+    undo: contextlib.ExitStack, essentials: essential_kernels.Essentials, fallback: Fallback
+) -> dict[str, Any]:
     """Install what every device needs; returns what is not the fallback and runs where a user's kernel does not."""
     aten = _library(undo, "aten")
     table = {op: _compat.outside_dynamo_method(kernel) for op, kernel in essentials.table().items()}
-    table |= {op: kernels.view_of(op) for op in kernels.METADATA}
+    table |= {op: essential_kernels.view_of(op) for op in essential_kernels.METADATA}
     for op, kernel in table.items():
         _compat.impl(aten, op, kernel, "PrivateUse1")
     for name in SUBSTITUTES:  # torch has kernels for some of these, which raise
@@ -252,8 +254,12 @@ def _install_refusals(undo: contextlib.ExitStack) -> None:
 
 def _install_pinning(undo: contextlib.ExitStack, name: str, wanted: bool) -> None:
     aten = _library(undo, "aten")
-    on_cpu = kernels.PinnedMemory() if wanted else kernels.NotPinned(name, "register_backend(..., pin_memory=True)")
-    of_device = kernels.NotPinned(name, "pin the CPU tensor, before .to(device)")
+    on_cpu = (
+        essential_kernels.PinnedMemory()
+        if wanted
+        else essential_kernels.NotPinned(name, "register_backend(..., pin_memory=True)")
+    )
+    of_device = essential_kernels.NotPinned(name, "pin the CPU tensor, before .to(device)")
     for pinning, key in ((on_cpu, "CPU"), (of_device, "PrivateUse1")):
         for op, kernel in pinning.table().items():
             _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), key)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops._call import tensors_in
-from customops.backend import _compat, journal
+from customops._dispatch.results import tensors_in
+from customops.backend import _compat
+from customops.backend.coverage import journal
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallback import Fallback
-from customops.backend.plans import Plan
+from customops.backend.fallback_plans import FallbackPlan
 from customops.backend.shortcuts import Shortcuts, boxed
 from customops.errors import user_source, where
 
@@ -166,7 +167,7 @@ class UserKernels:
                 result = fn(*args, **kwargs)
                 fits = is_one and type(result) is Tensor and result.get_device() == 0  # most do
                 if not (fits or result is nothing or result is NotImplemented):
-                    result = Check(fallback, plan, fn, args, kwargs).result(result)
+                    result = KernelCheck(fallback, plan, fn, args, kwargs).result(result)
             except Exception as error:
                 if open_journals:
                     open_journals[0].fail(plan.name, error)
@@ -183,7 +184,7 @@ class UserKernels:
         return _compat.outside_dynamo(kernel)
 
 
-def _resize_outs(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Give outs without elements the sizes that the op computes: ``out=torch.empty(0)`` stands for any.
 
     Where torch does not know the sizes before the op runs, the kernel does.
@@ -217,10 +218,12 @@ def _similar(op: str) -> str | None:
     return f"one of {', '.join(names[:6])}" if names else None
 
 
-class Check:
+class KernelCheck:
     """What a kernel returned, against the schema and the device of the inputs."""
 
-    def __init__(self, fallback: Fallback, plan: Plan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, fallback: Fallback, plan: FallbackPlan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.name = fallback.name
         self.plan = plan
         #: None for a gradient that nobody asked for: the schemas of torch's backwards do not say that they return it.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops.backend.plans import Plan
+from customops.backend.fallback_plans import FallbackPlan
 
 #: How kernels of the CPU say so.
 _REFUSED = re.compile(r"not implemented for '|doesn't support tensors of type")
@@ -37,7 +37,7 @@ _OTHERS: dict[str, dict[torch.dtype, torch.dtype]] = {
 class Wider:
     """One call of an op on the CPU, in wider dtypes."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FallbackPlan) -> None:
         self.plan = plan
         self.dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
         self.changed = False

@@ -24,16 +24,16 @@ _SEED = 0
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in _compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in _compat.tracing.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def copy_tensors(tree: _T, *, leaves: bool = False) -> _T:
     """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`."""
-    values, spec = _compat.tree_flatten(tree)
+    values, spec = _compat.tracing.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
     blocks = _copy_storages(originals.values())
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
-    copied: _T = _compat.tree_unflatten([copies.get(id(value), value) for value in values], spec)
+    copied: _T = _compat.tracing.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
 
 
@@ -75,7 +75,7 @@ def _copy_storages(tensors: Iterable[torch.Tensor]) -> dict[int, _Block]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         if is_plain(tensor):
-            groups.setdefault(_compat.storage_id(tensor), []).append(tensor)
+            groups.setdefault(_compat.memory.storage_id(tensor), []).append(tensor)
     return {storage: _Block(group) for storage, group in groups.items()}
 
 
@@ -87,7 +87,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:
     def make() -> torch.Tensor:
-        return blocks[_compat.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
+        return blocks[_compat.memory.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
 
     if leaf or not tensor.requires_grad:
         with torch.no_grad():
@@ -109,7 +109,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
     """Fix the seeds of the CPU and of the devices in `tree`; afterwards the generators are as they were."""
-    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _compat.tree_leaves(tree)]
+    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _compat.tracing.tree_leaves(tree)]
     devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

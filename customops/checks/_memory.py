@@ -29,14 +29,14 @@ def is_addressable(tensor: torch.Tensor) -> bool:
 
     Backends written in Python may keep the data elsewhere, behind a storage of no bytes.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested or not _compat.has_storage(tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested or not _compat.memory.has_storage(tensor):
         return False
     return byte_range(tensor)[1] <= tensor.untyped_storage().nbytes()
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The addressable tensors that hold the data of `tensor`: itself, or what it is made of."""
-    wrapped = _compat.wrapped_by(tensor)
+    wrapped = _compat.memory.wrapped_by(tensor)
     if wrapped is not None:
         return [part for inner in wrapped for part in parts(inner)]
     return [part for part in _sparse_parts(tensor) or [tensor] if is_addressable(part)]
@@ -44,7 +44,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is torch.sparse_coo:
-        return _compat.coo_parts(tensor)
+        return _compat.memory.coo_parts(tensor)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -80,7 +80,7 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """Where in memory the elements of a tensor start and end, if it has any there."""
-    if _compat.is_abstract(tensor) or _compat.wrapped_by(tensor) is not None:
+    if _compat.memory.is_abstract(tensor) or _compat.memory.wrapped_by(tensor) is not None:
         return []
     bases = [(part.untyped_storage().data_ptr(), byte_range(part)) for part in parts(tensor)]
     return [(base + start, base + end) for base, (start, end) in bases if base and end > start]
@@ -97,20 +97,24 @@ def _is_empty(tensor: torch.Tensor) -> bool:
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
-    if _compat.wrapped_by(tensor) is not None:
+    if _compat.memory.wrapped_by(tensor) is not None:
         return set()
-    return {_compat.storage_id(part) for part in _sparse_parts(tensor) or [tensor] if _compat.has_storage(part)}
+    return {
+        _compat.memory.storage_id(part)
+        for part in _sparse_parts(tensor) or [tensor]
+        if _compat.memory.has_storage(part)
+    }
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Do two tensors have an element in common? Slices of one buffer share its storage without overlapping."""
-    if first is second or _compat.wrapped_by(first) is not None:
+    if first is second or _compat.memory.wrapped_by(first) is not None:
         return first is second
     return any(_parts_overlap(one, two) for one, two in itertools.product(parts(first), parts(second)))
 
 
 def _parts_overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if _compat.storage_id(one) != _compat.storage_id(two):
+    if _compat.memory.storage_id(one) != _compat.memory.storage_id(two):
         return False
     (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
     if start >= other_end or other_start >= end:

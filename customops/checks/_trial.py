@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from customops import _compat, _schema
+from customops import _compat
+from customops._schema import model, parse
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
 from customops.errors import CheckError, CustomOpsError, brief
@@ -26,7 +27,7 @@ class Trial:
         atol, rtol: how far apart two results may be; None for the default of their dtype.
     """
 
-    op: _compat.OpOverload
+    op: _compat.libraries.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     atol: float | None = None
@@ -37,8 +38,8 @@ class Trial:
         return str(self.op.name())
 
     @functools.cached_property
-    def schema(self) -> _schema.Schema:
-        return _schema.from_dispatcher(_compat.schema_of(self.op))
+    def schema(self) -> model.Schema:
+        return parse.from_dispatcher(_compat.schemas.schema_of(self.op))
 
     @functools.cached_property
     def tensors(self) -> list[torch.Tensor]:
@@ -78,13 +79,13 @@ class Trial:
 
     def require_data(self) -> None:
         """Raise NotExercised if an input has no data."""
-        if any(_compat.is_abstract(tensor) for tensor in self.tensors):
+        if any(_compat.memory.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
 
 
-def is_judged(func: Any, op: _compat.OpOverload) -> bool:
+def is_judged(func: Any, op: _compat.libraries.OpOverload) -> bool:
     """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
-    return isinstance(func, _compat.OpOverload) and (func is op or func.namespace not in _BUILTIN)
+    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in _BUILTIN)
 
 
 _BUILTIN = ("aten", "prim", "prims")
@@ -101,16 +102,16 @@ def failed_call(
     return kind(problem, op=name, got=got, fix=error.fix or fix, **where)
 
 
-def resolve(op: Any) -> _compat.OpOverload:
+def resolve(op: Any) -> _compat.libraries.OpOverload:
     """The OpOverload that `op` is or stands for.
 
     Raises:
         UsageError: it is not an operator, or it is one with several overloads.
     """
-    if isinstance(op, _compat.OpOverloadPacket):
+    if isinstance(op, _compat.libraries.OpOverloadPacket):
         op = _only_overload(op)
-    overload = op if isinstance(op, _compat.OpOverload) else getattr(op, "_opoverload", None)
-    if not isinstance(overload, _compat.OpOverload):
+    overload = op if isinstance(op, _compat.libraries.OpOverload) else getattr(op, "_opoverload", None)
+    if not isinstance(overload, _compat.libraries.OpOverload):
         raise UsageError(
             "this is not an operator",
             argument="op",
@@ -120,7 +121,7 @@ def resolve(op: Any) -> _compat.OpOverload:
     return overload
 
 
-def _only_overload(packet: _compat.OpOverloadPacket) -> Any:
+def _only_overload(packet: _compat.libraries.OpOverloadPacket) -> Any:
     overloads = packet.overloads()
     if len(overloads) != 1:
         raise UsageError(

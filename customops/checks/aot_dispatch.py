@@ -74,12 +74,14 @@ def _results_of_function(func: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return {"output": func(*args, **kwargs)}
 
 
-def _results_of_op(op: _compat.OpOverload, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _results_of_op(op: _compat.libraries.OpOverload, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """All that a call of `op` leaves behind: what it returns, and the arguments it writes."""
     trial = Trial(op, args, kwargs)
     outputs = trial.by_return(op(*args, **kwargs))
     written = trial.written
-    if hasattr(_compat.torch_op_of(trial.name), "_definition"):  # one of ours: a backward through its writes raises
+    if hasattr(
+        _compat.registries.torch_op_of(trial.name), "_definition"
+    ):  # one of ours: a backward through its writes raises
         written = {name: _detached(value) for name, value in written.items()}
     return {
         **{f"output {i}": value for i, value in enumerate(outputs)},
@@ -88,8 +90,8 @@ def _results_of_op(op: _compat.OpOverload, *args: Any, **kwargs: Any) -> dict[st
 
 
 def _detached(value: Any) -> Any:
-    values, spec = _compat.tree_flatten(value)
-    return _compat.tree_unflatten([v.detach() if isinstance(v, torch.Tensor) else v for v in values], spec)
+    values, spec = _compat.tracing.tree_flatten(value)
+    return _compat.tracing.tree_unflatten([v.detach() if isinstance(v, torch.Tensor) else v for v in values], spec)
 
 
 class _Call:
@@ -112,7 +114,7 @@ class _Call:
         self.input_names = [name for name, _ in inputs.values()]
         self.inputs = [tensor for _, tensor in inputs.values()]
         self.result_names: list[str] = []  #: of the latest call
-        self.values, self._spec = _compat.tree_flatten((args, kwargs))
+        self.values, self._spec = _compat.tracing.tree_flatten((args, kwargs))
         self._results_of = results_of
         self._position = {key: i for i, key in enumerate(inputs)}
         self._copiers = [_copier(tensor) for tensor in self.inputs]
@@ -120,7 +122,7 @@ class _Call:
     def __call__(self, *inputs: torch.Tensor) -> list[Any]:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
         values = [copies[self._position[id(v)]] if isinstance(v, torch.Tensor) else v for v in self.values]
-        args, kwargs = _compat.tree_unflatten(values, self._spec)
+        args, kwargs = _compat.tracing.tree_unflatten(values, self._spec)
         leaves = _named_leaves(self._results_of(*args, **kwargs).items())
         results = [(name, leaf) for name, leaf in leaves if isinstance(leaf, _RESULTS)]
         self.result_names = [name for name, _ in results]
@@ -129,7 +131,7 @@ class _Call:
 
 def _named_leaves(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, tree in named:
-        leaves = _compat.tree_leaves(tree)
+        leaves = _compat.tracing.tree_leaves(tree)
         for i, leaf in enumerate(leaves):
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
@@ -200,7 +202,7 @@ class _Comparison:
         eager = self._run(self.call, "in eager mode, on these inputs", self.check_gradients)
         if self.check_gradients is True and not eager.is_differentiable():
             raise CheckError("there are no gradients to check: no input or no output requires grad", op=self.name)
-        compiled = _compat.aot_function(self.call, dynamic=self.dynamic)
+        compiled = _compat.tracing.aot_function(self.call, dynamic=self.dynamic)
         traced = self._run(compiled, "when traced by AOTDispatcher", eager.gradients is not None)
         self._compare(self.call.result_names, _results, eager, traced)
         if eager.gradients is not None:
@@ -209,7 +211,7 @@ class _Comparison:
             self._compare(names_of_gradients, _gradients, eager, traced)
 
     def _run(self, function: Callable[..., list[Any]], where: str, gradients: CheckGradients) -> _Run:
-        with seeded(self.call.values), _compat.ignoring_aliases():  # they are for test_schema to find
+        with seeded(self.call.values), _compat.tracing.ignoring_aliases():  # they are for test_schema to find
             inputs = copy_tensors(self.call.inputs, leaves=True)
             try:
                 run = _Run(inputs, function(*inputs))

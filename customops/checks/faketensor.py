@@ -48,7 +48,7 @@ def check(trial: Trial) -> None:
             _compare(trial.copy(leaves=True), is_composite=True)
 
 
-class _CompareMode(_compat.TorchDispatchMode):
+class _CompareMode(_compat.tracing.TorchDispatchMode):
     """Compares each call of an operator that has a fake of its own, with the arguments that its kernel gets.
 
     By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
@@ -57,7 +57,7 @@ class _CompareMode(_compat.TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, op: _compat.OpOverload) -> None:
+    def __init__(self, op: _compat.libraries.OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.op = op
         self.compared = 0
@@ -66,7 +66,7 @@ class _CompareMode(_compat.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         call = Trial(func, args, kwargs or {}) if is_judged(func, self.op) else None
-        if call is None or any(map(_compat.is_abstract, call.tensors)):
+        if call is None or any(map(_compat.memory.is_abstract, call.tensors)):
             return func(*args, **(kwargs or {}))
         self.compared += 1
         return _compare(call)
@@ -74,7 +74,7 @@ class _CompareMode(_compat.TorchDispatchMode):
 
 def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     """Run the operator on real inputs and on fakes of them, and compare; returns what it returned on real ones."""
-    mode = _compat.fake_mode()
+    mode = _compat.tracing.fake_mode()
     fake = _fake_copy(mode, real)
     real_outputs = real.run()
     with mode:
@@ -84,12 +84,12 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
 
 
 def _fake_copy(mode: Any, trial: Trial) -> Trial:
-    values, spec = _compat.tree_flatten((trial.args, trial.kwargs))
+    values, spec = _compat.tracing.tree_flatten((trial.args, trial.kwargs))
     try:
         fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
-    except _compat.NoFakeTensor as error:
+    except _compat.tracing.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
-    args, kwargs = _compat.tree_unflatten(fakes, spec)
+    args, kwargs = _compat.tracing.tree_unflatten(fakes, spec)
     return Trial(trial.op, args, kwargs)
 
 
@@ -97,12 +97,12 @@ def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
     try:
         return trial.op(*trial.args, **trial.kwargs)
     except Exception as error:
-        if _compat.needs_data(error):
+        if _compat.tracing.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
             if any(tag in trial.op.tags for tag in _UNTRACEABLE_TAGS):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
-        if isinstance(error, (_compat.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
+        if isinstance(error, (_compat.tracing.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
                 trial.name,
                 f"{trial.op} has no fake impl, so that nothing that calls it can be traced or compiled",

@@ -60,12 +60,12 @@ def check(trial: Trial) -> None:
         )
 
 
-class _SchemaMode(_compat.TorchDispatchMode):
+class _SchemaMode(_compat.tracing.TorchDispatchMode):
     """Compares what operators do with their schemas."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, op: _compat.OpOverload) -> None:
+    def __init__(self, op: _compat.libraries.OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.op = op
         self.judged = 0
@@ -74,7 +74,7 @@ class _SchemaMode(_compat.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         trial = Trial(func, args, kwargs or {}) if self._judges(func) else None
-        if trial is None or any(map(_compat.is_abstract, trial.tensors)):
+        if trial is None or any(map(_compat.memory.is_abstract, trial.tensors)):
             return func(*args, **(kwargs or {}))
         self.judged += 1
         call = _Call(trial)
@@ -102,7 +102,7 @@ class _Call:
         trial = self.trial
         if trial.schema.is_view:
             return trial.op(*trial.args, **trial.kwargs)  # torch does not let a view be made twice over
-        with _compat.count_versions():
+        with _compat.autograd.count_versions():
             return trial.op(*trial.args, **trial.kwargs)
 
     def judge(self, outputs: Any) -> None:
@@ -173,7 +173,9 @@ class _Call:
         return bool(_alias_sets(returns[i]) & _alias_sets(returns[j]))
 
     def _error(self, problem: str, **fields: str) -> CheckError:
-        return SchemaCheckError(problem, op=self.trial.name, expected=str(_compat.schema_of(self.trial.op)), **fields)
+        return SchemaCheckError(
+            problem, op=self.trial.name, expected=str(_compat.schemas.schema_of(self.trial.op)), **fields
+        )
 
 
 class _Snapshot:
@@ -183,7 +185,7 @@ class _Snapshot:
         self.tensor = tensor
         self.shape = _shape(tensor)
         self.bits = [_memory.bits(part).clone() for part in _memory.parts(tensor)]
-        self.version = _compat.version_of(tensor)
+        self.version = _compat.autograd.version_of(tensor)
 
     def change(self) -> str | None:
         """What has happened to the tensor since, or None."""
@@ -198,7 +200,7 @@ class _Snapshot:
                 differs = before != after
                 changed = (differs if differs.dim() == part.dim() else differs.any(-1)).nonzero().tolist()
                 return f"{len(changed)} of {part.numel()} elements changed, the first at index {tuple(changed[0])}"
-        if _compat.version_of(self.tensor) != self.version:
+        if _compat.autograd.version_of(self.tensor) != self.version:
             return "it was written, though with the values it already had"
         return None
 

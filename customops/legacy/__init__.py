@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.library import get_ctx as get_ctx
 
-from customops._call import Fn
+from customops._dispatch.callbacks import Fn
 from customops.legacy import objects
 from customops.legacy._definition import name_to_define
 

@@ -9,16 +9,19 @@ from typing import Any
 import torch
 
 from customops import _compat
-from customops._call import Fn
-from customops._definition import Definition, Name, lock, with_pt2_compliant
-from customops._hints import schema_of
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.name import Name, own_name
+from customops._dispatch.operator import Definition, with_pt2_compliant
+from customops._dispatch.registrations import lock
+from customops._dispatch.results import check_policy
+from customops._lifetime import Owner
 from customops._op import CustomOpDef
-from customops._plan import Plan
-from customops._registry import Registry, default
-from customops._registry import _own_name as own_name
+from customops._registry import default
 from customops._rules.fake import FakeRule
-from customops._schema import Schema, parse
-from customops._trampoline import when_to_check
+from customops._schema.infer import schema_of
+from customops._schema.model import Schema
+from customops._schema.parse import parse
+from customops._spec import OpSpec
 from customops.errors import (
     DefinitionError,
     RegistrationError,
@@ -37,7 +40,7 @@ class InvalidSchemaError(SchemaError, AssertionError):
 
 
 @dataclass(frozen=True)
-class SchemaPlan(Plan):
+class SchemaPlan(OpSpec):
     """A plan without a function; `fn` raises where a kernel is missing."""
 
     pair: Pair = field(kw_only=True)
@@ -45,7 +48,7 @@ class SchemaPlan(Plan):
     def check(self) -> tuple[str | None, ...]:
         return (None,)
 
-    def define(self, registry: Registry) -> CustomOpDef[Any, Any]:
+    def define(self, registry: Owner) -> CustomOpDef[Any, Any]:
         definition = Definition.define(self.name, self.schema, self.tags, self.text)
         try:
             op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text, self.when)
@@ -77,7 +80,7 @@ class MissingKernel:
         self.__name__ = name.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = _compat.tree_leaves((args, kwargs))
+        leaves = _compat.tracing.tree_leaves((args, kwargs))
         devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
         if not devices:
             raise UnsupportedError(
@@ -135,14 +138,14 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
-    when, tags = when_to_check(None, op), with_pt2_compliant(tags)
+    when, tags = check_policy(None, op), with_pt2_compliant(tags)
     plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, False, pair=Pair(op, schema))
     with lock:
-        if _compat.find_overload(name.packet) is not None:
+        if _compat.libraries.find_overload(name.packet) is not None:
             raise RegistrationError(
                 "an op cannot be defined multiple times",
                 op=op,
-                got=f"one defined at {_compat.defined_at(op)}",
+                got=f"one defined at {_compat.schemas.defined_at(op)}",
                 where=where(fn) if fn is not None else None,
                 fix="choose another name, or remove that op first: customops.legacy._destroy",
             )

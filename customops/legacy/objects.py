@@ -10,11 +10,12 @@ from torch.library import Library
 from torch.library import get_ctx as get_ctx
 
 from customops import _compat
-from customops._call import Fn, bind
-from customops._definition import RESERVED_NAMESPACES, lock
-from customops._hints import infer_schema as infer_schema
+from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.name import RESERVED_NAMESPACES
+from customops._dispatch.registrations import lock
 from customops._op import CustomOpDef
 from customops._registry import default
+from customops._schema.infer import infer_schema as infer_schema
 from customops.errors import DefinitionError, RegistrationError, UnregisteredError, brief, where
 from customops.legacy import _autograd, _definition
 
@@ -77,7 +78,7 @@ class CustomOp:
         """Is the op still there, and still the one of its name?"""
         if self._op._definition.removed is not None:
             return False
-        return self._library is None or self._op._opoverload is _compat.find_overload(self._qualname)
+        return self._library is None or self._op._opoverload is _compat.libraries.find_overload(self._qualname)
 
     def impl(self, device_types: str | Iterable[str]) -> Callable[[F], F]:
         """Decorator: register the kernel for "cpu", "cuda", or both."""
@@ -111,7 +112,7 @@ class CustomOp:
         if self._library is not None:  # on an op of ours, what is there says that kernels are missing
             keys.append("CompositeExplicitAutograd")
         for key in keys:
-            if _compat.has_kernel(self._qualname, key):
+            if _compat.dispatch.has_kernel(self._qualname, key):
                 raise RegistrationError(
                     f"the op already has an implementation for {device}, registered at {key}", op=self._qualname
                 )
@@ -187,7 +188,7 @@ class CustomOp:
             if global_registry.get(self._qualname) is self:
                 del global_registry[self._qualname]
             if self._library is not None:
-                _compat.destroy_library(self._library)
+                _compat.libraries.destroy_library(self._library)
             elif self._op._definition.removed is None:
                 self._op.unregister()
 
@@ -233,7 +234,7 @@ def find(qualname: str, *, also_others: bool = False) -> CustomOp:
 
 def get_op(qualname: str) -> Any:
     """The default OpOverload of a registered op, whoever defined it."""
-    overload = _compat.find_overload(_definition.parse_name(qualname).packet)
+    overload = _compat.libraries.find_overload(_definition.parse_name(qualname).packet)
     if overload is None:
         raise DefinitionError(
             "Could not find the operator", op=qualname, fix="define it first, or import the library that does"

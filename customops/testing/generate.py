@@ -116,7 +116,7 @@ def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[
 # Checked tests --------------------------------------------------------------------------------------------------
 
 
-def _run_check(check: str, op: _compat.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _run_check(check: str, op: _compat.libraries.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     CHECKS[check](Trial(op, args, kwargs))
 
 
@@ -173,7 +173,7 @@ def _tag_test(qualname: str, failing: list[str]) -> _Test:
     def compliant(_self: Any) -> None:
         name, _, overload = qualname.partition(".")
         known = "::" in name
-        op = _compat.find_overload(name, "" if overload == "default" else overload) if known else None
+        op = _compat.libraries.find_overload(name, "" if overload == "default" else overload) if known else None
         if op is None:
             raise unittest.SkipTest(f"Can't import operator {qualname}")
         if failing and torch.Tag.pt2_compliant_tag in op.tags:

@@ -25,7 +25,7 @@ from customops.testing.repro import generate_repro
 _jit: Any = torch.jit  # which does not declare what it exports
 
 #: ``util(op, args, kwargs)`` raises what it finds. It leaves the inputs as they are.
-TestUtil = Callable[[_compat.OpOverload, tuple[Any, ...], dict[str, Any]], object]
+TestUtil = Callable[[_compat.libraries.OpOverload, tuple[Any, ...], dict[str, Any]], object]
 
 
 class _Inside(threading.local):
@@ -106,9 +106,9 @@ class OpCheckMode(TorchFunctionMode):
             self._seen[op.name()] = failure or self._check(trial)
         return result
 
-    def _operator(self, func: Any) -> _compat.OpOverload | None:
+    def _operator(self, func: Any) -> _compat.libraries.OpOverload | None:
         """The operator to check, if that is what is called."""
-        if not isinstance(func, (_compat.OpOverload, _compat.OpOverloadPacket)):
+        if not isinstance(func, (_compat.libraries.OpOverload, _compat.libraries.OpOverloadPacket)):
             return None
         if torch.compiler.is_compiling() or _jit.is_tracing() or _jit.is_scripting():
             return None
@@ -119,13 +119,13 @@ class OpCheckMode(TorchFunctionMode):
         return self.failures_dict.get_status(qualname, self.test_name) if self.failures_dict else "xsuccess"
 
     def _copy(
-        self, op: _compat.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: _compat.libraries.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Trial | None, _Failure | None]:
         """The inputs before the operator writes to them, or None if there is nothing to try it on."""
         trial = Trial(op, args, kwargs)
         has_failed = self._seen.get(op.name()) is not None
         # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
-        if has_failed or any(_compat.is_abstract(tensor) for tensor in [*trial.tensors, torch.empty(0)]):
+        if has_failed or any(_compat.memory.is_abstract(tensor) for tensor in [*trial.tensors, torch.empty(0)]):
             return None, None
         try:
             return trial.copy(), None
@@ -196,6 +196,6 @@ class OpCheckMode(TorchFunctionMode):
 
 def _has_no_fake(error: BaseException | None) -> bool:
     """Did a check fail because torch cannot make fakes of the inputs? That is not the operator's fault."""
-    while error is not None and not isinstance(error, _compat.NoFakeTensor):
+    while error is not None and not isinstance(error, _compat.tracing.NoFakeTensor):
         error = error.__cause__
     return error is not None

@@ -44,7 +44,7 @@ kwargs = {}  # kwargs to the operator"""
 
 def generate_repro(
     test: str,
-    op: _compat.OpOverload,
+    op: _compat.libraries.OpOverload,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -66,7 +66,7 @@ def generate_repro(
             os.makedirs(os.path.dirname(path), exist_ok=True)
             torch.save((tuple(args), dict(kwargs)), path)
         inputs = f"args, kwargs = torch.load({_quoted(path)})"
-    schema = _compat.schema_of(op)
+    schema = _compat.schemas.schema_of(op)
     name = ".".join([*schema.name.split("::"), schema.overload_name or "default"])
     return _SCRIPT.format(op=name, inputs=inputs, test=test)
 

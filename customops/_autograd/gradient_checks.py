@@ -1,0 +1,243 @@
+"""What a backward and a jvp returned: put in order, counted, and compared with what it is the gradient of.
+
+As with any autograd.Function, a gradient may be one that was not summed over what was broadcast, of another floating
+dtype, or complex for a real input.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from customops import _compat
+from customops._autograd.layout import Layout
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.results import CheckPolicy
+from customops.errors import AutogradError, where
+
+#: Of a tensor, `_compat.metadata`; of what has no gradient, None; a list of these for a list of tensors.
+Expected = Any
+
+
+def expected_of(value: Any, needs: Any, compares: bool) -> Expected:
+    """What the gradient of an input has to be like; `needs` is its entry of ``ctx.needs_input_grad``."""
+    if isinstance(needs, list):
+        return [expected_of(item, flag, compares) for item, flag in zip(value, needs, strict=True)]
+    return _compat.autograd.metadata(value) if needs and compares else None
+
+
+class GradientCheck:
+    """Are the gradients of a formula compared with its inputs? With check="first", until they fit as they are."""
+
+    __slots__ = ("is_on", "once")
+
+    def __init__(self, when: CheckPolicy) -> None:
+        self.is_on = when != "never"
+        self.once = when == "first"
+
+    def was_right(self) -> None:
+        if self.once:
+            self.is_on = False
+
+
+class InputGradients:
+    """Checks what the backward of an op returns, and makes it like the inputs."""
+
+    def __init__(self, layout: Layout, op: str, backward: Fn, compares: GradientCheck) -> None:
+        self.layout = layout
+        self.op = op
+        self.backward = backward
+        self.compares = compares
+
+    def flat(
+        self, result: Any, passed: Sequence[int], expected: Sequence[Expected], *, none_allowed: bool
+    ) -> list[Any]:
+        """The gradients of the inputs that were passed, lists laid out flat.
+
+        Args:
+            result: a gradient for each input, or for each one that was passed, or a dict by name.
+            passed: the inputs, by index.
+            expected: for each of them, see `expected_of`.
+            none_allowed: None may stand for zero: a return was not used, and its gradient was None too.
+        """
+        inputs = self.layout.inputs
+        gradients = self._by_name(result) if isinstance(result, dict) else result
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        are_first = sorted(passed) == list(range(len(passed)))
+        if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
+            count = len(passed) if are_first else len(inputs)
+            raise self._wrong_count(len(gradients), count, dict(zip(passed, expected, strict=True)))
+        for i, gradient in enumerate(gradients):
+            if gradient is not None and i not in passed:
+                raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
+        returned: list[Any] = []
+        flat: list[Any] = []
+        for i, each in zip(passed, expected, strict=True):
+            name, gradient = inputs[i].name, gradients[i]
+            if isinstance(each, list):
+                items = self._items(gradient, name, len(each))
+                for k, (item, of_item) in enumerate(zip(items, each, strict=True)):
+                    flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
+                returned += items
+            elif gradient is not None and not inputs[i].holds_tensors:
+                raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient))
+            else:
+                flat.append(self._fitted(gradient, each, name, none_allowed))
+                returned.append(gradient)
+        if all(map(operator.is_, flat, returned)):
+            self.compares.was_right()
+        return flat
+
+    def _by_name(self, gradients: dict[str, Any]) -> tuple[Any, ...]:
+        """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
+        names = [argument.name for argument in self.layout.inputs]
+        unknown = [name for name in gradients if name not in names]
+        if unknown:
+            raise AutogradError(
+                "backward returned gradients by name, and one has the name of no argument that could have a gradient",
+                op=self.op,
+                argument=str(unknown[0]),
+                expected=", ".join(names),
+                where=where(self.backward),
+            )
+        return tuple(gradients.get(name) for name in names)
+
+    def _items(self, gradient: Any, name: str, length: int) -> Sequence[Any]:
+        if gradient is None:
+            return [None] * length
+        if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
+            fix = _as_list(name, length)
+            raise self._misfit(name, f"a list of {length} gradients", _describe(gradient), fix)
+        return gradient
+
+    def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:
+        if gradient is None:
+            if expected is not None and not none_allowed:
+                raise self._none(name)
+            return None
+        if not isinstance(gradient, Tensor):
+            raise self._misfit(name, "a Tensor or None", _describe(gradient))
+        if expected is None or expected == (got := _compat.autograd.metadata(gradient)):
+            return gradient
+        if not _is_compatible(got, expected):
+            fix = _remedy(got, expected)
+            raise self._misfit(name, f"like the argument, or to be summed to it: {_text(expected)}", _text(got), fix)
+        shape, dtype, _ = expected
+        if shape != got[0]:
+            gradient = gradient.sum_to_size(list(shape))
+        return (gradient.real if gradient.is_complex() and not dtype.is_complex else gradient).to(dtype)
+
+    def _none(self, name: str) -> AutogradError:
+        argument = name.partition("[")[0]
+        return AutogradError(
+            "backward returned None for an argument that needs a gradient",
+            op=self.op,
+            argument=name,
+            expected="its gradient; zeros, if it is zero",
+            got="None",
+            where=where(self.backward),
+            fix=f'if the op is not differentiable in it, say so: register_autograd(..., nondiff_args=("{argument}",))',
+        )
+
+    def _wrong_count(self, got: int, passed: int, expected_of_passed: dict[int, Expected]) -> AutogradError:
+        inputs = self.layout.inputs
+        lists = {inputs[i].name: len(each) for i, each in expected_of_passed.items() if isinstance(each, list)}
+        expected = f"{passed}" if passed == len(inputs) else f"{passed} or {len(inputs)}"
+        return AutogradError(
+            f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
+            op=self.op,
+            expected=f"one for each of {', '.join(argument.name for argument in inputs)}",
+            where=where(self.backward),
+            fix="; ".join(_as_list(*pair) for pair in lists.items()) or "return None for an input that has no gradient",
+        )
+
+    def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
+        problem = "backward returned a gradient that does not fit its input"
+        return _misfit(problem, self.op, self.backward, argument, expected, got, fix)
+
+
+class OutputTangents:
+    """Checks what the jvp of an op returns."""
+
+    def __init__(self, layout: Layout, op: str, jvp: Fn) -> None:
+        self.layout = layout
+        self.op = op
+        self.jvp = jvp
+
+    def check(self, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:
+        """Raise unless there is a tangent for each output, like it; None for what has none."""
+        if len(tangents) != len(expected):
+            raise self._misfit("the returns", f"{len(expected)} tangents", f"{len(tangents)}")
+        for i, (tangent, each) in enumerate(zip(tangents, expected, strict=True)):
+            name = self.layout.name_of_output(i)
+            if not isinstance(each, list):
+                self._check(tangent, each, name)
+                continue
+            if not isinstance(tangent, (list, tuple)) or len(tangent) != len(each):
+                raise self._misfit(name, f"a list of {len(each)} tangents", _describe(tangent))
+            for k, (item, of_item) in enumerate(zip(tangent, each, strict=True)):
+                self._check(item, of_item, f"{name}[{k}]")
+
+    def _check(self, tangent: Any, expected: Expected, name: str) -> None:
+        if expected is None:
+            if tangent is not None:
+                raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
+        elif not isinstance(tangent, Tensor):
+            raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
+        elif expected != (got := _compat.autograd.metadata(tangent)) and not _is_like(got, expected):
+            raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
+
+    def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
+        return _misfit("jvp returned tangents that do not fit the returns", self.op, self.jvp, name, expected, got)
+
+
+def _misfit(
+    problem: str, op: str, callback: Fn, argument: str, expected: str, got: str, fix: str | None = None
+) -> AutogradError:
+    return AutogradError(problem, op=op, argument=argument, expected=expected, got=got, where=where(callback), fix=fix)
+
+
+def _as_list(name: str, length: int) -> str:
+    items = ", ".join(["g"] * length) if length <= 4 else "g, g, ..., g"
+    return f"{name} is a list: return [{items}]"
+
+
+def _describe(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, (list, tuple)) else ""
+    return type(value).__name__ + size
+
+
+def _text(metadata: Any) -> str:
+    shape, dtype, device = metadata
+    return f"shape {list(shape)}, {dtype}, {device}"
+
+
+def _is_compatible(got: Any, expected: Any) -> bool:
+    """Would autograd take a gradient, summed and cast?"""
+    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    if device != wanted_device or not (dtype.is_floating_point or dtype.is_complex or not wanted_dtype.is_complex):
+        return False
+    return bool(wanted == shape) or (
+        shape is not None and wanted is not None and _compat.autograd.sums_to(shape, wanted)
+    )
+
+
+def _is_like(got: Any, expected: Any) -> bool:
+    """Would autograd take a tangent? It may have another floating dtype."""
+    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    kinds = dtype.is_floating_point, dtype.is_complex
+    return kinds == (wanted_dtype.is_floating_point, wanted_dtype.is_complex) and (wanted, wanted_device) == (
+        shape,
+        device,
+    )
+
+
+def _remedy(got: Any, expected: Any) -> str | None:
+    """What turns a gradient into what was expected, where that can be guessed."""
+    (shape, _, device), (wanted, _, wanted_device) = got, expected
+    if device != wanted_device or shape is None or wanted is None or not _compat.autograd.sums_to(wanted, shape):
+        return None
+    return f"if it is the same for all that the argument holds: gradient.expand({list(wanted)})"

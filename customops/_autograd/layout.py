@@ -1,0 +1,165 @@
+"""The inputs and outputs of an autograd node, and how lists in them are flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops._autograd.options import Formula
+from customops._dispatch.callbacks import Fn
+from customops._schema.differentiability import Differentiable
+from customops._schema.model import Argument, Schema
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a graph node takes and returns, in the user's terms: an item for each argument or return, lists as lists."""
+
+    #: The positional arguments, then the tensors that are keyword-only. `positional` says how many are the former.
+    inputs: tuple[Argument, ...]
+    positional: int
+    #: For each input: has it a gradient?
+    differentiable: tuple[bool, ...]
+    #: For each return, then for each of `new_values`: may it have a gradient? (Its dtype has a say, too.)
+    outputs: tuple[bool, ...]
+    list_outputs: tuple[bool, ...]
+    #: The inputs (by index) whose new values are outputs of the node.
+    new_values: tuple[int, ...]
+    #: The inputs that are written.
+    written: tuple[int, ...]
+    #: The inputs of which setup_context gets a copy from before the write.
+    originals: tuple[int, ...]
+    in_place: bool
+    #: The input that comes first in the node, if not the first one: one that is written, and may be a view. Autograd
+    #: takes the first gradient of a node that wrote to a view for that of the view.
+    first: int | None
+
+    @classmethod
+    def of(
+        cls, schema: Schema, tags: tuple[torch.Tag, ...], said: Differentiable, formulas: Sequence[Formula]
+    ) -> Layout:
+        """The layout of a node for these formulas; the first one that names new values counts for both modes."""
+        inputs = schema.operands
+        nondiff = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas))
+        names = [argument.name for argument in inputs]
+        grads_of: tuple[str, ...] = next((formula.grads_of for formula in formulas if formula.grads_of), ())
+        originals = frozenset[str]().union(*(formula.originals for formula in formulas))
+        lists = list_outputs(schema)
+        flags = said.returns if len(said.returns) == len(lists) else (said.op,) * len(lists)  # one return, a tuple
+        return cls(
+            inputs=inputs,
+            positional=len(schema.positional),
+            differentiable=tuple(said.op and a.holds_tensors and a.name not in nondiff for a in inputs),
+            outputs=flags + (True,) * len(grads_of),
+            list_outputs=lists + tuple(inputs[names.index(name)].is_tensor_list for name in grads_of),
+            new_values=tuple(names.index(name) for name in grads_of),
+            written=tuple(i for i, argument in enumerate(inputs) if argument.is_written),
+            originals=tuple(i for i, name in enumerate(names) if name in originals),
+            in_place=torch.Tag.inplace in tags,
+            first=names.index(grads_of[0]) if len(grads_of) == 1 else None,
+        )
+
+    def name_of_output(self, i: int) -> str:
+        returns = len(self.outputs) - len(self.new_values)
+        if i >= returns:
+            return self.inputs[self.new_values[i - returns]].name
+        return f"return {i}" if len(self.outputs) > 1 else "the return"
+
+
+def list_outputs(schema: Schema) -> tuple[bool, ...]:
+    """Which of the returns are lists of tensors?"""
+    types = [ret.type for ret in schema.returns]
+    if len(types) == 1 and types[0].startswith("("):
+        types = types[0][1:-1].split(", ")
+    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
+
+
+#: How many flat values each value became, None for a value on its own. None instead: there are no lists at all.
+Lengths = list["int | None"] | None
+
+
+class FlattenedCall:
+    """How one differentiated call reaches the op, and how the node's flat inputs map to the user's arguments."""
+
+    __slots__ = ("fn", "keywords", "lengths", "names", "new_values", "output_lengths", "passed", "written")
+
+    def __init__(self, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: tuple[str, ...]) -> None:
+        self.fn = fn
+        self.passed = len(args)
+        #: The keyword-only arguments that are inputs of the node, and the others.
+        self.names = [name for name in tensors if name in kwargs] if tensors else []
+        self.keywords = {key: value for key, value in kwargs.items() if key not in tensors} if tensors else kwargs
+        self.lengths: Lengths = None
+        self.output_lengths: Lengths = None
+        #: Tensors that were written, and the outputs of the node that are their new values: see `_history.carry_on`.
+        self.written: list[Tensor] = []
+        self.new_values: list[int] = []
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout) -> tuple[Any, ...]:
+        """The node's inputs."""
+        passed = self.indices(layout)
+        values = [args[i] if i < self.passed else kwargs[layout.inputs[i].name] for i in passed]
+        flat, self.lengths = flatten(tuple(values), tuple(layout.inputs[i].is_tensor_list for i in passed))
+        return flat
+
+    def indices(self, layout: Layout) -> list[int]:
+        """Which inputs were passed, in the order in which the node has them."""
+        passed = list(range(self.passed))
+        if self.names:
+            rest = range(layout.positional, len(layout.inputs))
+            passed += [i for i in rest if layout.inputs[i].name in self.names]
+        if layout.first in passed:
+            passed.remove(layout.first)
+            passed.insert(0, layout.first)
+        return passed
+
+    def arguments(self, inputs: dict[int, Any], layout: Layout) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the op is called with; `inputs` are by index, lists as lists."""
+        args = tuple(inputs[i] for i in range(self.passed))
+        named = {layout.inputs[i].name: value for i, value in inputs.items() if i >= layout.positional}
+        return args, {**self.keywords, **named} if named else self.keywords
+
+    def needs_input_grad(self, flags: dict[int, Any], layout: Layout) -> tuple[Any, ...]:
+        """The flags of the inputs that were passed, as a backward sees them.
+
+        That is an entry for each positional argument that was passed; if there are tensors that are keyword-only, for
+        each positional argument and each of them, so that each has its place.
+        """
+        entries = self.passed if layout.positional == len(layout.inputs) else len(layout.inputs)
+        return tuple(flags.get(i, False) for i in range(entries))
+
+
+def flatten(values: tuple[Any, ...], are_lists: tuple[bool, ...]) -> tuple[tuple[Any, ...], Lengths]:
+    """Lay lists of tensors out flat."""
+    if True not in are_lists:
+        return values, None
+    flat: list[Any] = []
+    lengths: list[int | None] = []
+    for value, is_list in zip(values, are_lists, strict=False):  # arguments left at their default are not there
+        if is_list and value is not None:
+            flat += value
+            lengths.append(len(value))
+        else:
+            flat.append(value)
+            lengths.append(None)
+    return tuple(flat), lengths
+
+
+def unflatten(flat: tuple[Any, ...], lengths: Lengths) -> tuple[Any, ...]:
+    """Undo `flatten`."""
+    if lengths is None:
+        return flat
+    values: list[Any] = []
+    i = 0
+    for length in lengths:
+        if length is None:
+            values.append(flat[i])
+            i += 1
+        else:
+            values.append(list(flat[i : i + length]))
+            i += length
+    return tuple(values)

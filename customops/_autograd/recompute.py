@@ -1,0 +1,253 @@
+"""Formulas made of a function in plain torch operations that computes what the op does: it is run again, and derived.
+
+``backward`` is the function's vjp, ``jvp`` its jvp, so both are right wherever the function is, at the price of running
+it once more. An op is written as a fast kernel, and its gradient as what torch can derive.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from customops import _compat
+from customops._autograd.context import flat_items, flat_metadata, materialize_zeros
+from customops._autograd.untracked import NoTensors, may_be_differentiated
+from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.operator import Definition
+from customops._schema.differentiability import is_differentiable
+from customops._schema.model import Schema
+from customops.errors import AutogradError, name_of, where
+
+
+class Formulas(NamedTuple):
+    """What `register_autograd` and `register_jvp` take."""
+
+    backward: Fn
+    jvp: Fn
+    setup_context: Fn
+    originals: tuple[str, ...]
+
+
+def formulas(fn: Fn, definition: Definition, *, recompute: bool) -> Formulas:
+    """The formulas of an op that computes what `fn` does.
+
+    Raises:
+        CallbackError: `fn` does not take the op's arguments.
+    """
+    op, schema = str(definition.name), definition.schema
+    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=definition.library is not None)
+    again = _RecomputedFormula(fn, op, schema, recompute)
+    setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
+    return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
+
+
+class _Run:
+    """A call of the function, some of its tensors being variables."""
+
+    def __init__(self, fn: Fn, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+        self.places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
+        self.variables: list[Tensor] = []
+
+    def choose(self, container: Any, key: Any, flag: Any) -> None:
+        """Make a tensor a variable, or those in a list that have a flag."""
+        if isinstance(flag, list):
+            container[key] = container = list(container[key])
+            for i, is_chosen in enumerate(flag):
+                self.choose(container, i, is_chosen)
+        elif flag:
+            self.places.append((container, key))
+            self.variables.append(container[key])
+
+    def __call__(self, *variables: Tensor) -> tuple[Any, ...]:
+        """What the function returns, lists laid out flat."""
+        for (container, key), value in zip(self.places, variables, strict=True):
+            container[key] = value
+        result = self.fn(*self.args, **self.kwargs)
+        return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
+
+    def recorded(self, variable: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
+        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it."""
+        with torch.enable_grad():
+            variables = [variable(x) for x in self.variables]
+            return variables, self(*variables)
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_()
+
+
+def _alias(x: Tensor) -> Tensor:
+    """The same tensor, history and tangents included, to be differentiated by."""
+    return x.view_as(x)
+
+
+class _RecomputedFormula:
+    """One function, and the ways to differentiate it at the inputs of a call."""
+
+    def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool) -> None:
+        self.fn = fn
+        self.op = op
+        self.schema = schema
+        self.recompute = recompute
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        self.setup_with_keywords(ctx, inputs, {}, output)
+
+    def setup_with_keywords(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
+        tensors: list[Tensor] = []
+        args = [_without_tensors(value, tensors) for value in inputs]
+        kwargs = {name: _without_tensors(value, tensors) for name, value in keyword_only_inputs.items()}
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx._customops_again = NoTensors((args, kwargs, _compat.dispatch.transforms_active()))
+        if not (self.recompute or _compat.dispatch.transforms_active() or _compat.autograd.forward_ad_active()):
+            self._record(ctx, inputs, keyword_only_inputs)
+
+    def _record(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any) -> None:
+        """Run the function now, and keep its graph for a backward that is not differentiated itself."""
+        run = _Run(self.fn, list(inputs), dict(keyword_only_inputs))
+        self._choose(run, ctx.needs_input_grad)
+        variables, outputs = run.recorded(_leaf)
+        ends = [_End.of(x) if is_differentiable(x) else None for x in outputs]
+        starts = [(get_gradient_edge(x), _compat.autograd.metadata(x)) for x in variables]
+        ctx._customops_graph = NoTensors((ends, starts))
+
+    def _saved(self, ctx: Any) -> _Run:
+        args, kwargs, _ = ctx._customops_again
+        tensors = iter(ctx.saved_tensors)
+        return _Run(
+            self.fn,
+            [_with_tensors(value, tensors) for value in args],
+            {name: _with_tensors(value, tensors) for name, value in kwargs.items()},
+        )
+
+    def _choose(self, run: _Run, flags: Sequence[Any]) -> None:
+        """`flags` are for the positional arguments that were passed, then for tensors that are keyword-only."""
+        positional = len(run.args)
+        for i, flag in enumerate(flags):
+            if i < positional:
+                run.choose(run.args, i, flag)
+            else:
+                run.choose(run.kwargs, self.schema.operands[i].name, flag)
+
+    def backward(self, ctx: Any, *grads: Any) -> Any:
+        given = flat_items(grads)
+        graph = None if may_be_differentiated() else getattr(ctx, "_customops_graph", None)
+        found = iter(self._again(ctx, given) if graph is None else self._by_graph(graph, given))
+        return tuple(
+            [next(found) if each else None for each in flag]
+            if isinstance(flag, list)
+            else (next(found) if flag else None)
+            for flag in ctx.needs_input_grad
+        )
+
+    def _by_graph(self, graph: Any, grads: list[Any]) -> list[Any]:
+        ends, starts = graph
+        self._check(ends, grads)
+        pairs = [
+            (end.edge, grad) for end, grad in zip(ends, grads, strict=True) if end is not None and end.edge is not None
+        ]
+        found = _gradients(pairs, [edge for edge, _ in starts], retain_graph=_compat.autograd.keeps_graph())
+        return [materialize_zeros(grad, (*like, True)) for grad, (_, like) in zip(found, starts, strict=True)]
+
+    def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
+        run = self._saved(ctx)
+        self._choose(run, ctx.needs_input_grad)
+        *_, was_transformed = ctx._customops_again
+        if was_transformed or _compat.dispatch.transforms_active():  # a vjp may be called when its transform is over
+            wanted = [i for i, grad in enumerate(grads) if is_differentiable(grad)]
+
+            def of_variables(*variables: Tensor) -> tuple[Tensor, ...]:
+                outputs = run(*variables)
+                self._check(outputs, grads)
+                return tuple(outputs[i] for i in wanted)
+
+            _, pull_back, *_ = torch.func.vjp(of_variables, *run.variables)
+            return cast(Sequence[Any], pull_back(tuple(grads[i] for i in wanted)))
+        variables, outputs = run.recorded(_alias if may_be_differentiated() else _leaf)
+        self._check(outputs, grads)
+        pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if is_differentiable(x) and x.requires_grad]
+        found = _gradients(pairs, variables)
+        return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(variables, found, strict=True)]
+
+    def jvp(self, ctx: Any, *_tangents: Any) -> Any:
+        """The saved inputs carry their tangents, and torch's own operations take them along."""
+        run, results = self._saved(ctx), ctx._customops_results
+        wanted = [metadata is not None for metadata in flat_metadata(results)]
+        tangents = iter(_compat.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted))))
+        return tuple(
+            [None if item is None else next(tangents) for item in each]
+            if isinstance(each, list)
+            else (None if each is None else next(tangents))
+            for each in results
+        )
+
+    def _check(self, outputs: Sequence[Any], grads: list[Any]) -> None:
+        """The function has to return what the op does, for its gradient to be that of the op."""
+        if len(outputs) == len(grads) and all(
+            x is not None and x.shape == grad.shape and x.dtype == grad.dtype
+            for x, grad in zip(outputs, grads, strict=True)
+            if is_differentiable(grad)
+        ):
+            return
+        got, wanted = (
+            ", ".join(f"{list(x.shape)} {x.dtype}" if hasattr(x, "dtype") else type(x).__name__ for x in values)
+            for values in (outputs, grads)
+        )
+        raise AutogradError(
+            f"{name_of(self.fn)} does not return what the op does, so its gradient is not that of the op",
+            op=self.op,
+            expected=wanted,
+            got=got,
+            where=where(self.fn),
+        )
+
+
+class _End(NamedTuple):
+    """An output of the function: where its graph ends, if it has one."""
+
+    edge: Any
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, output: Tensor) -> _End:
+        return cls(get_gradient_edge(output) if output.requires_grad else None, output.shape, output.dtype)
+
+
+def _gradients(
+    pairs: list[tuple[Any, Tensor]], inputs: list[Any], *, retain_graph: bool | None = None
+) -> Sequence[Any]:
+    """The gradients of outputs that are given with theirs; None for an input that has no part in it."""
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    ends, grads = zip(*pairs, strict=True)
+    create_graph = torch.is_grad_enabled()
+    return torch.autograd.grad(
+        ends, inputs, grads, allow_unused=True, create_graph=create_graph, retain_graph=retain_graph
+    )
+
+
+class _Tensor:
+    """Stands for a tensor that was saved."""
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """`value` with its tensors taken out, to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Tensor
+    return [_without_tensors(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Undo `_without_tensors`."""
+    if value is _Tensor:
+        return next(tensors)
+    return [_with_tensors(item, tensors) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,339 @@
+"""Gradients: backward, jvp and setup_context, applied in a kernel at the Autograd key. See `node`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops._autograd import node
+from customops._autograd.inplace import attach_graph, captured_error
+from customops._autograd.layout import FlattenedCall, Layout, list_outputs, unflatten
+from customops._autograd.options import BackwardOptions, Formula, GradientOptions, mutated_names, mutated_values
+from customops._codegen import autograd
+from customops._codegen.function import source_of
+from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.operator import CurrentKernel, Definition
+from customops._dispatch.registrations import Slots, Undo, lock, nothing
+from customops._dispatch.results import mutated_results, tensors_in
+from customops._schema.differentiability import tensor_names
+from customops.errors import AutogradError, CallbackError, RegistrationError, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+class NodeRef:
+    """Holds the ``apply`` of the node for the current formula, once it was needed."""
+
+    __slots__ = ("apply", "explain")
+
+    def __init__(self, explain: Callable[[Exception], None]) -> None:
+        self.apply: Fn | None = None
+        #: Raises in the place of what applying it raised, if more can be said.
+        self.explain = explain
+
+
+class AutogradRule:
+    """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
+        self._node = NodeRef(self.explain)
+        self._current: ActiveFormulas | None = None
+
+    def install(self, definition: Definition) -> None:
+        self.definition = definition
+        self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
+
+    @property
+    def formulas(self) -> dict[str, Formula]:
+        return self._slots.values
+
+    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
+        self._refuse("register_autograd")
+        formula = self._formula(backward, setup_context, options, BackwardOptions)
+        formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
+        outputs = len(self.definition.schema.returns) + len(formula.grads_of)
+        bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
+        return self._slots.set("backward", formula)
+
+    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Undo:
+        self._refuse("register_jvp", is_view=self.definition.schema.is_view)
+        formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.definition.schema
+        tangents = (f"{argument.name}_tangent" for argument in schema.operands)
+        bind(jvp, str(self.definition.name), "jvp", "ctx", *tangents)
+        return self._slots.set("jvp", formula)
+
+    def _formula(self, fn: Fn, setup_context: Fn | None, options: GradientOptions, known: type) -> Formula:
+        """The formula with its options, if they are `known` ones and fit the op."""
+        schema, op = self.definition.schema, str(self.definition.name)
+        if unknown := options.keys() - known.__annotations__:
+            raise CallbackError(
+                f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
+                op=op,
+                expected=", ".join(["setup_context", "lib", *known.__annotations__]),
+                where=where(fn),
+            )
+        if setup_context is not None:
+            names = ["ctx", "inputs", "keyword_only_inputs", "output"]
+            if not schema.keyword_only:
+                names.remove("keyword_only_inputs")
+            bind(setup_context, op, "setup_context", **{name: name for name in names})
+        formula = Formula(
+            fn,
+            setup_context,
+            tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op),
+            originals=mutated_names(options.get("originals", ()), "originals", schema, op),
+            materialize_grads=options.get("materialize_grads", True),
+        )
+        grads_of = options.get("grads_of")
+        return formula._replace(grads_of=mutated_values(grads_of, formula, schema, op))
+
+    def _refuse(self, what: str, *, is_view: bool = False) -> None:
+        """Raise for an op that cannot have a formula of this kind."""
+        op, schema = str(self.definition.name), self.definition.schema
+        if torch.Tag.out in self.definition.tags:
+            raise RegistrationError(
+                "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
+            )
+        if not self.definition.differentiable.op:
+            raise RegistrationError(
+                f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
+            )
+        if not schema.is_differentiable or is_view:
+            raise RegistrationError(
+                "cannot register autograd on a non-functional operator: it returns a view in a way autograd has no "
+                "rule for, or it neither returns nor writes anything",
+                op=op,
+                got=str(schema),
+                fix="register the gradient on an op that returns new tensors, or writes to its arguments",
+            )
+
+    def _install_trampoline(self, key: str, apart: bool) -> Undo:
+        definition = self.definition
+        if key == "jvp" and definition.library is not None:
+            return nothing  # there is one, with the op
+        trampoline = autograd.autograd(
+            definition.schema,
+            definition.tags,
+            str(definition.name),
+            definition.when,
+            definition.differentiable.watched(definition.schema),
+            definition.direct.at_autograd,
+            self._make,
+        )
+        return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
+
+    def _make(self) -> tuple[Fn, NodeRef | None]:
+        return _general(self, self.definition), self._node if node.is_flat(self.definition.schema) else None
+
+    def _forget_node(self) -> None:
+        self._node.apply = self._current = None
+        definition = self.definition
+        definition.recompile()
+        definition.entry = _compat.libraries.entry_of(definition.overload)
+        followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
+        if followed:
+            written = [(i, a.name) for i, a in enumerate(definition.schema.operands) if a.name in followed]
+            definition.entry = _CaptureCheck(definition.entry, written, str(definition.name))
+
+    def current(self) -> ActiveFormulas:
+        """What holds for the formulas that are registered now."""
+        # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
+        current = self._current
+        if current is not None:
+            return current
+        with lock:
+            if self._current is None:
+                backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
+                self._current = ActiveFormulas(self.definition, backward, jvp)
+            return self._current
+
+    def sources(self) -> dict[str, str]:
+        """The source of the node, which runs where there is something to differentiate."""
+        function = self.function(self.current())
+        return {f"Autograd, {step}": source_of(getattr(function, step)) for step in ("forward", "backward")}
+
+    def explain(self, error: Exception) -> None:
+        """Raise, in the place of what torch says to a ctx that setup_context has filled, what names op and place."""
+        callback = next((f.setup_context for f in self.current().formulas if f is not None and f.setup_context), None)
+        for start, (problem, fix) in _OF_CONTEXT.items():
+            if callback is not None and str(error).startswith(start):
+                op = str(self.definition.name)
+                raise AutogradError(problem, op=op, got=str(error), where=where(callback), fix=fix) from None
+
+    def function(self, current: ActiveFormulas) -> Any:
+        """The node of an op, made when it is first differentiated."""
+        if current.function is None:
+            with lock:
+                if current.function is None:
+                    _check_agreement(str(self.definition.name), *current.formulas)
+                    current.function = node.make_node_class(self.definition, current.layout, *current.formulas)
+                    # Where something is ignored, the trampoline's own look at the arguments is not enough.
+                    if self._current is current and node.is_flat(self.definition.schema) and not current.ignores:
+                        self._node.apply = current.function.apply
+        return current.function
+
+
+#: How what torch says begins -> what was wrong, and what to do.
+_OF_CONTEXT = {
+    "save_for_backward can only save variables": (
+        "ctx.save_for_backward is for tensors",
+        "keep anything else as an attribute: ctx.k = k",
+    ),
+    "Some elements marked as dirty": (
+        "ctx.mark_dirty on a tensor that the op does not write by its schema",
+        "leave it out: mutates_args says what is written",
+    ),
+    "mark_dirty can only accept variables": (
+        "ctx.mark_dirty is for tensors",
+        "leave it out: mutates_args says what is written",
+    ),
+}
+
+
+class _CaptureCheck:
+    """Calls an op that writes what is differentiated, unless that would be lost.
+
+    torch refuses a write inside a transform to a tensor from outside, for ops whose name ends in ``_``; with others the
+    new value would be a constant to the transform. In a kernel that cannot be told any more.
+    """
+
+    def __init__(self, entry: Fn, written: list[tuple[int, str]], op: str) -> None:
+        self.entry, self.written, self.op = entry, written, op
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _compat.dispatch.transforms_active():
+            for i, name in self.written:
+                tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
+                if any(map(_compat.functorch.is_captured, tensors)):
+                    raise captured_error(name, self.op)
+        return self.entry(*args, **kwargs)
+
+
+class ActiveFormulas:
+    """What holds for the formulas of the moment."""
+
+    def __init__(self, definition: Definition, backward: Formula | None, jvp: Formula | None) -> None:
+        formulas = [formula for formula in (backward, jvp) if formula is not None]
+        self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
+        ignored = [
+            (i, argument)
+            for i, argument in enumerate(layout.inputs)
+            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_written
+        ]
+        #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
+        self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
+        self.formulas = backward, jvp
+        self.function: Any = None
+
+    def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments that matter."""
+        if not self.ignores:
+            return (*args, *kwargs.values())
+        values = [value for i, value in enumerate(args) if i not in self.ignores]
+        return (*values, *(value for name, value in kwargs.items() if name not in self.ignores))
+
+
+def _check_agreement(op: str, backward: Formula | None, jvp: Formula | None) -> None:
+    """Raise if the two formulas of an op do not have the same outputs: both are of one node."""
+    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
+        raise RegistrationError(
+            "register_autograd and register_jvp do not agree on which written arguments are differentiable",
+            op=op,
+            expected=f"grads_of={backward.grads_of}, as for backward",
+            got=f"grads_of={jvp.grads_of} for jvp",
+            fix="register both with the same grads_of= and nondiff_args=",
+        )
+
+
+_AS_THEY_ARE = nullcontext()
+
+
+def _modes_of_lower_levels(keyset: Any) -> Any:
+    """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
+
+    Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
+    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
+    """
+    if keyset.has(_compat.dispatch.DispatchKey.FuncTorchDynamicLayerBackMode):
+        return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
+    return _AS_THEY_ARE
+
+
+def _redispatch(definition: Definition, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        with _modes_of_lower_levels(keyset):
+            return definition.overload.redispatch(keyset & _compat.dispatch.after_autograd, *args, **kwargs)
+    except NotImplementedError as error:
+        definition.explain(error)
+        raise
+
+
+def _general(rule: AutogradRule, definition: Definition) -> Fn:
+    """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
+    overload, after = definition.overload, _compat.dispatch.after_autograd
+    schema, direct = definition.schema, definition.direct.at_autograd
+    is_out, converts_nothing = torch.Tag.out in definition.tags, node.converts_nothing(schema)
+    returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
+    returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
+    is_flat, any_requires_grad = node.is_flat(schema), autograd.any_requires_grad(schema)
+    written = mutated_results(schema, definition.tags)
+
+    def general(keyset: Any, cell: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if cell is None and keyset.raw_repr() not in direct:
+            cell = definition.find_direct(keyset)
+        current = rule.current()
+        watched = current.watched(args, kwargs)
+        may_have = _compat.autograd.forward_ad_active() or (
+            definition.direct.tangents_seen and _compat.autograd.tangents_may_hide()
+        )
+        has_tangents = may_have and _compat.autograd.any_tangent(watched)
+        if has_tangents and not definition.direct.tangents_seen:
+            definition.saw_tangents()
+        if torch.is_grad_enabled() and any_requires_grad(*watched):
+            if is_out:
+                raise _out_error(definition)
+        elif not has_tangents:
+            try:
+                # The operations of the kernel are not to take along tangents that the op ignores.
+                with _compat.dispatch.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
+                    result = overload.redispatch(keyset & after, *args, **kwargs)
+            except NotImplementedError as error:
+                definition.explain(error)
+                raise
+            return written(args, kwargs) if written is not None else result
+        fn = cell.direct if cell is not None and converts_nothing else None
+        fn = fn or functools.partial(_redispatch, definition, keyset)
+        try:
+            if is_flat:
+                return _compat.autograd.apply_function(rule.function(current), fn, *args)
+            call = FlattenedCall(fn, args, kwargs, tensors)
+            result = _compat.autograd.apply_function(
+                rule.function(current), call, *call.flatten(args, kwargs, current.layout)
+            )
+            if call.written:
+                attach_graph(call.written, [result[i] for i in call.new_values])
+        except (TypeError, RuntimeError) as error:
+            rule.explain(error)
+            raise
+        if not schema.returns:
+            return None
+        outputs = unflatten(result if isinstance(result, tuple) else (result,), call.output_lengths)
+        return outputs[0] if returns_one else outputs[:returns]
+
+    return _compat.dynamo.outside_dynamo(general)
+
+
+def _out_error(definition: Definition) -> AutogradError:
+    return AutogradError(
+        f"{definition.name.name}(): functions with out=... arguments don't support automatic differentiation, "
+        "but one of the arguments requires grad",
+        op=str(definition.name),
+        fix="call the functional op, or call this one under torch.no_grad()",
+    )

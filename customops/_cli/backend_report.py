@@ -1,0 +1,152 @@
+"""``python -m customops backend-report``: which ops a device runs itself, leaves to the CPU, or fails at."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from customops.backend.coverage import journal, opinfo, report
+from customops.backend.errors import BackendError
+
+#: Exit statuses, as for `check`.
+ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
+
+_STYLES = {"FAILED": "bold red", "fallback": "yellow", "both": "yellow", "native": "green"}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "backend-report",
+        help="list which ops a device runs itself, leaves to the CPU, or fails at",
+        description="Run MODULE, which registers a device (customops.backend), as a program, and list the ops it used. "
+        "With --opinfo, import it instead and run torch's own op tests on the device, against the CPU.",
+        epilog="Options of the program come last, after --: MODULE -- --epochs 3. "
+        "Exit status: 0 if nothing failed, 1 if something did, 2 if there is no MODULE, or no device in it.",
+    )
+    parser.add_argument("module", metavar="MODULE", help="a Python file, or the name of a module")
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the program; its options after --")
+    parser.add_argument("--opinfo", action="store_true", help="run torch's op tests; each op in a process of its own")
+    parser.add_argument(
+        "--dtype", action="append", metavar="DTYPE", help="with --opinfo: e.g. float32; may be repeated"
+    )
+    parser.add_argument(
+        "--op", action="append", metavar="PATTERN", help='with --opinfo: only ops of this name, e.g. "nn.*"'
+    )
+    parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op, 1 or more")
+    parser.add_argument("--forward-only", action="store_true", help="with --opinfo: no gradients")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to a file, too")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    _check_options(options, parser)
+    dtypes = [_dtype(name, parser) for name in options.dtype or ["float32"]]
+    console = Console(highlight=False, markup=False, emoji=False)
+    try:
+        return _op_tests(options, dtypes, console) if options.opinfo else _script(options, console)
+    except BackendError as error:
+        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
+            Text("error: ", style="bold red") + Text(str(error))
+        )
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return NOTHING_RUN
+
+
+def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """All that can be wrong before something runs, which may take an hour."""
+    only_opinfo = (options.dtype, options.op, options.samples is not None, options.forward_only)
+    if not options.opinfo and any(only_opinfo):
+        parser.error("--dtype, --op, --samples and --forward-only go with --opinfo")
+    if options.opinfo and options.arguments:
+        parser.error(f"{options.arguments[0]}: with --opinfo no program is run that could have arguments")
+    if options.samples is not None and options.samples < 1:
+        parser.error(f"--samples {options.samples}: at least 1")
+    if options.json is not None:
+        options.json = options.json.absolute()  # the program may go elsewhere
+        problem = _why_not_written(options.json)
+        if problem is not None:
+            parser.error(f"--json {options.json}: {problem}")
+
+
+def _why_not_written(path: Path) -> str | None:
+    if path.is_dir():
+        return "this is a directory"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
+
+
+def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        parser.error(f"--dtype {name}: torch has no such dtype")
+    return dtype
+
+
+def _script(options: argparse.Namespace, console: Console) -> int:
+    backend, record, error = report.run_script(options.module, options.arguments)
+    _print_ops(record, console)
+    if error is not None:
+        traceback.print_exception(error)
+        console.print(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
+    console.print(_summary(backend.name, record), soft_wrap=True)
+    if options.json:
+        options.json.write_text(report.as_json(record, []), encoding="utf-8")
+    return SOME_FAILED if error is not None or record.failed else ALL_PASSED
+
+
+def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], console: Console) -> int:
+    backend = report.load_device(options.module)
+    scores, record = [], journal.Journal()
+    for score in opinfo.run(
+        backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
+    ):
+        for line in report.scores_as_text([score]):
+            console.print(line, soft_wrap=True)
+        scores.append(score)
+        record.add(score.journal)
+    console.print()
+    if record.native or record.failed:  # all else is the CPU's
+        _print_ops(record, console)
+    failed = sum(len(score.failed) for score in scores)
+    console.print(f"{_summary(backend.name, record)}; {failed} of the op tests failed", soft_wrap=True)
+    if options.json:
+        options.json.write_text(report.as_json(record, scores), encoding="utf-8")
+    if not any(score.total for score in scores):
+        return NOTHING_RUN
+    return SOME_FAILED if any(score.failed for score in scores) else ALL_PASSED
+
+
+def _print_ops(record: journal.Journal, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("op", overflow="fold")
+    for column in ("native", "fallback"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for row in report.rows(record):
+        note = Text(row.status, _STYLES[row.status]) + Text(f" {row.error}" if row.error else "")
+        table.add_row(row.op, str(row.native or "-"), str(row.fallback or "-"), note)
+    console.print(table)
+    console.print()
+
+
+def _summary(name: str, record: journal.Journal) -> str:
+    statuses = [row.status for row in report.rows(record)]
+    words = {
+        "native": "native",
+        "both": "both native and on the CPU",
+        "fallback": "on the CPU only",
+        "FAILED": "failed",
+    }
+    parts = [f"{statuses.count(status)} {text}" for status, text in words.items()]
+    return f"{len(statuses)} ops on {name}: {', '.join(parts)}"

@@ -1,0 +1,23 @@
+"""The only package that touches private torch names: one module for each subsystem of torch that changes by itself.
+
+What is here was seen to exist on the torch versions that CI runs. What differs between versions is probed in the module
+of its subsystem, and the rest of the package calls a function that does the right thing on each:
+
+    _compat.dispatch.key_set("CPU")
+
+`late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
+`inductor`, `functionalization`. Importing these loads neither Dynamo nor inductor.
+"""
+
+from customops._compat import autograd as autograd
+from customops._compat import dispatch as dispatch
+from customops._compat import dynamo as dynamo
+from customops._compat import functionalization as functionalization
+from customops._compat import functorch as functorch
+from customops._compat import inductor as inductor
+from customops._compat import kernel_state as kernel_state
+from customops._compat import libraries as libraries
+from customops._compat import memory as memory
+from customops._compat import registries as registries
+from customops._compat import schemas as schemas
+from customops._compat import tracing as tracing

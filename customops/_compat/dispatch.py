@@ -1,0 +1,150 @@
+"""Dispatch keys and key sets, and the dispatch state of the current thread."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+DispatchKey: Any = _C.DispatchKey
+
+DispatchKeySet: Any = _C.DispatchKeySet
+
+#: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
+after_autograd: Any = _C._after_autograd_keyset
+
+after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
+
+#: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
+below_autograd: Any = _C._AutoDispatchBelowAutograd
+
+
+def device_key(device_type: str) -> str:
+    """Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows)."""
+    return cast(str, _C._dispatch_key_for_device(device_type))
+
+
+def is_device_type(text: str) -> bool:
+    try:
+        device_key(text)
+    except RuntimeError:
+        return False
+    return True
+
+
+def device_of_key(key: str) -> str | None:
+    """The device type of a dense backend: "CPU" -> "cpu"; None for other dispatch keys."""
+    if not hasattr(DispatchKey, f"Autograd{key}") or key in ("Other", "NestedTensor", "Meta"):
+        return None
+    return cast(str, _C._get_privateuse1_backend_name()) if key == "PrivateUse1" else key.lower()
+
+
+def devices_with_kernel(qualname: str) -> list[str]:
+    """The device types that an op has a kernel of their own for."""
+    return [device for key in count_kernels(qualname) if (device := device_of_key(key)) is not None]
+
+
+def is_dispatch_key(text: str) -> bool:
+    return bool(_C._parse_dispatch_key(text))
+
+
+def has_kernel(qualname: str, key: str) -> bool:
+    """Is a kernel registered at exactly this dispatch key?"""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
+
+
+def key_set(key: str) -> Any:
+    return DispatchKeySet(getattr(DispatchKey, key))
+
+
+#: The dispatch keys of a tensor, and those that are active in this thread whatever the tensors.
+keys_of: Callable[[torch.Tensor], Any] = _C._dispatch_keys
+
+included_keys: Callable[[], Any] = _C._dispatch_tls_local_include_set
+
+#: Is a dispatch key left out in this thread?
+is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
+
+
+is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
+
+
+def plain_backend(keyset: Any, *, writes: bool) -> str | None:
+    """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
+
+    Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
+    """
+    top = keyset.highestPriorityTypeId().name
+    backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
+    if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):
+        return None
+    plain = key_set(top) | key_set(backend.name)
+    return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
+
+
+def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
+    """The key of the device of a dense tensor without anything to it, in a thread in which nothing acts, or None.
+
+    And whether it counts versions: a tensor of inference mode does not, and is plain in inference mode alone; outside,
+    a kernel for it runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a
+    thread until autocast is on.
+    """
+    quiet = key_set("BackendSelect")
+    if included not in (quiet, quiet | key_set("ADInplaceOrView")):
+        return None, False
+    top = keys.highestPriorityTypeId().name
+    if top.startswith("Autocast"):
+        keys = keys.remove(getattr(DispatchKey, top))
+        top = keys.highestPriorityTypeId().name
+    if top.startswith("Autograd"):
+        return plain_backend(keys, writes=True), True
+    is_dense = hasattr(DispatchKey, f"Autograd{top}") and top not in ("Meta", "NestedTensor")
+    return top if is_dense and keys == key_set(top) and included == quiet else None, False
+
+
+def count_kernels(qualname: str) -> collections.Counter[str]:
+    """How many kernels are registered at each dispatch key, those included that others override."""
+    lines = _C._dispatch_dump(qualname).splitlines()
+    return collections.Counter(re.split(r"[\[ :]", line)[0] for line in lines if ": registered at " in line)
+
+
+#: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.
+exclude_keys: Any = _C._ExcludeDispatchKeyGuard
+
+
+def functionalizing() -> bool:  # what runs, by AOTAutograd
+    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
+def any_dispatch_mode() -> bool:
+    return bool(_C._len_torch_dispatch_stack() > 0)
+
+
+def computed_kernel(qualname: str, key: str) -> Any:
+    """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
+    return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)
+
+
+def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The autograd key at which the dispatcher enters an operator called with `tensors`, or None without one."""
+    keys = DispatchKeySet.from_raw_repr(0)
+    for tensor in tensors:
+        keys = keys | _C._dispatch_keys(tensor)
+    while (key := keys.highestPriorityTypeId()) != DispatchKey.Undefined:
+        if key.name.startswith("Autograd"):
+            return cast(str, key.name)
+        keys = keys.remove(key)
+    return None
+
+
+#: Is a functorch transform running?
+transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active

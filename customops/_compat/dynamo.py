@@ -1,0 +1,84 @@
+"""Dynamo: guards that recompile code when an op changes, and frames that it must not trace or name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.autograd.forward_ad
+import torch.utils.checkpoint
+from torch._ops import OpOverload
+
+from customops._compat.inductor import keep_calls_apart
+from customops._compat.late import when_imported
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def outside_dynamo(fn: _F) -> _F:
+    """Keep Dynamo from tracing the frames of `fn`, which C++ calls, and all frames below them.
+
+    Marks the code object, so one call serves every closure made from the same ``def``, and calls cost nothing. Where
+    torch cannot, the function is wrapped as `torch.compiler.disable` wraps it.
+    """
+    frames = _C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return cast(_F, torch.compiler.disable(fn))
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
+    return fn
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+#: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.
+generations: dict[str, int] = {}
+
+_numbers = itertools.count()
+
+
+def recompile(qualname: str) -> None:
+    """Let code that was compiled with an op be compiled anew when it is next called."""
+    if qualname in generations:  # else none was
+        generations[qualname] = next(_numbers)
+
+
+def traced(overload: OpOverload, qualname: str) -> None:
+    """To be called where the fake of an op runs. If a compiler runs it, its guards learn of the op's generation."""
+    if torch._guards.TracingContext.try_get() is None:
+        return
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        keep_calls_apart(overload)
+    guards = importlib.import_module("torch._dynamo.guards")
+    sources = importlib.import_module("torch._dynamo.source")
+    module = sources.AttrSource(sources.AttrSource(sources.ImportSource("customops"), "_compat"), "dynamo")
+    source = sources.DictGetItemSource(sources.AttrSource(module, "generations"), qualname)
+    generations.setdefault(qualname, next(_numbers))
+    guards.install_guard(source.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+
+
+#: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
+hidden_files = {str(path) for path in _PACKAGE.rglob("*.py")}
+
+
+def _hide_frames(module: Any) -> None:
+    """The line that a graph, a guard or an error names is the user's, not the one in this package that it called."""
+    module.uninteresting_files = functools.partial(_with_hidden_files, module.uninteresting_files)
+
+
+def _with_hidden_files(original: Callable[[], set[str]]) -> set[str]:
+    return original() | hidden_files
+
+
+for _name in ("torch._dynamo.guards", "torch._dynamo.output_graph"):  # the latter has a name of its own for it
+    when_imported(_name, _hide_frames)

@@ -1,0 +1,185 @@
+"""torch.library.Library: defining, registering, looking up, and removing without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._ops import _refresh_packet
+from torch.library import Library as Library
+
+from customops._compat.dispatch import has_kernel
+from customops._compat.late import followed as followed
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
+    """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
+    if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
+        return None
+    return overload_of(qualname, overload)
+
+
+def name_of_overload(overload: OpOverload) -> str:
+    return overload._name
+
+
+def overload_of(qualname: str, overload: str = "") -> OpOverload:
+    """The OpOverload of an op that is defined."""
+    namespace, name = qualname.split("::")
+    return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
+
+
+def entry_of(overload: OpOverload) -> Callable[..., Any]:
+    """The C++ function behind an OpOverload."""
+    return overload._op
+
+
+def watch_registrations(changed: Callable[[str | None], object]) -> None:
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library, and ``changed(None)`` when
+    a shared library was loaded, whatever it may have registered.
+
+    torch has no hook for it, so two methods are wrapped. What C++ code registers when Python imports it as a module
+    goes unseen.
+    """
+    Library.impl = followed(  # type: ignore[method-assign]
+        Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
+    )
+    ops: Any = type(torch.ops)
+    ops.load_library = followed(ops.load_library, lambda *_, **__: changed(None))
+
+
+def name_in(library: Library, op: str | OpOverload) -> str:
+    name = (op if isinstance(op, str) else op._name).removesuffix(".default")
+    return name if "::" in name else f"{library.ns}::{name}"
+
+
+def on_library_destroyed(library: Library, callback: Callable[[], object]) -> None:
+    """Call `callback` when `library` is destroyed, by whoever does it (torch's own redefinition too)."""
+    handle: Any = types.SimpleNamespace(destroy=callback)
+    library._registration_handles.append(handle)
+
+
+def library_alive(library: Library) -> bool:
+    return library.m is not None
+
+
+def destroy_library(library: Library) -> None:
+    if library.m is not None:
+        library._destroy()
+    # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
+    torch.library._clear_torch_ops_cache(library._op_defs)
+    torch.library._defs.difference_update(library._op_defs)
+    library._op_defs.clear()
+    library._op_impls.clear()
+
+
+def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
+    """Make `kernel` (or none) the Python function that torch remembers for an op and a key.
+
+    Beside the dispatcher's own table torch keeps the last Python function given for each op and key, and calls it
+    while a dispatch mode is active. It is not taken back when its library is destroyed: then the wrong kernel runs, and
+    all that the function refers to stays alive. Only another function takes its place.
+    """
+    library = Library(namespace, "FRAGMENT")
+    fn, with_keyset = kernel or (_gone, False)
+    with _overriding_quietly():
+        library.m.impl(name, key, fn, with_keyset)  # type: ignore[union-attr]
+    library._destroy()
+
+
+def _gone(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "a kernel was taken back; under a dispatch mode torch cannot find the one of another library below"
+    )
+
+
+def install_view_fallback(library: Library, name: str) -> None:
+    """Make outputs of a view op true views of their input (torch's own ADInplaceOrView kernel)."""
+    library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
+
+
+def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
+    """Install a kernel, in the place of one that is there."""
+    is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
+    if is_new or not has_kernel(f"{library.ns}::{name}", key):
+        library.impl(name, fn, key, with_keyset=with_keyset)
+        return
+    with _overriding_quietly():
+        library.impl(name, fn, key, with_keyset=with_keyset)
+
+
+@contextlib.contextmanager
+def _overriding_quietly() -> Iterator[None]:
+    """Overriding is what the caller asked for; torch mentions it, once per process for all operators."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        yield
+
+
+def forget_dispatch(overload: OpOverload) -> None:
+    """Drop what an overload remembers of which kernel a key leads to: kernels came or went.
+
+    torch keeps it for calls under modes, and does not drop it where a library is destroyed.
+    """
+    overload._dispatch_cache.clear()
+
+
+def retire_overload(overload: OpOverload, error: Exception) -> None:
+    """Make a handle to a removed op raise: the dispatcher's own would read freed memory (a segfault on 2.13)."""
+    dead = _Retired(error)
+    overload._op = dead
+    overload._op_dk = dead
+    overload.__dict__["_handle"] = dead
+    packet = overload._overloadpacket
+    packet.__dict__.pop(overload._overloadname, None)
+    qualname = packet._qualified_op_name
+    if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
+        _refresh_packet(packet)
+        namespace, name = qualname.split("::")
+        setattr(getattr(torch.ops, namespace), name, packet)
+    else:
+        packet._op = dead
+
+
+class _Retired:
+    """Stands where a removed op's C++ handle was: calling it, or any of its methods, raises."""
+
+    __module__ = "torch.ops"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+    def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+
+def namespace_exists(namespace: str) -> bool:  # torch makes ``torch.ops.<namespace>`` on first look
+    return namespace in vars(torch.ops)
+
+
+def forget_namespace(namespace: str) -> None:
+    """Undo that look."""
+    vars(torch.ops).pop(namespace, None)
+    if namespace in torch.ops._dir:
+        torch.ops._dir.remove(namespace)
+
+
+def forget_signature(qualname: str, overload: str) -> None:
+    """Drop FX's cached Python signature of a removed op: the next op of that name has its own."""
+    cache = importlib.import_module("torch.fx.operator_schemas")._SCHEMA_TO_SIGNATURE_CACHE
+    cache.pop((qualname, overload), None)

@@ -1,0 +1,117 @@
+"""Schemas: torch's parser, the enums and special types in them, and the names an op may have."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad
+from torch._library import opaque_object as _opaque
+from torch._ops import OpOverload as OpOverload
+from torch._ops import _OpNamespace
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+#: Parses ``name(args) -> returns`` (RuntimeError on bad text).
+parse_schema: Callable[[str], Any] = _C.parse_schema
+
+
+@functools.cache
+def _dtypes_by_number() -> dict[int, torch.dtype]:
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    schemas = {dtype: f"f(ScalarType x={str(dtype).removeprefix('torch.')}) -> ()" for dtype in dtypes}
+    return {_C.parse_schema(text).arguments[0].default_value: dtype for dtype, text in schemas.items()}
+
+
+def dtype_from_number(number: int) -> torch.dtype:
+    """The dtype behind the number by which schemas hold it (6 -> torch.float32)."""
+    return _dtypes_by_number()[number]
+
+
+#: In the order of c10::Layout and c10::MemoryFormat.
+_ENUMS = {
+    "Layout": "strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged".split(),
+    "MemoryFormat": "contiguous_format preserve_format channels_last channels_last_3d".split(),
+}
+
+
+def enum_from_number(type_: str, number: int) -> Any:
+    """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
+    return getattr(torch, _ENUMS[type_][number])
+
+
+def enum_to_number(value: torch.layout | torch.memory_format) -> int:
+    names = _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"]
+    return names.index(str(value).removeprefix("torch."))
+
+
+def is_word_of_schema(part: str) -> bool:
+    """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
+    try:
+        _C.parse_schema(f"{part or 'op'}() -> ()")
+    except RuntimeError:
+        return False
+    return True
+
+
+def taken_by_torch(name: tuple[str, str, str]) -> str | None:
+    """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
+    namespace, op, overload = name
+    of_namespaces, of_packets = _attributes_in_ops()
+    found = inspect.getattr_static(torch.ops, namespace, None)
+    if found is not None and not isinstance(found, _OpNamespace):
+        return f"torch.ops.{namespace}"
+    if op in of_namespaces:
+        return f"torch.ops.{namespace}.{op}"
+    return f"torch.ops.{namespace}.{op}.{overload}" if overload in of_packets else None
+
+
+@functools.cache
+def _attributes_in_ops() -> tuple[frozenset[str], frozenset[str]]:
+    """Names that each namespace, and each packet of overloads, has as attributes of its own."""
+    namespace, packet = _OpNamespace("_"), torch.ops.aten.sin
+    of_packet = {*dir(type(packet)), *vars(packet)}.difference(packet.overloads())
+    return frozenset({*dir(type(namespace)), *vars(namespace)}), frozenset(of_packet)
+
+
+def defined_at(qualname: str) -> str:
+    """``file:line`` of the registration that defined an op, as the dispatcher remembers it."""
+    for line in _C._dispatch_dump(qualname).splitlines():
+        if line.startswith("debug: "):
+            return cast(str, line.removeprefix("debug: registered at "))
+    return "<unknown>"
+
+
+def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
+    """The schema name of a class made known through torch's `register_opaque_type`, or None."""
+    if not isinstance(annotation, type):  # torch logs a warning for anything else
+        return None
+    newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
+    known = getattr(_opaque, newer, None) or getattr(_opaque, older)
+    info = _opaque._resolve_opaque_type_info(annotation) if known(annotation) else None
+    return info.class_name if info is not None else None
+
+
+#: The older names log a deprecation on 2.15, the newer ones are not on 2.13.
+_OPAQUE_PREDICATES = {
+    "parameter": ("is_custom_class", "is_opaque_type"),
+    "return": ("is_opaque_symbolic_type", "is_opaque_reference_type"),
+}
+
+
+def group_name_type() -> Any | None:
+    """torch.distributed's GroupName, or None where torch was built without distributed."""
+    if not torch.distributed.is_available():
+        return None
+    return importlib.import_module("torch.distributed.distributed_c10d").GroupName
+
+
+def schema_of(op: OpOverload) -> Any:
+    return op._schema

@@ -1,0 +1,62 @@
+"""Fake tensors, pytrees and AOTAutograd, as the checks use them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch.autograd.forward_ad
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+_fake_tensor: Any = torch._subclasses.fake_tensor
+
+#: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
+NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
+
+NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
+
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
+tree_flatten = torch.utils._pytree.tree_flatten
+
+tree_unflatten = torch.utils._pytree.tree_unflatten
+
+tree_leaves = torch.utils._pytree.tree_leaves
+
+
+def needs_data(error: BaseException) -> bool:
+    """Was something asked of a fake tensor that only data can tell?"""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    kinds = (
+        _fake_tensor.DataDependentOutputException,
+        _fake_tensor.DynamicOutputShapeException,
+        symbolic_shapes.GuardOnDataDependentSymNode,
+    )
+    return isinstance(error, kinds)
+
+
+def fake_mode() -> Any:
+    """A FakeTensorMode in which sizes that depend on data may be made up."""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
+
+
+def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced."""
+    aot = importlib.import_module("torch._functorch.aot_autograd")  # torch's AOT stack, with dynamo
+    partitioners = importlib.import_module("torch._functorch.partitioners")
+    return aot.aot_function(  # type: ignore[no-any-return]
+        fn,
+        fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
+        partition_fn=partitioners.min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        dynamic=dynamic,
+    )
+
+
+def ignoring_aliases() -> Any:
+    """Context manager: AOTAutograd does not look for undeclared aliases (else it warns, and raises where CI is set)."""
+    return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)

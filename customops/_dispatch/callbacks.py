@@ -1,0 +1,202 @@
+"""Callbacks of the user: do they take the op's arguments, and with which defaults are they called?"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops._schema.model import Argument, Schema
+from customops.errors import CallbackError, RegistrationError, brief, name_of, user_stacklevel, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+Fn = Callable[..., Any]
+
+#: Puts defaults in: ``(args, kwargs) -> (args, kwargs)``.
+Fill = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
+    """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
+    signature = _own_signature(fn, op, role)
+    try:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallbackError(
+            f"the {role} does not fit the operator: {error}",
+            op=op,
+            expected=f"callable as {name_of(fn)}({', '.join([*args, *(f'{key}={key}' for key in kwargs)])})",
+            got=f"{name_of(fn)}{signature}",
+            where=where(fn),
+        ) from error
+
+
+def _own_signature(fn: Fn, op: str, role: str) -> inspect.Signature | None:
+    """The parameters of `fn` itself: what it wraps need not be called with the same. None if they cannot be known."""
+    if not callable(fn):
+        raise CallbackError(f"the {role} must be callable", op=op, got=brief(fn))
+    try:
+        return inspect.signature(fn, follow_wrapped=False)
+    except (ValueError, TypeError):
+        return None  # built-in callables tell nothing about themselves
+
+
+def bind_kernel(fn: Fn, schema: Schema, op: str, role: str, /, *before: str, warn: bool = False) -> Fn:
+    """`fn`, to be called with every argument: positional ones by position, keyword-only ones by name.
+
+    It may leave out arguments with a default, as where the dispatcher calls it: see `Shorter`. With `warn`, its author
+    is told. Arguments called `before` come before those of the op.
+
+    Raises:
+        CallbackError: it cannot be called so.
+    """
+    positional = [argument.name for argument in schema.positional]
+    if not schema.keyword_only and _has_parameters(fn, (*before, *positional)):
+        return fn
+    signature = _own_signature(fn, op, role)
+    left_out = _left_out(signature, schema, before) if signature is not None else ()
+    if left_out:
+        shorter = WithoutDefaults(fn, schema, op, role, left_out)
+        if warn:
+            warnings.warn(shorter.warning(), UserWarning, stacklevel=user_stacklevel())
+        return shorter
+    bind(fn, op, role, *before, *positional, **{argument.name: argument.name for argument in schema.keyword_only})
+    return fn
+
+
+def _has_parameters(fn: Fn, names: tuple[str, ...]) -> bool:
+    """Is `fn` a plain function with just these parameters? (Of most it is known without a signature, which is slow.)"""
+    if type(fn) is not types.FunctionType or hasattr(fn, "__signature__"):
+        return False
+    code = fn.__code__
+    varied = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not varied and not code.co_kwonlyargcount and code.co_varnames[: code.co_argcount] == names
+
+
+def _left_out(signature: inspect.Signature, schema: Schema, before: tuple[str, ...]) -> tuple[Argument, ...]:
+    """The fewest arguments with a default without which a function of this signature can be called."""
+    parameters = signature.parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [a for a in schema.keyword_only if a.has_default and not (takes_any or a.name in parameters)]
+    named = {a.name: a.name for a in schema.keyword_only if a not in unknown}
+    positional = list(schema.positional)
+    while True:
+        try:
+            signature.bind(*before, *(argument.name for argument in positional), **named)
+        except TypeError:
+            if not (positional and positional.pop().has_default):
+                return ()
+        else:
+            return (*schema.positional[len(positional) :], *unknown)
+
+
+class WithoutDefaults:
+    """A callback that has no parameter for some arguments with a default: it is called without them.
+
+    That is how the dispatcher calls it, too, which does not pass what equals its default. With another value the
+    call would do what the caller did not ask for, so it raises.
+    """
+
+    def __init__(self, fn: Fn, schema: Schema, op: str, role: str, left_out: tuple[Argument, ...]) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.fn, self.op, self.role, self.left_out = fn, op, role, left_out
+        self.positional = sum(1 for argument in schema.positional if argument not in left_out)
+        self.missing = {argument.name for argument in left_out}
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.shorten(args, kwargs)
+        return self.fn(*args, **kwargs)
+
+    def shorten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that `fn` takes, out of all."""
+        for argument, value in zip(self.left_out, args[self.positional :], strict=False):
+            self._must_be_default(argument, value)
+        for argument in self.left_out:
+            if argument.kwarg_only:
+                self._must_be_default(argument, kwargs[argument.name])
+        return args[: self.positional], {name: value for name, value in kwargs.items() if name not in self.missing}
+
+    def _must_be_default(self, argument: Argument, value: Any) -> None:
+        if not _equal(value, argument.default):
+            raise RegistrationError(  # Dynamo hides a TypeError
+                f"the {self.role} has no parameter for an argument that was given",
+                op=self.op,
+                argument=argument.name,
+                expected=f"the default, {argument.default!r}",
+                got=repr(value),
+                where=where(self.fn),
+                fix=f"add the parameter {argument.name} to {name_of(self.fn)}",
+            )
+
+    def warning(self) -> str:
+        names = ", ".join(argument.name for argument in self.left_out)
+        return (
+            f"{self.op}: the {self.role} {where(self.fn)} has no parameter for {names}. It is called without, "
+            "and a call in which that is not the default raises."
+        )
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Is `value` what the dispatcher would leave out?"""
+    if isinstance(default, tuple):
+        return isinstance(value, (list, tuple)) and len(value) == len(default) and all(map(_equal, value, default))
+    if value is default or isinstance(value, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value is default
+    return bool(value == default or (value != value and default != default))  # the latter is NaN
+
+
+def filler(schema: Schema) -> Fill | None:
+    """A function that puts defaults back, or None for an op without any.
+
+    The dispatcher drops trailing arguments that equal their default, and hands the rest over. Callbacks always get
+    them all, in the Python form in which the op's author wrote them.
+    """
+    if not any(argument.has_default for argument in schema.arguments):
+        return None
+    defaults = tuple(argument.default for argument in schema.positional)
+    keyword_only = schema.keyword_only
+    altered = [(i, a) for i, a in enumerate(schema.positional) if is_altered(a)]
+    has_lists = any(isinstance(default, tuple) for default in defaults)
+    if not (keyword_only or altered or has_lists):
+        return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
+
+    def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        filled = [*args, *map(_fresh, defaults[len(args) :])]
+        for i, argument in altered:
+            filled[i] = in_python_form(argument, filled[i])
+        named = {
+            a.name: in_python_form(a, kwargs[a.name]) if a.name in kwargs else _fresh(a.default) for a in keyword_only
+        }
+        return tuple(filled), named
+
+    return fill
+
+
+def is_altered(argument: Argument) -> bool:
+    """Does the dispatcher hold the default in another form than the op's author wrote it?"""
+    return argument.default_is_none_in_text or (
+        argument.type.startswith("Device") and isinstance(argument.default, (str, torch.device))
+    )
+
+
+def in_python_form(argument: Argument, value: Any) -> Any:
+    """`value` as the dispatcher handed it over; the default, if it stands for that, as its author wrote it."""
+    if not is_altered(argument):
+        return value
+    if argument.default_is_none_in_text:
+        return _fresh(argument.default) if value is None else value
+    return argument.default if value is not None and torch.device(value) == torch.device(argument.default) else value
+
+
+def _fresh(default: Any) -> Any:
+    """A list default is a new list in each call, as lists that the dispatcher passes are."""
+    return list(default) if isinstance(default, tuple) else default

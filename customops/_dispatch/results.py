@@ -1,0 +1,212 @@
+"""Results of kernels and fakes: what they must be, and the errors that say what they are instead."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._dispatch.callbacks import Fn
+from customops._schema.model import Argument, Return, Schema
+from customops.errors import AliasError, DefinitionError, KernelError, brief, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
+CheckPolicy = Literal["always", "first", "never"]
+
+
+def check_policy(given: Any, op: str) -> CheckPolicy:
+    """What ``check=`` and the environment say together. The environment is for who runs a program, so it decides."""
+    value = os.environ.get("CUSTOMOPS_CHECK") or ("always" if given is None else given)
+    if value not in get_args(CheckPolicy):
+        source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
+        raise DefinitionError(
+            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=brief(value)
+        )
+    return cast(CheckPolicy, value)
+
+
+#: Checks the result of a callback: ``(result, callback) -> result``.
+ResultCheck = Callable[[Any, Fn], Any]
+
+
+def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
+    """Does a result have the number and types of returns that the schema says? (`role`: "kernel" or "fake impl")"""
+    returns = schema.returns
+
+    def structure(result: Any, fn: Fn) -> Any:
+        if len(returns) > 1 and isinstance(result, (list, tuple)):
+            result = tuple(result)  # also of a named one
+        if not _fits(result, returns):
+            raise misfit(op, role, fn, returns, result)
+        return result
+
+    return structure
+
+
+def _fits(result: Any, returns: tuple[Return, ...]) -> bool:
+    if len(returns) == 0:
+        return result is None
+    if len(returns) == 1:
+        return _fits_type(result, returns[0].type)
+    return (
+        isinstance(result, tuple)
+        and len(result) == len(returns)
+        and all(_fits_type(item, ret.type) for item, ret in zip(result, returns, strict=True))
+    )
+
+
+def _fits_type(value: Any, type_: str) -> bool:
+    if type_ == "Tensor":
+        return isinstance(value, Tensor)
+    if type_.endswith("?"):
+        return value is None or _fits_type(value, type_[:-1])
+    if type_.endswith("[]"):
+        return isinstance(value, (list, tuple)) and all(_fits_type(item, type_[:-2]) for item in value)
+    if type_.startswith("("):
+        items = type_[1:-1].split(", ")
+        return isinstance(value, tuple) and len(value) == len(items) and all(map(_fits_type, value, items))
+    accepted = _NUMBERS.get(type_)
+    return accepted is None or isinstance(value, accepted)  # types without a row are torch's to judge
+
+
+_NUMBERS: dict[str, tuple[type, ...]] = {
+    "SymInt": (numbers.Integral, torch.SymInt),
+    "int": (numbers.Integral, torch.SymInt),
+    "float": (numbers.Real, torch.SymFloat, torch.SymInt),
+    "bool": (bool, torch.SymBool),
+    "Scalar": (numbers.Integral, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool),
+}
+
+
+def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
+    """The error for a result that does not have the schema's types."""
+    expected = ", ".join(str(ret) for ret in returns) or "None"
+    return KernelError(
+        f"the {role} returned something that does not fit the schema",
+        op=op,
+        expected=expected if len(returns) < 2 else f"a tuple ({expected})",
+        got=_describe(result),
+        where=where(fn),
+        fix=_fix(result, returns),
+    )
+
+
+def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
+    if result is None:
+        return "return the result; if the op only mutates its inputs, annotate it with -> None"
+    if type(result).__module__ == "numpy":
+        return "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
+    if isinstance(result, tuple) and len(returns) == 1:
+        return "return the value itself, or annotate the return as a tuple"
+    return None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(_describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
+        return f"{type(value).__name__} of {len(value)} ({items})"
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    name = type(value).__qualname__
+    return name if module in ("builtins", "torch") else f"{module}.{name}"
+
+
+def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
+    """``f(args, kwargs)``: what an in-place or out op returns, which is what it was given to write to.
+
+    Under functionalization what comes back from below is another tensor, and a compiler would not know that both are
+    the same memory.
+    """
+    if torch.Tag.inplace in tags:
+        return lambda args, kwargs: args[0]
+    if torch.Tag.out not in tags:
+        return None
+    names = [argument.name for argument in schema.mutated]
+    if len(names) == 1:
+        return lambda args, kwargs: kwargs[names[0]]
+    return lambda args, kwargs: tuple(kwargs[name] for name in names)
+
+
+def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
+    """The error for a kernel (or fake impl) that returned something else than what it was to write to."""
+    first = schema.positional[0].name
+    return KernelError(
+        f"a {role} of an op with torch.Tag.inplace must return its first argument",
+        op=op,
+        argument=first,
+        expected=f"{first} itself",
+        got=_describe(result),
+        where=where(fn),
+        fix=f"write into {first} and end with `return {first}`",
+    )
+
+
+def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
+    """The same for out arguments."""
+    names = ", ".join(argument.name for argument in schema.mutated)
+    return KernelError(
+        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
+        op=op,
+        expected=names,
+        got=_describe(result),
+        where=where(fn),
+        fix=f"write into {names} and end with `return {names}`",
+    )
+
+
+def alias_error(
+    schema: Schema, op: str, result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AliasError:
+    """The error for a result that shares memory: which return, and with what."""
+    inputs = list(_named_tensors(schema, args, kwargs))
+    outputs = list(_named_results(schema, result))
+    for i, (label, output) in enumerate(outputs):
+        for name, tensor in [*inputs, *outputs[:i]]:
+            if tensor is output or _compat.memory.outputs_share_memory((tensor,), (output,)):
+                relation = "is" if tensor is output else "shares memory with"
+                return AliasError(
+                    f"{label} {relation} {name}; an output may not alias an input or another output",
+                    op=op,
+                    argument=name.removeprefix("argument ").replace("'", ""),
+                    where=where(fn),
+                    fix="return a copy (.clone()), or declare the alias: an in-place op (torch.Tag.inplace), an out op "
+                    "(torch.Tag.out), or a view with schema=",
+                )
+    return AliasError("an output may not alias an input or another output", op=op, where=where(fn))
+
+
+def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
+    values += [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
+    for argument, value in values:
+        yield from _labelled(f"argument {argument.name!r}", value)
+
+
+def _named_results(schema: Schema, result: Any) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(result, tuple) or len(schema.returns) == 1:
+        yield from _labelled("the return", result)
+        return
+    for i, value in enumerate(result):
+        yield from _labelled(f"return {i}", value)
+
+
+def _labelled(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield label, value
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among `values`, and those in lists among them."""
+    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    return [item for item in flat if isinstance(item, Tensor)]

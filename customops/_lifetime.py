@@ -1,0 +1,44 @@
+"""Who owns an op and its registrations, and the scopes that end them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+from customops._compat.libraries import Library
+from customops._dispatch.registrations import Undo
+from customops.errors import UnregisteredError
+
+
+class Owner(Protocol):
+    """What an op tells whoever owns it: a `Registry`."""
+
+    def _record(self, undo: Undo) -> None:
+        """Something was registered on an op; `undo` unregisters it."""
+
+    def _remove(self, op: Any) -> None:
+        """Remove an op, or raise UnregisteredError if it is not there any more."""
+
+    def _drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
+        """Remove an op if it is there; was it? Calling it raises `error` from then on."""
+
+    def _restore(self, op: Any) -> None:
+        """Put a removed op back, with the rules it had."""
+
+    def _library_destroyed(self, op: Any, library: Library) -> None:
+        """The library of an op was destroyed, by whomever."""
+
+    def _reduce(self, qualname: str) -> tuple[Any, ...]:
+        """How an op is pickled."""
+
+
+class Scope(NamedTuple):
+    """An open `Registry.scope`."""
+
+    owner: Owner
+    undos: ExitStack  # newest first, all of them even if one raises
+
+
+#: The open scopes of this thread or task, outermost first.
+scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())

@@ -1,0 +1,92 @@
+"""Which arguments and returns of an op have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from customops._schema.model import Argument, Schema
+from customops.errors import DefinitionError, brief
+
+#: One argument, or several.
+Names = str | Iterable[str]
+
+
+class Differentiable(NamedTuple):
+    """What of an op is differentiable, whatever its formula."""
+
+    #: A flag for each return; none at all: every one is.
+    returns: tuple[bool, ...] = ()
+    #: Tensors that have no gradient.
+    nondiff_args: frozenset[str] = frozenset()
+    #: Is anything?
+    op: bool = True
+
+    @classmethod
+    def of(cls, given: bool | Sequence[bool], nondiff_args: Names, schema: Schema, op: str) -> Differentiable:
+        """``differentiable=`` and ``nondiff_args=`` of an op.
+
+        Raises:
+            DefinitionError: there is not one flag for each return, or an argument that has no gradient anyway.
+        """
+        if given is True and not nondiff_args:
+            return ALL
+        flags: Any = (given,) * len(schema.returns) if isinstance(given, bool) else given
+        if not isinstance(flags, (tuple, list)) or [type(flag) for flag in flags] != [bool] * len(schema.returns):
+            raise DefinitionError(
+                "differentiable= is True, False, or one of them for each return",
+                op=op,
+                expected=f"{len(schema.returns)} flags, for {schema}",
+                got=brief(given),
+            )
+        nondiff = tensor_names(nondiff_args, "nondiff_args", schema, op)
+        return cls(tuple(flags), nondiff, given is True or True in flags)
+
+    def watched(self, schema: Schema) -> tuple[Argument, ...]:
+        """The arguments that, if they require grad, make a call one to be differentiated. A write always matters."""
+        tensors = (argument for argument in schema.arguments if argument.holds_tensors)
+        return tuple(a for a in tensors if a.is_written or (self.op and a.name not in self.nondiff_args))
+
+
+#: Of an op that says nothing of it.
+ALL = Differentiable()
+
+
+def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
+    """The names that an option holds, read once: it may be an iterator.
+
+    Raises:
+        DefinitionError: it holds something else.
+    """
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise DefinitionError(
+            f"{what}= holds names of arguments", op=op, got=brief(given), fix=f'e.g. {what}="x" or {what}=("x", "y")'
+        )
+    return names
+
+
+def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
+    """The names of tensor arguments that an option holds.
+
+    Raises:
+        DefinitionError: an argument of that name is not there, or holds no tensors.
+    """
+    names = frozenset(names_in(given, what, op))
+    tensors = [argument.name for argument in schema.arguments if argument.holds_tensors]
+    for name in names:
+        if name not in tensors:
+            raise DefinitionError(
+                f"{what}= names an argument that is no tensor of the op",
+                op=op,
+                expected=f"some of {', '.join(tensors)}",
+                got=brief(name),
+            )
+    return names
+
+
+def is_differentiable(value: Any) -> bool:
+    """A tensor of a dtype that has gradients."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

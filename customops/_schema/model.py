@@ -1,0 +1,168 @@
+"""The model of a schema: arguments, returns, aliases. See `parse` for the text, `infer` for type hints."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from customops._schema.defaults import default_text
+
+
+class _Required(Enum):
+    REQUIRED = "required"
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+#: Stands for "no default".
+REQUIRED: Final = _Required.REQUIRED
+
+ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Alias sets of an argument or return: ``Tensor(a|b!)`` has sets {a, b} and is written."""
+
+    sets: frozenset[str]
+    write: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Alias:
+        before = text.split("->")[0]
+        return cls(frozenset(name.strip(" !") for name in before.split("|")), "!" in text)
+
+    def __str__(self) -> str:
+        return "|".join(sorted(self.sets)) + ("!" if self.write else "")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What arguments and returns share: a type without its alias annotation (``Tensor?[]``), and the alias."""
+
+    type: str
+    alias: Alias | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.type in ("Tensor", "Tensor?")
+
+    @property
+    def is_tensor_list(self) -> bool:
+        return self.type.startswith(("Tensor[", "Tensor?["))
+
+    @property
+    def holds_tensors(self) -> bool:
+        return self.is_tensor or self.is_tensor_list
+
+    @property
+    def is_written(self) -> bool:
+        return self.alias is not None and self.alias.write
+
+    @property
+    def type_text(self) -> str:
+        if self.alias is None:
+            return self.type
+        return self.type.replace("Tensor", f"Tensor({self.alias})", 1)
+
+
+@dataclass(frozen=True)
+class Argument(Typed):
+    """One argument. `default` is the Python value a kernel receives when the caller omits the argument."""
+
+    name: str = ""
+    default: Any = REQUIRED
+    kwarg_only: bool = False
+    #: The default cannot be written in schema text (inf, nan, a list of floats with one ...), so the text says
+    #: ``None`` and the call path puts `default` in its place.
+    default_is_none_in_text: bool = False
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not REQUIRED
+
+    def __str__(self) -> str:
+        text = f"{self.type_text} {self.name}"
+        if not self.has_default:
+            return text
+        if self.default_is_none_in_text:
+            return f"{text}=None"
+        return f"{text}={default_text(self.type, self.default)}"
+
+
+@dataclass(frozen=True)
+class Return(Typed):
+    """One return. A return of type ``(Tensor)`` is a tuple of length one."""
+
+    def __str__(self) -> str:
+        return self.type_text
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Arguments and returns of an operator, without its name."""
+
+    arguments: tuple[Argument, ...]
+    returns: tuple[Return, ...]
+
+    def __str__(self) -> str:
+        parts = [str(argument) for argument in self.positional]
+        if self.keyword_only:
+            parts += ["*", *map(str, self.keyword_only)]
+        if len(self.returns) == 1:
+            (only,) = self.returns
+            returns = f"({only})" if only.type.startswith("(") else str(only)
+        else:
+            returns = f"({', '.join(map(str, self.returns))})"
+        return f"({', '.join(parts)}) -> {returns}"
+
+    @functools.cached_property
+    def positional(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if not a.kwarg_only)
+
+    @functools.cached_property
+    def keyword_only(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if a.kwarg_only)
+
+    @functools.cached_property
+    def mutated(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if a.is_written)
+
+    @functools.cached_property
+    def takes_tensors(self) -> bool:
+        return any(a.holds_tensors for a in self.arguments)
+
+    @functools.cached_property
+    def keyword_only_tensors(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.keyword_only if a.holds_tensors)
+
+    @functools.cached_property
+    def operands(self) -> tuple[Argument, ...]:
+        """What rules have an entry for, gradients and batch dimensions: positional ones, then keyword-only tensors."""
+        return (*self.positional, *self.keyword_only_tensors)
+
+    @functools.cached_property
+    def is_view(self) -> bool:
+        return any(r.alias is not None and not r.alias.write for r in self.returns)
+
+    @functools.cached_property
+    def is_functional(self) -> bool:
+        """Mutates nothing, returns something, and what it returns is fresh memory."""
+        return bool(self.returns) and not self.mutated and not self.is_view
+
+    @functools.cached_property
+    def is_differentiable(self) -> bool:
+        """Can it have a formula? Not if it neither returns nor writes, nor if it returns a view but a plain one."""
+        if not self.is_view:
+            return bool(self.returns or self.mutated)
+        tensors_in = sum(a.is_tensor for a in self.arguments)
+        return not self.mutated and tensors_in == 1 and sum(r.is_tensor for r in self.returns) == 1
+
+    @functools.cached_property
+    def device_argument(self) -> Argument | None:
+        """The ``Device device`` argument that a factory function dispatches on."""
+        return next((a for a in self.arguments if a.name == "device" and a.type == "Device"), None)
