@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from customops.checks import aot_autograd_check, autograd_registration_check, fake_check
 from customops.errors import OpCheckError
+from customops.testing._isolation_outcome import Isolated, IsolationError
 from customops.testing.assertions import assert_raises_regex
 from customops.testing.failures import FailuresDict, FailuresDictError, validate_failures_dict_structure
 from customops.testing.generate import (
@@ -17,7 +18,7 @@ from customops.testing.generate import (
     dontGenerateOpCheckTests,
     generate_opcheck_tests,
 )
-from customops.testing.isolation import Isolated, IsolationError, run_each_isolated, run_isolated
+from customops.testing.isolation import run_each_isolated, run_isolated
 from customops.testing.mode import OpCheckMode, is_inside_opcheck_mode
 from customops.testing.repro import generate_repro
 from customops.testing.tracing import make_fx_check
