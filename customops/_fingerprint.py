@@ -10,9 +10,12 @@ it does not go (a tensor, a module, an open file), the digest of a function is a
 
 from __future__ import annotations
 
+import collections
+import dis
 import enum
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import sys
@@ -30,8 +33,8 @@ from customops._compat.libraries import OpOverload, OpOverloadPacket
 #: Packages whose functions and classes go by their names: they change with their version alone, or never.
 _BY_NAME = {"torch", "numpy", "triton", "customops", "typing_extensions", *sys.stdlib_module_names} - {"test"}
 
-#: Values that `repr` tells apart.
-_PLAIN: tuple[type, ...] = (type(None), type(...), bool, int, float, complex, str, bytes, slice, range)
+#: Types of values that `repr` tells apart.
+_PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, slice, range}
 _PLAIN_OF_TORCH: tuple[type, ...] = (
     torch.dtype,
     torch.device,
@@ -40,6 +43,20 @@ _PLAIN_OF_TORCH: tuple[type, ...] = (
     torch.Size,
     torch.Tag,
 )
+
+#: Types whose objects are taken apart here; objects of their subclasses have a class and attributes besides.
+_BUILT_IN: tuple[type, ...] = (tuple, list, dict, set, frozenset, float, int, complex, str, bytes)
+
+#: Names by which a function may come to anything.
+_ANYTHING = {"globals", "locals", "eval", "exec", "environ", "getenv", "import_module", "__import__"}
+
+#: The size of an object that has nothing but attributes; one of a class written in C is larger.
+_PYTHON_SIZE = type("_", (), {}).__basicsize__
+_SLOT_SIZE = tuple.__itemsize__  # of a pointer
+
+#: What the class of an object with slots has for them: their names say it all.
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_TUPLE_GETTER = type(collections.namedtuple("_", "a").a)  # type: ignore[attr-defined]
 
 #: So many values are looked at before a function is taken for one that cannot be digested.
 _MOST = 20_000
@@ -113,7 +130,7 @@ class _Walk:
         self.kept: list[Any] = []  # an id is one of a living object
 
     def add(self, value: Any) -> None:
-        if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
+        if type(value) in _PLAIN:
             self._text(f"{type(value).__name__} {value!r}")
             return
         if id(value) in self.seen:
@@ -142,47 +159,91 @@ class _Walk:
             self._add_function(value)
         elif isinstance(value, types.CodeType):
             self._add_code(value)
-        elif isinstance(value, (tuple, list)):
-            self._all(type(value).__name__, value)
-        elif isinstance(value, dict):
-            self._all("dict", (item for pair in value.items() for item in pair))
-        elif isinstance(value, (set, frozenset)):
-            self._all("set", sorted(map(_of_value, value)))
         elif isinstance(value, functools.partial):
             self._all("partial", (value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
             self._all("method", (value.__func__, value.__self__))
+        elif isinstance(value, types.BuiltinMethodType):  # of an object: of modules and classes they go by name
+            self._all(f"method {value.__name__}", (value.__self__,))
         elif isinstance(value, (staticmethod, classmethod)):
             self._all(type(value).__name__, (value.__func__,))
         elif isinstance(value, property):
             self._all("property", (value.fget, value.fset, value.fdel))
         elif isinstance(value, types.CellType):
             self._all("cell", _contents(value))
+        elif isinstance(value, types.MappingProxyType):
+            self.add(dict(value))
+        elif isinstance(value, _SLOTS):
+            self._text(f"slot {value.__name__}")
         elif isinstance(value, type):
             self._add_class(value)
+        elif isinstance(value, enum.Enum):
+            self._text(f"enum {value!r}")
+            self.add(type(value))
+        elif isinstance(value, _BUILT_IN):
+            self._add_built_in(value)
         else:
             self._add_object(value)
 
-    def _add_function(self, function: types.FunctionType) -> None:
-        self._text("function")
-        self._all("defaults", function.__defaults__ or ())
-        self.add(function.__kwdefaults__ or {})
-        self._all("closure", function.__closure__ or ())
-        self.add(function.__code__)
-        for name in sorted(_names_in(function.__code__)):
-            if name in function.__globals__:
-                self._text(name)
-                found = function.__globals__[name]
-                self.add(found)
-                if isinstance(found, types.ModuleType) and not _is_by_name(found.__name__):
-                    self._add_attributes(found, function.__code__)
+    def _add_built_in(self, value: Any) -> None:
+        """A tuple, dict, number, ...; or an object of a subclass of one, which is of more than its elements."""
+        if isinstance(value, (tuple, list)):
+            self._all("items", value)
+        elif isinstance(value, dict):
+            self._all("dict", (item for pair in value.items() for item in pair))
+        elif isinstance(value, (set, frozenset)):
+            self._all("set", sorted(map(_of_value, value)))
+        else:
+            base: Any = next(cls for cls in _BUILT_IN if isinstance(value, cls))
+            self._text(base.__repr__(value))
+        if type(value) not in _BUILT_IN:
+            self.add(type(value))
+            self.add(getattr(value, "__dict__", {}))
+            self.add(getattr(value, "default_factory", None))  # of a defaultdict
+        else:
+            self._text(type(value).__name__)
 
-    def _add_attributes(self, module: types.ModuleType, code: types.CodeType) -> None:
-        """What a function may use of a module that it names."""
-        for name in sorted(_names_in(code)):
-            if name in vars(module):
-                self._text(f"{module.__name__}.{name}")
-                self.add(vars(module)[name])
+    def _add_function(self, function: types.FunctionType) -> None:
+        """A function; of a package in `_BY_NAME`, by its name and what is put into it: decorators hold functions."""
+        name = _name_of_function(function)
+        names = _names_in(function.__code__)
+        self._text(name or "function")
+        for kind, values in (
+            ("defaults", function.__defaults__ or ()),
+            ("keyword-only defaults", [item for pair in (function.__kwdefaults__ or {}).items() for item in pair]),
+            ("closure", [each for cell in function.__closure__ or () for each in _contents(cell)]),
+        ):
+            self._text(f"{kind} {len(values)}")
+            for value in values:
+                self._add_used(value, names)
+        self.add(function.__dict__)
+        if name is None:
+            self.add(function.__code__)
+            self._add_globals(function, names)
+
+    def _add_globals(self, function: types.FunctionType, names: set[str]) -> None:
+        """What a function finds by name: globals, and what it imports when it is called."""
+        if not names.isdisjoint(_ANYTHING):
+            raise _Undigestible
+        for name in sorted(names & function.__globals__.keys()):
+            self._text(name)
+            self._add_used(function.__globals__[name], names)
+        for name in sorted(_imported_in(function.__code__, function.__globals__)):
+            if name not in sys.modules:
+                raise _Undigestible
+            self._text(name)
+            self._add_used(sys.modules[name], names)
+
+    def _add_used(self, value: Any, names: set[str]) -> None:
+        """A value, or what a function that uses these names may use of a module."""
+        if not isinstance(value, types.ModuleType) or _is_by_name(value.__name__):
+            self.add(value)
+            return
+        self._text(f"module {value.__name__}")
+        if id(value) not in self.seen:
+            for name in sorted(names & vars(value).keys()):
+                self._text(f"{value.__name__}.{name}")
+                self._add_used(vars(value)[name], names - {name})
 
     def _add_code(self, code: types.CodeType) -> None:
         self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
@@ -193,23 +254,37 @@ class _Walk:
 
     def _add_class(self, cls: type) -> None:
         self._text(f"class {cls.__qualname__}")
-        self._all("bases", cls.__bases__)
-        methods = {name: member for name, member in vars(cls).items() if _is_of_class(name)}
-        self.add(methods)
+        self._all("bases", (type(cls), *cls.__bases__))
+        self.add({name: member for name, member in vars(cls).items() if _is_of_class(name)})
 
     def _add_object(self, value: Any) -> None:
         """An object of a class in Python, by its class and attributes."""
-        state = getattr(value, "__dict__", None)
-        if state is None or isinstance(value, (torch.Tensor, torch.nn.Module)) or _is_foreign(value):
+        state = _state_of(value)
+        if state is None or isinstance(value, (torch.Tensor, torch.nn.Module)):
             raise _Undigestible
         self.add(type(value))
         self.add(state)
 
 
-def _is_foreign(value: Any) -> bool:
-    """An object of a package that goes by name is more than its name; of ours, it is what it holds."""
-    module = type(value).__module__
-    return _is_by_name(module) and module.partition(".")[0] != "customops"
+def _state_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, or None if there may be more to it: its class, or a base, is written in C."""
+    cls = type(value)
+    if cls is _TUPLE_GETTER:
+        return {"index": value.__reduce__()[1][0]}
+    slots = [name for base in cls.__mro__ for name in _slots_of(base)]
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    by_attributes = hasattr(value, "__dict__") or bool(attributes)
+    is_ours = cls.__module__.partition(".")[0] == "customops"
+    is_small = cls.__basicsize__ <= _PYTHON_SIZE + len(slots) * _SLOT_SIZE
+    if not by_attributes or not (is_ours or is_small or not _is_by_name(cls.__module__)):
+        return None
+    return {**getattr(value, "__dict__", {}), **attributes}
+
+
+def _slots_of(cls: type) -> Iterable[str]:
+    slots = vars(cls).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else slots
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _is_of_class(name: str) -> bool:
@@ -230,25 +305,47 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
+def _imported_in(code: types.CodeType, namespace: dict[str, Any]) -> set[str]:
+    """The modules that a function imports when it is called, those of functions inside it too."""
+    found = set()
+    instructions = list(dis.get_instructions(code))
+    for i, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME":  # on the stack: how many packages up, and the names wanted of it
+            dots = "." * instructions[i - 2].argval
+            package = namespace.get("__package__") or namespace.get("__name__", "").rpartition(".")[0]
+            found.add(importlib.util.resolve_name(dots + instruction.argval, package) if dots else instruction.argval)
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return found.union(*(_imported_in(each, namespace) for each in inner))
+
+
 def _name_of(value: Any) -> str | None:
-    """The name that stands for a value: an op, a logger, a module, or what is of a package in `_BY_NAME`."""
+    """The name that stands for a value: an op, a logger, or a module, class or built-in of a package in `_BY_NAME`."""
     if isinstance(value, types.ModuleType):
+        if not _is_by_name(value.__name__):
+            raise _Undigestible  # nothing says what of it is used
         return f"module {value.__name__}"
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return f"op {value}"
     if isinstance(value, logging.Logger):
         return f"logger {value.name}"
-    if isinstance(value, enum.Enum):
-        return f"enum {type(value).__qualname__} {value!r}"
+    if isinstance(value, _PLAIN_OF_TORCH):
+        return f"{type(value).__name__} {value!r}"
     if hasattr(type(value), "_digest_key"):  # asked of the class: an object may answer to any name
         return f"op {value._digest_key}"
-    if isinstance(value, types.FunctionType):
-        module = value.__globals__.get("__name__", "")  # not `__module__`, which is "builtins" where there is none
-    elif isinstance(value, (type, types.BuiltinFunctionType, types.MethodDescriptorType)):
-        module = getattr(value, "__module__", None) or "builtins"
-    else:
+    if isinstance(value, types.BuiltinFunctionType):
+        of = value.__self__
+        if of is not None and not isinstance(of, (types.ModuleType, type)):
+            return None
+    elif not isinstance(value, (type, types.MethodDescriptorType)):
         return None
+    module = getattr(value, "__module__", None) or "builtins"
     return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None
+
+
+def _name_of_function(function: types.FunctionType) -> str | None:
+    """The name of a function of a package in `_BY_NAME`."""
+    module = function.__globals__.get("__name__", "")  # not `__module__`, which is the wrapped function's
+    return f"function {module} {function.__code__.co_name}" if _is_by_name(module) else None
 
 
 def _is_by_name(module: str) -> bool:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 from customops import Registry, _fingerprint
 
@@ -146,3 +153,72 @@ def test_an_object_that_answers_to_any_name() -> None:
             raise ValueError(name)
 
     assert digest(Strange()) == digest(Strange())
+
+
+# Functions that hold others ---------------------------------------------------------------------------------------
+
+
+#: Sources of ``f`` in which K counts, wherever it stands.
+HOLDING = {
+    "decorator of torch": "@once_differentiable\ndef f(ctx, g): return g * K",
+    "no_grad": "@torch.no_grad()\ndef f(ctx, g): return g * K",
+    "helper under no_grad": "@torch.no_grad()\ndef h(g): return g * K\ndef f(ctx, g): return h(g)",
+    "vmap": "h = torch.vmap(lambda g: g * K)\ndef f(ctx, g): return h(g)",
+    "grad": "h = torch.func.grad(lambda g: (g * K).sum())\ndef f(ctx, g): return h(g)",
+    "context manager": "@contextmanager\ndef h(): yield K\ndef f(ctx, g):\n  with h() as k: return g * k",
+    "named tuple": (
+        "class C(NamedTuple):\n  a: int\n  def k(self): return K * self.a\nc = C(1)\ndef f(ctx, g): return g * c.k()"
+    ),
+    "subclass of dict": "class C(dict):\n  def k(self): return K\nc = C()\ndef f(ctx, g): return g * c.k()",
+    "attribute of a dict": "class C(dict): pass\nc = C()\nc.k = K\ndef f(ctx, g): return g * c.k",
+    "subclass of float": "class C(float):\n  def k(self): return K\nc = C(1)\ndef f(ctx, g): return g * c.k()",
+    "built-in method": "get = {'a': K}.get\ndef f(ctx, g): return g * get('a')",
+    "attribute of a function": "def h(): pass\nh.k = K\ndef f(ctx, g): return g * h.k",
+    "enum": "class C(Enum):\n  A = 1\n  @property\n  def k(self): return K\nc = C.A\ndef f(ctx, g): return g * c.k",
+    "metaclass": (
+        "class M(type):\n  @property\n  def k(cls): return K\nclass C(metaclass=M): pass\ndef f(ctx, g): return g * C.k"
+    ),
+    "default factory": "d = defaultdict(lambda: K)\ndef f(ctx, g): return g * d['z']",
+    "slots": "class C:\n  __slots__ = ('k',)\nc = C()\nc.k = K\ndef f(ctx, g): return g * c.k",
+    "dataclass": "@dataclass\nclass C:\n  k: float = K\nc = C()\ndef f(ctx, g): return g * c.k",
+    "import in the body": "def f(ctx, g):\n  from digest_user import number\n  return g * number",
+    "import of a module": "def f(ctx, g):\n  import digest_user\n  return g * digest_user.number",
+    "import of a helper": "def f(ctx, g):\n  from digest_user import helper\n  return helper(g)",
+    "module of a package": "import digest_user\ndef f(ctx, g): return g * digest_user.inner.number",
+    "module in a closure": (
+        "def o():\n  import digest_user as m\n  def f(ctx, g): return g * m.number\n  return f\nf = o()"
+    ),
+    "module as a default": "import digest_user\ndef f(ctx, g, m=digest_user): return g * m.number",
+}
+
+
+def holding(source: str, number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``f`` of a source with a number for K, which is what the user's modules hold, too."""
+    user, inner = types.ModuleType("digest_user"), types.ModuleType("digest_user.inner")
+    user.number = inner.number = number  # type: ignore[attr-defined]
+    user.inner = inner  # type: ignore[attr-defined]
+    user.helper = made(f"def f(x): return x * {number}")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "digest_user", user)
+    monkeypatch.setitem(sys.modules, "digest_test", types.ModuleType("digest_test"))  # dataclasses look there
+    names = {"__name__": "digest_test", "once_differentiable": once_differentiable, "Enum": Enum}
+    names |= {"contextmanager": contextmanager, "NamedTuple": NamedTuple, "dataclass": dataclass}
+    return made(re.sub(r"\bK\b", str(number), source), **names, defaultdict=defaultdict)
+
+
+@pytest.mark.parametrize("source", HOLDING)
+def test_functions_that_hold_others(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [digest(holding(HOLDING[source], number, monkeypatch)) for number in (2, 2, 3)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "K = 2\ndef f(ctx, g): return g * globals()['K']",
+        "import os\ndef f(ctx, g): return g * float(os.environ['CUSTOMOPS_TEST_K'])",
+        "def f(ctx, g):\n  import no_such_module\n  return g * no_such_module.K",
+        "class C: pass\nc = C()\nc.m = helper\ndef f(ctx, g): return g * c.m.K",
+    ],
+)
+def test_functions_that_may_come_to_anything(source: str) -> None:
+    assert digest(made(source, helper=HELPER)) != digest(made(source, helper=HELPER))

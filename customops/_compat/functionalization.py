@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch.fx.traceback
@@ -12,16 +14,57 @@ import torch.utils.checkpoint
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 
+from customops._compat.late import when_imported
 
-def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs: Any, *, writes_nothing: bool) -> Any:
-    """Call an op that writes under FunctionalTensorMode, as torch does; a call that writes nothing by the older form.
+#: Is a call of one of our ops being functionalized in this context?
+_functionalizing: ContextVar[bool] = ContextVar("customops.functionalizing", default=False)
 
-    The older form takes no op that returns anything but new tensors.
+
+def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs: Any, mutated: Sequence[Any]) -> Any:
+    """Call an op that mutates some of its arguments, `mutated`, under FunctionalTensorMode, as torch does.
+
+    torch's second form passes the bases of views, and how to make the views of them. Two calls go by its first form,
+    which passes the arguments as they are: one that mutates nothing, which has no base to start from, and one that
+    mutates a view of another dtype than its base, which the second form takes for one of the same. The first form takes
+    no op that returns anything but new tensors.
     """
     functional = importlib.import_module("torch._higher_order_ops.auto_functionalize")
-    if writes_nothing and functional.can_auto_functionalize(overload):
+    bases = [functional.get_base(tensor) for tensor in mutated]
+    is_cast = any(base is not None and base.dtype != x.dtype for x, base in zip(mutated, bases, strict=True))
+    if (is_cast or not mutated) and functional.can_auto_functionalize(overload):
         return functional.do_auto_functionalize(mode, overload, args, kwargs)
-    return mode.__torch_dispatch__(overload, types, args, kwargs)
+    token = _functionalizing.set(True)
+    try:
+        return mode.__torch_dispatch__(overload, types, args, kwargs)
+    finally:
+        _functionalizing.reset(token)
+
+
+def _correct_slices(functional: Any) -> None:
+    functional.try_use_slice = functools.partial(_try_use_slice, functional.try_use_slice)
+
+
+def _try_use_slice(original: Callable[..., Any], base: Any, tensor: Any) -> Any:
+    """``(dim, start, end)`` of a view that is a slice of its base, or None.
+
+    torch takes the offset of the view into the storage for the offset into the base, which may have one, too: as
+    ``kv[1]``, passed to a compiled function. The write then lands elsewhere, or nowhere. Its own answer stays for
+    others' ops, whose graphs are to be what they are without this package.
+    """
+    found = original(base, tensor)
+    if found is None or not _functionalizing.get():
+        return found
+    known = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true
+    dim, offset = found[0], tensor.storage_offset() - base.storage_offset()
+    step, size = tensor.stride()[dim], tensor.size()[dim]
+    if not known(offset % step == 0):
+        return None
+    start = offset // step
+    inside = known(start >= 0) and known(start + size <= base.size()[dim])
+    return (dim, start, start + size) if inside else None
+
+
+when_imported("torch._higher_order_ops.auto_functionalize", _correct_slices)
 
 
 #: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.

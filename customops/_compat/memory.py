@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -23,26 +23,59 @@ storage_uses: Callable[[int], int] = _C._storage_Use_Count
 
 
 def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
-    """Does an output share its storage, or the address where it starts, with an input or another output?"""
-    return any_alias(inputs, {}, outputs) or share_data(inputs, outputs)
+    """Is an output an input or another output, or does it share a storage or the address where it starts with one?"""
+    seen = {id(tensor) for tensor in _tensors(inputs)}
+    for tensor in _tensors(outputs):
+        if id(tensor) in seen:
+            return True
+        seen.add(id(tensor))
+    given, made = _parts(inputs), _parts(outputs)
+    return any_alias(tuple(given), {}, tuple(made)) or share_data(given, made)
 
 
-def share_data(inputs: Iterable[Any], outputs: Iterable[Any]) -> bool:
+def share_data(inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
     """Does an output start at the address of an input or of another output?"""
-    seen = {address for value in inputs for address in _addresses(value)}
-    for value in outputs:
-        for address in _addresses(value):
+    seen = {address for tensor in inputs for address in _address(tensor)}
+    for tensor in outputs:
+        for address in _address(tensor):
             if address in seen:
                 return True
             seen.add(address)
     return False
 
 
-def _addresses(value: Any) -> list[int]:
-    """The addresses of the elements of a tensor, or of the tensors in a list; of none where there are no elements."""
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    strided = (x for x in items if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested)
-    return [address for x in strided if has_storage(x) and (address := _C._data_address(x))]
+def _address(tensor: torch.Tensor) -> list[int]:
+    """Where the elements of a tensor start; of none, if it has no elements or no storage."""
+    start = _C._data_address(tensor) if has_storage(tensor) and tensor.numel() else 0
+    return [start + int(tensor.storage_offset()) * tensor.element_size()] if start else []
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Tensors, and those in lists."""
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
+def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The strided tensors that hold the elements of tensors."""
+    return [part for tensor in _tensors(values) for part in sparse_parts(tensor) or [tensor] if _is_strided(part)]
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a sparse one is made of."""
+    if tensor.layout is torch.sparse_coo:
+        return coo_parts(tensor)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -7,8 +7,7 @@ written, and each written argument is replaced by that. torch does so for every 
   and nothing would say that it is the memory of the argument: a compiler hands that memory out again while the result
   is still in use. So a variant of the op that only writes, and returns nothing, takes its place, and the result is the
   argument.
-- A call that writes nothing, because every optional argument that it could write is None, has no base to start from,
-  and inductor fails. Such a call goes through torch's older form, which starts from the arguments themselves.
+- Some calls go through torch's first form of it: see `_compat.functionalization.functionalize`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from customops import _compat
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import Definition
-from customops._dispatch.results import mutated_results
+from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.model import Schema
 
 
@@ -59,10 +58,7 @@ def _rule(definition: Definition, written: Fn | None) -> Fn:
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
-        writes_nothing = all(value is None for value in values)
-        result = _compat.functionalization.functionalize(
-            mode, overload, types, args, kwargs, writes_nothing=writes_nothing
-        )
+        result = _compat.functionalization.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
         return result if written is None else written(args, kwargs)
 
     return rule

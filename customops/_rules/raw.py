@@ -6,6 +6,8 @@ import functools
 from contextlib import ExitStack
 from typing import Any
 
+from customops import _compat
+from customops._compat.libraries import OpOverload
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import Definition
 from customops._dispatch.registrations import Undo
@@ -38,7 +40,10 @@ class RawRule:
     def _at_all_keys(self, kernel: _Raw) -> ExitStack:
         with ExitStack() as undos:  # if torch refuses a key, the others are taken back
             for key in kernel.keys:
-                undos.callback(self.definition.impl(kernel.fn, key, apart=True, raw=True))
+                fn = kernel.fn
+                if key == "CompositeImplicitAutograd":  # compilers trace it in the place of the op
+                    fn = functools.partial(_call_traced, self.definition.overload, str(self.definition.name), fn)
+                undos.callback(self.definition.impl(fn, key, apart=True, raw=True))
             return undos.pop_all()
 
     def _take_back(self, kernel: _Raw) -> None:
@@ -46,6 +51,11 @@ class RawRule:
             self._kernels.remove(kernel)
             kernel.undos.close()
             self.definition.recompile()
+
+
+def _call_traced(overload: OpOverload, op: str, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
+    _compat.dynamo.traced(overload, op)
+    return fn(*args, **kwargs)
 
 
 class _Raw:

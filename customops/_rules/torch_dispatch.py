@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from customops import _compat
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import Definition
 from customops._dispatch.registrations import Slots, Undo
@@ -33,13 +34,16 @@ class TorchDispatchRule:
         self.definition.recompile()
 
     def _install_for(self, cls: type, apart: bool) -> Undo:
-        return self.definition.impl_torch_dispatch(cls, _trampoline(self._slots, cls), apart=apart)
+        return self.definition.impl_torch_dispatch(cls, _trampoline(self._slots, cls, self.definition), apart=apart)
 
 
-def _trampoline(slots: Slots[type, Fn], cls: type) -> Callable[..., Any]:
+def _trampoline(slots: Slots[type, Fn], cls: type, definition: Definition) -> Callable[..., Any]:
     """The function in torch's registry of rules."""
 
+    overload, op = definition.overload, str(definition.name)
+
     def rule(*args: Any, **kwargs: Any) -> Any:
+        _compat.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
         return slots.values[cls](*args, **kwargs)
 
     return rule

@@ -85,8 +85,10 @@ class VmapRule:
 def _trampoline(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
     overload, fill, operands = definition.overload, filler(definition.schema), _Operands(definition.schema)
+    op = str(definition.name)
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
+        _compat.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         fn = functools.partial(_call_current, rule)

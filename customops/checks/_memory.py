@@ -39,17 +39,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     wrapped = _compat.memory.wrapped_by(tensor)
     if wrapped is not None:
         return [part for inner in wrapped for part in parts(inner)]
-    return [part for part in _sparse_parts(tensor) or [tensor] if is_addressable(part)]
-
-
-def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    if tensor.layout is torch.sparse_coo:
-        return _compat.memory.coo_parts(tensor)
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
+    return [part for part in _compat.memory.sparse_parts(tensor) or [tensor] if is_addressable(part)]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +91,7 @@ def _storages(tensor: torch.Tensor) -> set[int]:
         return set()
     return {
         _compat.memory.storage_id(part)
-        for part in _sparse_parts(tensor) or [tensor]
+        for part in _compat.memory.sparse_parts(tensor) or [tensor]
         if _compat.memory.has_storage(part)
     }
 
