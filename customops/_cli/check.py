@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from customops import CustomOpDef, CustomOpsError, Sample, default_registry
-from customops._cli import backend_report
+from customops._cli import backend_report, doctor
 from customops.checks import CHECKS, DEFAULT_CHECKS, Outcome, run_check
 from customops.errors import location_of
 
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--fail-fast", action="store_true", help="stop after the first failure")
     check.set_defaults(run=_check)
     backend_report.add_parser(commands)
+    doctor.add_parser(commands)
     return parser
 
 
