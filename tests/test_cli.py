@@ -21,6 +21,7 @@ from expecttest import assert_expected_inline
 import customops
 from customops import __main__
 from customops._cli import check as command
+from customops._cli import outcomes
 from customops.checks import Outcome, run_check
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +111,7 @@ def check(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     def in_no_time(*args: Any) -> Outcome:
         return dataclasses.replace(run_check(*args), seconds=0.0)
 
-    monkeypatch.setattr(command, "run_check", in_no_time)
+    monkeypatch.setattr(outcomes, "run_check", in_no_time)
 
     def run(*arguments: str) -> Result:
         code = command.main(["check", *arguments])
@@ -246,7 +247,7 @@ def test_same_samples_each_time(check: Check) -> None:
     ],
 )
 def test_brief(value: Any, text: str) -> None:
-    assert command._brief(value) == text
+    assert outcomes._brief(value) == text
 
 
 # -- options -----------------------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""The private names of torch that this package uses, and what a user loses where one is missing.
+
+``python -m customops doctor`` tries each. A test compares the table with the names in the other modules here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+
+class Probe(NamedTuple):
+    """Names that are used together, dotted, and what they are for."""
+
+    subsystem: str  #: the module beside this one
+    without: str  #: what does not work without them
+    names: tuple[str, ...]
+
+
+def _probe(subsystem: str, without: str, names: str) -> Probe:
+    return Probe(subsystem, without, tuple(names.split()))
+
+
+PROBES = (
+    _probe(
+        "schemas",
+        "no op can be defined from a schema",
+        "torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace",
+    ),
+    _probe(
+        "schemas",
+        "classes of register_opaque_type are no parameter types",
+        "torch._library.opaque_object torch._library.opaque_object._resolve_opaque_type_info",
+    ),
+    _probe(
+        "dispatch",
+        "no kernel can be registered or called",
+        """torch._C.DispatchKey torch._C.DispatchKeySet torch._C._AutoDispatchBelowAutograd
+        torch._C._ExcludeDispatchKeyGuard torch._C._after_ADInplaceOrView_keyset torch._C._after_autograd_keyset
+        torch._C._dispatch_get_computed_kernel_for_dispatch_key torch._C._dispatch_has_kernel_for_dispatch_key
+        torch._C._dispatch_dump torch._C._dispatch_key_for_device torch._C._parse_dispatch_key
+        torch._C._get_privateuse1_backend_name""",
+    ),
+    _probe(
+        "dispatch",
+        "modes and transforms around a call are not seen",
+        """torch._C._are_functorch_transforms_active torch._C._dispatch_keys
+        torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_local_include_set
+        torch._C._TorchDispatchModeKey.FUNCTIONAL torch._C._get_dispatch_mode
+        torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack""",
+    ),
+    _probe(
+        "kernel_state",
+        "a kernel computes other numbers below a mode, or under autocast",
+        """torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
+        torch._C._dispatch_tls_local_include_set torch._C._is_any_autocast_enabled torch._C._set_grad_enabled
+        torch.autograd.forward_ad._set_fwd_grad_enabled""",
+    ),
+    _probe(
+        "autograd",
+        "ops have no gradients",
+        """torch.autograd.function._SingleLevelFunction torch.autograd.Function._compiled_autograd_key
+        torch._functorch.utils.enable_single_level_autograd_function torch._C._any_requires_grad
+        torch._C._autograd._get_creation_meta torch._C._autograd.CreationMeta.DEFAULT torch._C._increment_version
+        torch.autograd._unsafe_preserve_version_counter""",
+    ),
+    _probe(
+        "autograd",
+        "forward mode, or gradients under torch.func, are wrong",
+        """torch.autograd.forward_ad._current_level torch._C._DisableTorchDispatch
+        torch._C._functorch._unwrap_for_grad torch._C._functorch._wrap_for_grad torch._functorch.pyfunctorch
+        torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter torch._guards.TracingContext.try_get""",
+    ),
+    _probe(
+        "autograd",
+        "backward under saved-tensor hooks reads tensors twice, or keeps too much",
+        """torch._C._autograd._get_current_graph_task_keep_graph
+        torch._C._autograd._top_saved_tensors_default_hooks""",
+    ),
+    _probe(
+        "autograd",
+        "opcheck cannot tell an op without a gradient",
+        """torch._C._get_autograd_fallback_mode torch._C._set_autograd_fallback_mode
+        torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
+        torch._C._dispatch_tls_local_include_set""",
+    ),
+    _probe(
+        "functorch",
+        "torch.vmap over ops does not work",
+        """torch._functorch.autograd_function torch._functorch.pyfunctorch
+        torch._functorch.autograd_function.custom_function_call_vmap_helper
+        torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter torch._C._dispatch_keyset_full_after
+        torch._C._functorch._add_batch_dim torch._C._functorch.maybe_get_level""",
+    ),
+    _probe(
+        "functorch",
+        "writes to captured tensors inside torch.func go unnoticed",
+        """torch._C._functorch.TransformType torch._C._functorch.get_interpreter_stack
+        torch._C._functorch.get_unwrapped torch._C._functorch.is_functorch_wrapped_tensor""",
+    ),
+    _probe(
+        "memory",
+        "results that alias an argument are not found",
+        """torch._C._any_output_is_alias_to_input_or_output torch._C._data_address torch._C._has_storage
+        torch._C._storage_Use_Count torch._C._functorch.is_functorch_wrapped_tensor
+        torch.utils._python_dispatch.is_traceable_wrapper_subclass""",
+    ),
+    _probe(
+        "libraries",
+        "ops cannot be looked up, replaced or removed",
+        """torch._C._jit_get_schemas_for_operator torch._ops.OpOverload torch._ops.OpOverloadPacket
+        torch._ops._refresh_packet torch.library._clear_torch_ops_cache torch.library._defs torch.ops._dir""",
+    ),
+    _probe(
+        "registries",
+        "torch's register_* functions, given a name, do not reach ops of customops; fakes are not found",
+        """torch._library.custom_ops.CustomOpDef torch._library.custom_ops.OPDEFS
+        torch._library.custom_ops.OPDEF_TO_LIB torch._library.simple_registry.singleton
+        torch.library.Library._register_effectful_op torch.library.Library._register_torch_dispatch_rule""",
+    ),
+    _probe(
+        "dynamo",
+        "compiled code is not compiled anew when an op changes",
+        """torch._guards.TracingContext.try_get torch._C._dynamo.eval_frame torch._dynamo.guards torch._dynamo.source
+        torch._ops.OpOverload""",
+    ),
+    _probe(
+        "inductor",
+        "compile caches return what an earlier definition of an op was compiled to",
+        """torch._functorch.compile_utils torch._inductor.codecache.FxGraphHashDetails
+        torch._inductor.lowering.register_lowering torch._inductor.virtualized torch._ops.OpOverload
+        torch._ops.OpOverloadPacket""",
+    ),
+    _probe(
+        "functionalization",
+        "ops that mutate arguments cannot be compiled, or checkpointed selectively",
+        """torch._higher_order_ops.auto_functionalize torch._ops.OpOverload
+        torch._subclasses.functional_tensor.FunctionalTensorMode
+        torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode""",
+    ),
+    _probe(
+        "tracing",
+        "opcheck does not work",
+        """torch._functorch.aot_autograd torch._functorch.config torch._functorch.partitioners
+        torch._subclasses.FakeTensorMode torch._subclasses.fake_tensor
+        torch.utils._python_dispatch.TorchDispatchMode torch.utils._pytree.tree_flatten
+        torch.utils._pytree.tree_leaves torch.utils._pytree.tree_unflatten""",
+    ),
+)
+
+
+def missing(probe: Probe) -> list[str]:
+    """The names of a probe that this torch does not have. Loads what it looks at, Dynamo too."""
+    return [name for name in probe.names if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    found: Any = importlib.import_module("torch")
+    parts = name.split(".")
+    for i, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(parts[:i]))
+            except ImportError:
+                return False
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
