@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import itertools
 import textwrap
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -224,6 +227,6 @@ def _plural(number: int, noun: str) -> str:
 def trace(error: BaseException) -> str:
     """The traceback without the frames of this package and of the import system."""
     trace = traceback.TracebackException.from_exception(error)
-    ours = (str(Path(__file__).parent), importlib.__file__, "<frozen importlib")
+    ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
     trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
     return "".join(trace.format()).rstrip()
