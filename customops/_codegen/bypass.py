@@ -109,7 +109,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
     source.template = fill(
         CALL,
         count=str(len(names)),
-        names=as_tuple(names),
+        names=as_tuple(names)[1:-1],
         arrive_unchanged="\nand ".join(map(_emit_arrives_unchanged, schema.positional)) + "\n",
         requires_grad=any_of(map(_emit_requires_grad, tensors)),
         # Inside __torch_dispatch__ versions are not counted.
