@@ -110,10 +110,10 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
         CALL,
         count=str(len(names)),
         names=as_tuple(names)[1:-1],
-        arrive_unchanged="\nand ".join(map(_emit_arrives_unchanged, schema.positional)) + "\n",
+        arrive_unchanged="\nand ".join(map(_emit_arrives_unchanged, schema.positional)),
         requires_grad=any_of(map(_emit_requires_grad, tensors)),
         # Inside __torch_dispatch__ versions are not counted.
-        counts_versions="and not $is_excluded($counting)\n" if schema.mutated else "",
+        counts_versions="and not $is_excluded($counting)" if schema.mutated else "",
         first=variable_name(first),
         same_keys="".join(f" and {_emit_same_keys(argument)}" for argument in others),
         kernel_call=_emit_kernel_call(source, names),

@@ -16,7 +16,7 @@ import re
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,19 +35,24 @@ __tracebackhide__ = True  # pytest leaves the frames out
 _HOLE = re.compile(r"^( *)\{(\w+)\}\n|(, )?\{(\w+)\}", re.MULTILINE)
 
 
-def fill(template: str, **holes: str) -> str:
+def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     """The template with code in its holes.
 
-    A hole that is alone on its line is for a block of lines, which are indented as the hole is; without any, its line
-    goes. With an empty hole within a line goes the comma before it.
+    A hole that is alone on its line is for a block: lines, or a text of lines, which are indented as the hole is. Any
+    other is for a text, or for texts that are joined with commas. With an empty block goes the line; with an empty text
+    goes the comma before it.
     """
     pieces = []
     for text, indent, block, comma, hole in _parts(template):
         pieces.append(text)
         if block is not None:
-            pieces += [indent + line for line in holes[block].splitlines(keepends=True)]
-        elif hole is not None and holes[hole]:
-            pieces += [comma or "", holes[hole]]
+            code = holes[block]
+            lines = code.splitlines() if isinstance(code, str) else code
+            pieces += [f"{indent}{line}\n" for line in lines]
+        elif hole is not None:
+            code = holes[hole]
+            code = code if isinstance(code, str) else ", ".join(code)
+            pieces += [comma or "", code] if code else []
     return "".join(pieces)
 
 

@@ -119,7 +119,7 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
         KERNEL_CALL,
         version_bump=_emit_version_bump(schema) if bump else "",
         state_differs="$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)",
-        arguments=", ".join([*positional, *named]),
+        arguments=[*positional, *named],
         checks=_emit_checks(source),
         # As the dispatcher would; the checks do, too.
         conversion=TO_TUPLE if source.when != "always" and len(schema.returns) > 1 else "",
@@ -146,7 +146,7 @@ def _in_order(schema: Schema) -> tuple[Argument, ...]:
     return (*schema.positional, *schema.keyword_only)
 
 
-def _emit_parameters(source: Source) -> str:
+def _emit_parameters(source: Source) -> list[str]:
     """Parameters for all arguments, with the defaults that a call may leave out."""
     schema, parameters = source.schema, []
     required = always_passed(schema)
@@ -158,7 +158,7 @@ def _emit_parameters(source: Source) -> str:
             source.objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
             parameter += f"=$default_{i}" if argument.kwarg_only or i >= required else ""
         parameters.append(parameter)
-    return ", ".join(parameters)
+    return parameters
 
 
 PYTHON_FORM = """\
@@ -331,8 +331,8 @@ def _emit_may_alias(tensors: list[str], results: list[str]) -> str:
     pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
     return fill(
         MAY_ALIAS,
-        each_is_own="\nand ".join(each_is_own) + "\n",
-        any_is_another="".join(f"or {one} is {other}\n" for one, other in pairs),
+        each_is_own="\nand ".join(each_is_own),
+        any_is_another=[f"or {one} is {other}" for one, other in pairs],
     )
 
 

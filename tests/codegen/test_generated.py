@@ -192,7 +192,8 @@ def f(self, {arguments}):
 def test_holes() -> None:
     filled = fill(TEMPLATE, arguments="x, y", first="", condition="x", block="y = {condition}\nz = 1\n")
     assert filled == "def f(self, x, y):\n    if x:\n        y = {condition}\n        z = 1\n    return {}, x\n"
-    assert fill("f(a, {b})\n", b="") == "f(a)\n"
+    assert [fill("f(a, {b})\n", b=b) for b in ("", [], "b, c", ["b", "c"])] == ["f(a)\n"] * 2 + ["f(a, b, c)\n"] * 2
+    assert [fill("{b}\n", b=b) for b in ("", [], "b\nc", ["b", "c"])] == [""] * 2 + ["b\nc\n"] * 2
     with pytest.raises(KeyError, match="arguments"):
         fill(TEMPLATE)
 
