@@ -159,7 +159,7 @@ def test_a_debugger_shows_the_lines(registry: Registry, ns: str) -> None:
     kernel = op._definition.newest_kernels()["CompositeExplicitAutograd"].fn
     kernel(torch.ones(1))
     shown = io.StringIO()
-    debugger = pdb.Pdb(stdin=io.StringIO("next\nlonglist\np x\ncontinue\n"), stdout=shown, nosigint=True)
+    debugger = pdb.Pdb(stdin=io.StringIO("next\nlonglist\np x\ncontinue\n"), stdout=shown, nosigint=True, readrc=False)
     debugger.runcall(kernel, torch.ones(1))
     assert "-> _fn = _current.fn" in shown.getvalue()
     assert "def kernel(x):" in shown.getvalue()
