@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -35,6 +35,10 @@ demo: $(TESTING)
 
 test: $(TESTING)
 	$(BIN)/python -m pytest -n 2 -q
+
+# Writes tests/generated anew, to be reviewed.
+generated: $(TESTING)
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
 
 lint: $(DEVELOPING)
 	$(BIN)/ruff check .

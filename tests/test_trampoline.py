@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import linecache
 import os
 import subprocess
@@ -23,7 +22,6 @@ from torch.library import Library
 import customops
 from customops import Registry
 from customops._codegen import function
-from customops._codegen.function import source_of
 from customops._dispatch.fast_path import _direct
 from customops._schema.parse import parse
 from customops.errors import AliasError, DefinitionError, KernelError, UnsupportedError
@@ -431,35 +429,6 @@ except customops.CustomOpsError as error:
 # Reading it -----------------------------------------------------------------------------------------------------
 
 
-def test_the_code_can_be_printed(registry: Registry, ns: str) -> None:
-    def add_(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-        return x.add_(y, alpha=alpha)
-
-    op = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=torch.Tag.inplace)
-    text = op.explain_call()
-    sections = [line for line in text.splitlines() if line.startswith("#")]
-    assert sections == [
-        "# Autograd",
-        "# CompositeExplicitAutograd",
-        "# CompositeExplicitAutograd, called directly",
-    ]
-    for line in (
-        "def autograd(_keyset, /, x, y, *_rest):",
-        "def kernel(x, y, alpha=_default_2):",
-        "if _result is not x:",
-        "_increment_version((x,))",
-    ):
-        assert line in text
-    compile(text, "text", "exec")
-
-
-def test_the_code_of_a_gradient_can_be_printed(registry: Registry, ns: str, op: Any) -> None:
-    op.register_autograd(lambda ctx, grad: grad)
-    sections = [line for line in op.explain_call().splitlines() if line.startswith("#")]
-    assert sections[-2:] == ["# Autograd, forward", "# Autograd, backward"]
-    assert "_result = _fn(_seen, *_grads)" in op.explain_call()
-
-
 def test_kernels_of_others_are_not_printed(registry: Registry, ns: str, op: Any) -> None:
     """Also not of a module with a name that ours use."""
     module = {"become": functools.partial(print)}
@@ -590,20 +559,6 @@ def error_of(op: Any, x: Tensor) -> Any:
     with pytest.raises(ValueError, match="here") as caught:
         op(x)
     return caught.tb
-
-
-def test_the_source_of_a_generated_function_is_found(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
-    op(torch.ones(1))
-    for kernel in op._definition.newest_kernels().values():
-        fn = kernel.fn
-        if fn.__code__.co_filename.startswith("<customops"):
-            linecache.checkcache()
-            assert inspect.getsource(fn.__code__) == source_of(fn)
-    bypass = registry.custom_op(
-        f"{ns}::g", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor", bypass=True
-    )
-    assert "is_dynamo_compiling" in inspect.getsource(type(bypass).__call__)
 
 
 def test_lines_are_kept_as_long_as_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

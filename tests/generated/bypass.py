@@ -1,0 +1,157 @@
+# (Tensor x, Tensor? y, float by) -> Tensor
+# bypass=True
+
+# bypass=True
+def __call__(_self, /, *_args, **_kwargs):
+    if _is_dynamo_compiling():
+        return _self._opoverload(*_args, **_kwargs)
+    _op = _self._definition
+    if not _kwargs and _len(_args) == 3:
+        x, y, by = _args
+        if (
+            _type(x) in _tensors
+            and (y is None or _type(y) in _tensors)
+            and _type(by) is _float
+            and not _is_torch_function_mode_enabled()
+            and not ((x.requires_grad or (y is not None and y.requires_grad)) and _is_grad_enabled())
+            and _forward_ad._current_level < 0
+        ):
+            _keys = _keys_of(x)
+            _where = _keys.raw_repr(), _included_keys().raw_repr()
+            _current = _op.direct.of_tensors.get(_where)
+            if _current is not None and (y is None or _keys_of(y) == _keys):
+                _fn = _current.fn
+                if _autocast_is_on():
+                    _result = _call_plainly(_fn, x, y, by)
+                elif _is_grad_enabled():
+                    _set_grad_enabled(False)
+                    try:
+                        _result = _fn(x, y, by)
+                    finally:
+                        _set_grad_enabled(True)
+                else:
+                    _result = _fn(x, y, by)
+                if not _isinstance(_result, _Tensor):
+                    _result = _structure(_result, _fn)
+                try:
+                    _alias = (
+                        not (
+                            (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                        )
+                        or _result is x
+                        or _result is y
+                    )
+                except _RuntimeError:
+                    _alias = True  # perhaps: a layout without a storage of its own
+                if _alias and _share_memory((x, y), (_result,)):
+                    raise _alias_error(_result, _fn, (x, y, by), {})
+                return _result
+            if _current is None and _where not in _op.direct.of_tensors:
+                _op.find_direct_of(_keys, _included_keys())  # for the next call
+    try:
+        return _op.entry(*_args, **_kwargs)
+    except _RuntimeError as _error:
+        _op.explain(_error)
+        raise
+
+# Autograd
+def autograd(_keyset, /, x, y, by):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, x, y, by)
+            elif _is_grad_enabled():
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, y, by)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y, by)
+            if not _isinstance(_result, _Tensor):
+                _result = _structure(_result, _fn)
+            try:
+                _alias = (
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result is x
+                    or _result is y
+                )
+            except _RuntimeError:
+                _alias = True  # perhaps: a layout without a storage of its own
+            if _alias and _share_memory((x, y), (_result,)):
+                raise _alias_error(_result, _fn, (x, y, by), {})
+            return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, y, by)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
+    return _general(_keyset, _current, (x, y, by), {})
+
+# CompositeExplicitAutograd
+def kernel(x, y, by):
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, x, y, by)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(x, y, by)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(x, y, by)
+    if not _isinstance(_result, _Tensor):
+        _result = _structure(_result, _fn)
+    try:
+        _alias = (
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+            or _result is y
+        )
+    except _RuntimeError:
+        _alias = True  # perhaps: a layout without a storage of its own
+    if _alias and _share_memory((x, y), (_result,)):
+        raise _alias_error(_result, _fn, (x, y, by), {})
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, x, y, by):
+    _result = _kernel(x, y, by)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = _needs
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (x, y, by), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,) * _len(_needs)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, None)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, (y.shape, y.dtype, y.device) if _needs[1] else None, None)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _watched(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+        _0, _1, _2, = _result
+        _like_0, _like_1, _like_2, = _likes
+        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and ((_like_1 is None or _like_1 == (_1.shape, _1.dtype, _1.device)) if _isinstance(_1, _Tensor) else _1 is _like_1) and _2 is None:
+            _was_right()
+            return None, _0, _1, _2
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)

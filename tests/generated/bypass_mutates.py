@@ -1,0 +1,74 @@
+# (Tensor(a!) x, Tensor y, *, int n=1) -> ()
+# bypass=True, no backward
+
+# bypass=True
+def __call__(_self, /, *_args, **_kwargs):
+    if _is_dynamo_compiling():
+        return _self._opoverload(*_args, **_kwargs)
+    _op = _self._definition
+    if not _kwargs and _len(_args) == 2:
+        x, y = _args
+        if (
+            _type(x) in _tensors
+            and _type(y) in _tensors
+            and not _is_torch_function_mode_enabled()
+            and not ((x.requires_grad or y.requires_grad) and _is_grad_enabled())
+            and _forward_ad._current_level < 0
+            and not _is_excluded(_counting)
+        ):
+            _keys = _keys_of(x)
+            _where = _keys.raw_repr(), _included_keys().raw_repr()
+            _current = _op.direct.of_tensors.get(_where)
+            if _current is not None and _keys_of(y) == _keys:
+                return _current.direct(x, y)
+            if _current is None and _where not in _op.direct.of_tensors:
+                _op.find_direct_of(_keys, _included_keys())  # for the next call
+    try:
+        return _op.entry(*_args, **_kwargs)
+    except _RuntimeError as _error:
+        _op.explain(_error)
+        raise
+
+# Autograd
+def autograd(_keyset, /, x, y, **_named):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+            return _current.direct(x, y, **_named)
+    return _general(_keyset, _current, (x, y), _named)
+
+# CompositeExplicitAutograd
+def kernel(x, y, *, n=_default_2):
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, x, y, n=n)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(x, y, n=n)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(x, y, n=n)
+    if _result is not None:
+        _result = _structure(_result, _fn)
+    return _result
+
+# CompositeExplicitAutograd, called directly
+def kernel(x, y, *, n=_default_2):
+    if x is not None:
+        _increment_version((x,))
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, x, y, n=n)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(x, y, n=n)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(x, y, n=n)
+    if _result is not None:
+        _result = _structure(_result, _fn)
+    return _result

@@ -1,0 +1,77 @@
+# (Tensor x, float by=1.0, SymInt n=2) -> Tensor
+
+# Autograd
+def autograd(_keyset, /, x, *_rest):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if not (x.requires_grad and _is_grad_enabled()):
+            return _current.direct(x, *_rest)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, *_rest)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
+    return _general(_keyset, _current, (x, *_rest), {})
+
+# CompositeExplicitAutograd
+def kernel(x, by=_default_1, n=_default_2):
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, x, by, n)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(x, by, n)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(x, by, n)
+    if not _isinstance(_result, _Tensor):
+        _result = _structure(_result, _fn)
+    try:
+        _alias = (
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+        )
+    except _RuntimeError:
+        _alias = True  # perhaps: a layout without a storage of its own
+    if _alias and _share_memory((x,), (_result,)):
+        raise _alias_error(_result, _fn, (x, by, n), {})
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, x, *_rest):
+    _result = _kernel(x, *_rest)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = _needs
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (x, *_rest), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,) * _len(_needs)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[1:])))
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[1:])))
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _watched(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+        _0, *_rest, = _result
+        _like_0, *_like_rest, = _likes
+        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and _fit(_rest, _like_rest):
+            _was_right()
+            return None, _0, *_rest
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)

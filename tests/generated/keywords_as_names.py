@@ -1,0 +1,77 @@
+# (Tensor from, float __debug__, float await=1.0) -> Tensor
+
+# Autograd
+def autograd(___keyset, /, ___from, _____debug__, *___rest):
+    ___current = ___fast_path.get(___keyset.raw_repr())
+    if ___current is not None and ___forward_ad._current_level < 0:
+        if not (___from.requires_grad and ___is_grad_enabled()):
+            return ___current.direct(___from, _____debug__, *___rest)
+        ___apply = ___node.apply
+        if ___apply is not None:
+            try:
+                return ___apply(___current.direct, ___from, _____debug__, *___rest)
+            except ___errors as ___error:
+                ___node.explain(___error)
+                raise
+    return ___general(___keyset, ___current, (___from, _____debug__, *___rest), {})
+
+# CompositeExplicitAutograd
+def kernel(___from, _____debug__, ___await=___default_2):
+    ___fn = ___current.fn
+    if ___autocast_is_on() or ___is_excluded(___conjugate):
+        ___result = ___call_plainly(___fn, ___from, _____debug__, ___await)
+    elif ___is_grad_enabled():
+        ___set_grad_enabled(False)
+        try:
+            ___result = ___fn(___from, _____debug__, ___await)
+        finally:
+            ___set_grad_enabled(True)
+    else:
+        ___result = ___fn(___from, _____debug__, ___await)
+    if not ___isinstance(___result, ___Tensor):
+        ___result = ___structure(___result, ___fn)
+    try:
+        ___alias = (
+            not (
+                (___s := ___result.untyped_storage()).resizable() and ___uses(___s._cdata) == 2
+            )
+            or ___result is ___from
+        )
+    except ___RuntimeError:
+        ___alias = True  # perhaps: a layout without a storage of its own
+    if ___alias and ___share_memory((___from,), (___result,)):
+        raise ___alias_error(___result, ___fn, (___from, _____debug__, ___await), {})
+    return ___result
+
+# Autograd, forward
+def forward(___ctx, ___kernel, ___from, _____debug__, *___rest):
+    ___result = ___kernel(___from, _____debug__, *___rest)
+    ___needs = ___ctx.needs_input_grad[1:]
+    ___ctx.needs_input_grad = ___needs
+    if '_customops_materialize' in ___ctx.__dict__:
+        ___finish(___ctx, (___from, _____debug__, *___rest), (___result,))
+    if not ___compares.is_on:
+        ___ctx._customops_expected = (None,) * ___len(___needs)
+    elif ___type(___kernel) is ___partial:
+        ___ctx._customops_expected = (___metadata(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
+    else:
+        ___ctx._customops_expected = ((___from.shape, ___from.dtype, ___from.device) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
+    return ___result
+
+# Autograd, backward
+def backward(___ctx, *___grads):
+    ___seen = ___ctx
+    if '_customops_hooked' in ___ctx.__dict__:
+        ___seen = ___unpacked_once(___ctx)
+    if '_customops_lost' in ___ctx.__dict__ and ___may_be_differentiated():
+        ___seen = ___watched(___ctx, ___op)
+    ___result = ___fn(___seen, *___grads)
+    ___likes = ___ctx._customops_expected
+    if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
+        ___0, ___1, *___rest, = ___result
+        ___like_0, ___like_1, *___like_rest, = ___likes
+        if ((___like_0 is None or ___like_0 == (___0.shape, ___0.dtype, ___0.device)) if ___isinstance(___0, ___Tensor) else ___0 is ___like_0) and ___1 is None and ___fit(___rest, ___like_rest):
+            ___was_right()
+            return None, ___0, ___1, *___rest
+    ___none_allowed = ___any(grad is None for grad in ___grads)
+    return None, *___check(___result, ___range(___len(___likes)), ___likes, none_allowed=___none_allowed)

@@ -1,0 +1,107 @@
+# (Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor
+
+# Autograd
+def autograd(_keyset, /, a, b, c, d):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if not (_any_requires_grad(a, b, c, d) and _is_grad_enabled()):
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, a, b, c, d)
+            elif _is_grad_enabled():
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(a, b, c, d)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(a, b, c, d)
+            if not _isinstance(_result, _Tensor):
+                _result = _structure(_result, _fn)
+            try:
+                _alias = (
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result is a
+                    or _result is b
+                    or _result is c
+                    or _result is d
+                )
+            except _RuntimeError:
+                _alias = True  # perhaps: a layout without a storage of its own
+            if _alias and _share_memory((a, b, c, d), (_result,)):
+                raise _alias_error(_result, _fn, (a, b, c, d), {})
+            return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, a, b, c, d)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
+    return _general(_keyset, _current, (a, b, c, d), {})
+
+# CompositeExplicitAutograd
+def kernel(a, b, c, d):
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, a, b, c, d)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(a, b, c, d)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(a, b, c, d)
+    if not _isinstance(_result, _Tensor):
+        _result = _structure(_result, _fn)
+    try:
+        _alias = (
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is a
+            or _result is b
+            or _result is c
+            or _result is d
+        )
+    except _RuntimeError:
+        _alias = True  # perhaps: a layout without a storage of its own
+    if _alias and _share_memory((a, b, c, d), (_result,)):
+        raise _alias_error(_result, _fn, (a, b, c, d), {})
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, a, b, c, d):
+    _result = _kernel(a, b, c, d)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = _needs
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (a, b, c, d), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,) * _len(_needs)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(a) if _needs[0] else None, _metadata(b) if _needs[1] else None, _metadata(c) if _needs[2] else None, _metadata(d) if _needs[3] else None)
+    else:
+        _ctx._customops_expected = ((a.shape, a.dtype, a.device) if _needs[0] else None, (b.shape, b.dtype, b.device) if _needs[1] else None, (c.shape, c.dtype, c.device) if _needs[2] else None, (d.shape, d.dtype, d.device) if _needs[3] else None)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _watched(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+        _0, _1, _2, _3, = _result
+        _like_0, _like_1, _like_2, _like_3, = _likes
+        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and ((_like_1 is None or _like_1 == (_1.shape, _1.dtype, _1.device)) if _isinstance(_1, _Tensor) else _1 is _like_1) and ((_like_2 is None or _like_2 == (_2.shape, _2.dtype, _2.device)) if _isinstance(_2, _Tensor) else _2 is _like_2) and ((_like_3 is None or _like_3 == (_3.shape, _3.dtype, _3.device)) if _isinstance(_3, _Tensor) else _3 is _like_3):
+            _was_right()
+            return None, _0, _1, _2, _3
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)

@@ -1,0 +1,103 @@
+# (Tensor _result, Tensor __fn, int type, int len) -> Tensor
+
+# Autograd
+def autograd(___keyset, /, _result, __fn, type, len):
+    ___current = ___fast_path.get(___keyset.raw_repr())
+    if ___current is not None and ___forward_ad._current_level < 0:
+        if not (((_result is not None and _result.requires_grad) or (__fn is not None and __fn.requires_grad)) and ___is_grad_enabled()):
+            ___fn = ___current.fn
+            if ___autocast_is_on():
+                ___result = ___call_plainly(___fn, _result, __fn, type, len)
+            elif ___is_grad_enabled():
+                ___set_grad_enabled(False)
+                try:
+                    ___result = ___fn(_result, __fn, type, len)
+                finally:
+                    ___set_grad_enabled(True)
+            else:
+                ___result = ___fn(_result, __fn, type, len)
+            if not ___isinstance(___result, ___Tensor):
+                ___result = ___structure(___result, ___fn)
+            try:
+                ___alias = (
+                    not (
+                        (___s := ___result.untyped_storage()).resizable() and ___uses(___s._cdata) == 2
+                    )
+                    or ___result is _result
+                    or ___result is __fn
+                )
+            except ___RuntimeError:
+                ___alias = True  # perhaps: a layout without a storage of its own
+            if ___alias and ___share_memory((_result, __fn), (___result,)):
+                raise ___alias_error(___result, ___fn, (_result, __fn, type, len), {})
+            return ___result
+        ___apply = ___node.apply
+        if ___apply is not None:
+            try:
+                return ___apply(___current.direct, _result, __fn, type, len)
+            except ___errors as ___error:
+                ___node.explain(___error)
+                raise
+    return ___general(___keyset, ___current, (_result, __fn, type, len), {})
+
+# CompositeExplicitAutograd
+def kernel(_result, __fn, type, len):
+    ___fn = ___current.fn
+    if ___autocast_is_on() or ___is_excluded(___conjugate):
+        ___result = ___call_plainly(___fn, _result, __fn, type, len)
+    elif ___is_grad_enabled():
+        ___set_grad_enabled(False)
+        try:
+            ___result = ___fn(_result, __fn, type, len)
+        finally:
+            ___set_grad_enabled(True)
+    else:
+        ___result = ___fn(_result, __fn, type, len)
+    if not ___isinstance(___result, ___Tensor):
+        ___result = ___structure(___result, ___fn)
+    try:
+        ___alias = (
+            not (
+                (___s := ___result.untyped_storage()).resizable() and ___uses(___s._cdata) == 2
+            )
+            or ___result is _result
+            or ___result is __fn
+        )
+    except ___RuntimeError:
+        ___alias = True  # perhaps: a layout without a storage of its own
+    if ___alias and ___share_memory((_result, __fn), (___result,)):
+        raise ___alias_error(___result, ___fn, (_result, __fn, type, len), {})
+    return ___result
+
+# Autograd, forward
+def forward(___ctx, ___kernel, _result, __fn, type, len):
+    ___result = ___kernel(_result, __fn, type, len)
+    ___needs = ___ctx.needs_input_grad[1:]
+    ___ctx.needs_input_grad = ___needs
+    if '_customops_materialize' in ___ctx.__dict__:
+        ___finish(___ctx, (_result, __fn, type, len), (___result,))
+    if not ___compares.is_on:
+        ___ctx._customops_expected = (None,) * ___len(___needs)
+    elif ___type(___kernel) is ___partial:
+        ___ctx._customops_expected = (___metadata(_result) if ___needs[0] else None, ___metadata(__fn) if ___needs[1] else None, None, None)
+    else:
+        ___ctx._customops_expected = ((_result.shape, _result.dtype, _result.device) if ___needs[0] else None, (__fn.shape, __fn.dtype, __fn.device) if ___needs[1] else None, None, None)
+    return ___result
+
+# Autograd, backward
+def backward(___ctx, *___grads):
+    ___seen = ___ctx
+    if '_customops_hooked' in ___ctx.__dict__:
+        ___seen = ___unpacked_once(___ctx)
+    if '_customops_lost' in ___ctx.__dict__ and ___may_be_differentiated():
+        ___seen = ___watched(___ctx, ___op)
+    ___result = ___fn(___seen, *___grads)
+    ___likes = ___ctx._customops_expected
+    if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
+        ___0, ___1, ___2, ___3, = ___result
+        ___like_0, ___like_1, ___like_2, ___like_3, = ___likes
+        if ((___like_0 is None or ___like_0 == (___0.shape, ___0.dtype, ___0.device)) if ___isinstance(___0, ___Tensor) else ___0 is ___like_0) and ((___like_1 is None or ___like_1 == (___1.shape, ___1.dtype, ___1.device)) if ___isinstance(___1, ___Tensor) else ___1 is ___like_1) and ___2 is None and ___3 is None:
+            ___was_right()
+            return None, ___0, ___1, ___2, ___3
+    ___none_allowed = ___any(grad is None for grad in ___grads)
+    return None, *___check(___result, ___range(___len(___likes)), ___likes, none_allowed=___none_allowed)

@@ -1,0 +1,129 @@
+# (Tensor x, Tensor y) -> (Tensor, Tensor)
+# setup_context
+
+# Autograd
+def autograd(_keyset, /, x, y):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, x, y)
+            elif _is_grad_enabled():
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, y)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y)
+            if not (_type(_result) is _tuple and _len(_result) == 2 and _isinstance(_result[0], _Tensor) and _isinstance(_result[1], _Tensor)):
+                _result = _structure(_result, _fn)
+            try:
+                _alias = (
+                    not (
+                        (_s := _result[0].untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                        and (_s := _result[1].untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result[0] is x
+                    or _result[0] is y
+                    or _result[1] is x
+                    or _result[1] is y
+                    or _result[0] is _result[1]
+                )
+            except _RuntimeError:
+                _alias = True  # perhaps: a layout without a storage of its own
+            if _alias and _share_memory((x, y), (_result[0], _result[1])):
+                raise _alias_error(_result, _fn, (x, y), {})
+            return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, y)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
+    return _general(_keyset, _current, (x, y), {})
+
+# CompositeExplicitAutograd
+def kernel(x, y):
+    _fn = _current.fn
+    if _autocast_is_on() or _is_excluded(_conjugate):
+        _result = _call_plainly(_fn, x, y)
+    elif _is_grad_enabled():
+        _set_grad_enabled(False)
+        try:
+            _result = _fn(x, y)
+        finally:
+            _set_grad_enabled(True)
+    else:
+        _result = _fn(x, y)
+    if not (_type(_result) is _tuple and _len(_result) == 2 and _isinstance(_result[0], _Tensor) and _isinstance(_result[1], _Tensor)):
+        _result = _structure(_result, _fn)
+    try:
+        _alias = (
+            not (
+                (_s := _result[0].untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                and (_s := _result[1].untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result[0] is x
+            or _result[0] is y
+            or _result[1] is x
+            or _result[1] is y
+            or _result[0] is _result[1]
+        )
+    except _RuntimeError:
+        _alias = True  # perhaps: a layout without a storage of its own
+    if _alias and _share_memory((x, y), (_result[0], _result[1])):
+        raise _alias_error(_result, _fn, (x, y), {})
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, x, y):
+    _result = _kernel(x, y)
+    if _type(_result) is not _tuple:
+        _result = _tuple(_result)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = _needs
+    if _transforms_active():
+        _set_up(_ctx, (x, y), {}, _result)
+    else:
+        _callback(ctx=_ctx, inputs=(x, y), output=_result)
+    _kept = _ctx.__dict__
+    _lost = _ctx.non_differentiable or (_kept and not _no_tensors.issuperset(_map(_type, _kept.values())))
+    for _saved in _ctx.to_save or ():
+        if _saved is not x and _saved is not y and _saved is not _result[0] and _saved is not _result[1]:
+            _lost = True
+    if _lost:
+        _remember_lost(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
+    if _saved_tensors_hooks(True) is not None:
+        _ctx._customops_hooked = True
+    if True:
+        _finish(_ctx, (x, y), _result)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,) * _len(_needs)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, (y.shape, y.dtype, y.device) if _needs[1] else None)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_or_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _watched(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+        _0, _1, = _result
+        _like_0, _like_1, = _likes
+        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and ((_like_1 is None or _like_1 == (_1.shape, _1.dtype, _1.device)) if _isinstance(_1, _Tensor) else _1 is _like_1):
+            _was_right()
+            return None, _0, _1
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)
