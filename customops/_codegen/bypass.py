@@ -7,10 +7,7 @@ entry for the op. Whatever is not certain goes to the dispatcher, and so do call
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
@@ -18,31 +15,8 @@ from customops._codegen.function import Source, variable_name
 from customops._codegen.kernel import emit_kernel_call
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
+from customops._schema.types import ROWS, TypeRow
 from customops.errors import UnsupportedError
-
-#: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
-_ARRIVES_AS_IT_IS = {
-    "Tensor": "$type({}) in $tensors",
-    "SymInt": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
-    "int": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
-    "float": "$type({}) is $float",
-    "Scalar": "$type({}) is $float",
-    "bool": "$type({}) is $bool",
-    "str": "$type({}) is $str and {}.isascii()",
-    "ScalarType": "$type({}) is $dtype",
-    "Device": "$type({}) is $device",
-}
-_OBJECTS: dict[str, Any] = {
-    "bool": bool,
-    "device": torch.device,
-    "dtype": torch.dtype,
-    "float": float,
-    "int": int,
-    "len": len,
-    "str": str,
-    "tensors": frozenset({Tensor, torch.nn.Parameter}),
-    "type": type,
-}
 
 
 def refuse(schema: Schema, op: str) -> None:
@@ -53,7 +27,7 @@ def refuse(schema: Schema, op: str) -> None:
     if not any(argument.type == "Tensor" for argument in schema.positional):
         problem = "no argument is always a Tensor, to tell the device by"
     for argument in schema.arguments:
-        if argument.type.removesuffix("?") not in _ARRIVES_AS_IT_IS:
+        if _row(argument) is None:
             problem = f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
         elif argument.kwarg_only and (argument.holds_tensors or not argument.has_default):
             problem = f"the argument {argument.name!r} is always passed by keyword"
@@ -70,7 +44,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
     """
     text = Source("__call__", schema)
     names = [variable_name(argument) for argument in schema.positional]
-    text.objects |= _OBJECTS
+    text.objects |= {"len": len, "type": type}
     text.parameters = ["$self", "/", "*$args", "**$kwargs"]
     text.line("if $is_dynamo_compiling():", is_dynamo_compiling=is_dynamo_compiling)
     text.line("    return $self._opoverload(*$args, **$kwargs)")
@@ -79,7 +53,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
     text.line(f"    {', '.join(names)}, = $args")
     tensors = sorted((a for a in schema.positional if a.holds_tensors), key=lambda argument: argument.type != "Tensor")
     conditions = [
-        *map(_arrives, schema.positional),
+        *(_arrives(argument, text) for argument in schema.positional),
         "not $is_torch_function_mode_enabled()",  # before anything that such a mode would see
         f"not (({' or '.join(map(_requires_grad, tensors))}) and $is_grad_enabled())",
         "$forward_ad._current_level < 0",
@@ -123,9 +97,26 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
     return text
 
 
-def _arrives(argument: Argument) -> str:
-    test = _ARRIVES_AS_IT_IS[argument.type.removesuffix("?")].format(*[variable_name(argument)] * 3)
-    return f"({variable_name(argument)} is None or {test})" if argument.type.endswith("?") else test
+def _row(argument: Argument) -> TypeRow | None:
+    """The row of an argument of which some values reach a kernel as they are."""
+    row = ROWS.get(argument.type.removesuffix("?"))
+    return row if row is not None and row.unchanged else None
+
+
+def _arrives(argument: Argument, text: Source) -> str:
+    """The condition under which a value reaches a kernel as it is."""
+    name, row = variable_name(argument), _row(argument)
+    assert row is not None  # see `refuse`
+    if len(row.unchanged) == 1:
+        (type_,) = row.unchanged
+        text.objects[type_.__name__] = type_
+        test = f"$type({name}) is ${type_.__name__}"
+    else:
+        text.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
+        test = f"$type({name}) in ${row.schema.lower()}s"
+    if row.unchanged_if:
+        test = f"{test} and {row.unchanged_if.format(*[name] * row.unchanged_if.count('{}'))}"
+    return f"({name} is None or {test})" if argument.type.endswith("?") else test
 
 
 def _requires_grad(argument: Argument) -> str:

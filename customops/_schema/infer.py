@@ -16,11 +16,18 @@ import torch
 
 from customops import _compat
 from customops._schema.advice import advice, show
-from customops._schema.defaults import default_problem, default_text
+from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import Alias, Argument, Return, Schema
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import NO_PLACE, SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, dispatched, lookup
+from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, lookup
 from customops.errors import SchemaError, brief, innermost, name_of, where
+
+#: Positional-or-keyword and keyword-only parameters have a place in a schema; these have not.
+_NO_PLACE = {
+    inspect.Parameter.VAR_POSITIONAL: "varargs (*{})",
+    inspect.Parameter.VAR_KEYWORD: "varkwargs (**{})",
+    inspect.Parameter.POSITIONAL_ONLY: "positional-only parameters ({})",
+}
 
 
 def infer_schema(
@@ -148,8 +155,8 @@ class _Reader:
 
     def argument(self, index: int, parameter: inspect.Parameter, mutated: frozenset[str] | None) -> Argument:
         name = parameter.name
-        if parameter.kind in NO_PLACE:
-            what = NO_PLACE[parameter.kind].format(name)
+        if parameter.kind in _NO_PLACE:
+            what = _NO_PLACE[parameter.kind].format(name)
             self.fail(f"{what} are not supported", fix="write every argument as a named, typed parameter")
         if not name.isascii():
             self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
@@ -242,7 +249,7 @@ class _Reader:
         if origin is None or origin is typing.Literal:
             return annotation
         if origin is typing.Annotated:
-            return annotation  # unsupported; `_advice` looks inside
+            return annotation  # unsupported; `advice` looks inside
         resolved = tuple(self.resolve(item) for item in items)
         if all(new is old for new, old in zip(resolved, items, strict=True)):
             return annotation
