@@ -14,12 +14,11 @@ from typing import Any, ForwardRef, NoReturn, Optional, Union
 
 import torch
 
-from customops import _compat
 from customops._schema.advice import advice, show
 from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import Alias, Argument, Return, Schema
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, lookup
+from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, param_type, return_type
 from customops.errors import SchemaError, brief, innermost, name_of, where
 
 #: Positional-or-keyword and keyword-only parameters have a place in a schema; these have not.
@@ -168,11 +167,11 @@ class _Reader:
                 )
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)
-        type_ = lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation)
+        type_ = param_type(annotation)
         if type_ is None:
             self.unsupported(f"parameter {name}", annotation, SUPPORTED_PARAM_TYPES)
         if parameter.default is None:  # `k: int = None` is meant as Optional[int]
-            type_ = lookup(SUPPORTED_PARAM_TYPES, Optional[annotation]) or type_
+            type_ = param_type(Optional[annotation]) or type_
         alias = self.alias(index, name, type_, mutated)
         default = parameter.default
         if default is inspect.Parameter.empty:
@@ -228,10 +227,7 @@ class _Reader:
         return (Return(f"({types_[0]})"),) if len(types_) == 1 else tuple(map(Return, types_))
 
     def return_type(self, annotation: Any, whole: Any) -> str:
-        found = lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(
-            annotation, as_return=True
-        )
-        return found or self.unsupported("the return", whole, SUPPORTED_RETURN_TYPES)
+        return return_type(annotation) or self.unsupported("the return", whole, SUPPORTED_RETURN_TYPES)
 
     def unsupported(self, what: str, annotation: Any, table: dict[Any, str]) -> NoReturn:
         self.fail(

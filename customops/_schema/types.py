@@ -220,6 +220,16 @@ def lookup(table: dict[Any, str], annotation: Any) -> str | None:
         return None
 
 
+def param_type(annotation: Any) -> str | None:
+    """The schema type of a hint of a parameter, or None."""
+    return lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation)
+
+
+def return_type(annotation: Any) -> str | None:
+    """The schema type of a hint of a return, or None."""
+    return lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation, as_return=True)
+
+
 def tuple_to_list(tuple_type: Any) -> Any:
     """The list type nearest to a tuple type: ``Tuple[int, int]`` -> ``list[int]``, bare ``Tuple`` -> ``list``."""
     items = typing.get_args(tuple_type)
