@@ -27,7 +27,7 @@ COMPLEX = TypeRow(
     return_forms=("",),
     defaults=(int, complex),
     list_defaults=True,
-    canonical=complex,
+    canonical_default=complex,
     results=(complex,),
     unchanged=(complex,),
 )
@@ -35,8 +35,8 @@ LAYOUT = TypeRow(
     "Layout",
     (torch.layout,),
     defaults=(torch.layout,),
-    write=literals.enum_text,
-    read=literals.layout_from,
+    write_default=literals.enum_text,
+    read_default=literals.layout_from,
     unchanged=(torch.layout,),
 )
 

@@ -1,4 +1,4 @@
-"""Results of kernels and fakes: what they must be, and the errors that say what they are instead."""
+"""Result checks of kernels and fakes: types and aliases, and the errors for results that do not fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ResultCheck = Callable[[Any, Fn], Any]
 
 
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
-    """Does a result have the number and types of returns that the schema says? (`role`: "kernel" or "fake impl")"""
+    """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
 
     def structure(result: Any, fn: Fn) -> Any:
@@ -128,7 +128,7 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
 
 
 def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) that returned something else than what it was to write to."""
+    """The error for a kernel (or fake impl) of an in-place op that did not return its first argument."""
     first = schema.positional[0].name
     return KernelError(
         f"a {role} of an op with torch.Tag.inplace must return its first argument",
@@ -142,7 +142,7 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "
 
 
 def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The same for out arguments."""
+    """The error for a kernel (or fake impl) of an out op that did not return its out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
         f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",

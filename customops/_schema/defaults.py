@@ -31,7 +31,7 @@ def default_text(type_: str, value: Any) -> str | None:
     if value is None:
         return "None"
     if not isinstance(value, (list, tuple)):
-        return row_of(type_).write(value)
+        return row_of(type_).write_default(value)
     item = item_type(type_)
     if item not in ROWS or not ROWS[item].list_defaults:
         return None
@@ -41,12 +41,12 @@ def default_text(type_: str, value: Any) -> str | None:
 
 def dispatched(type_: str, default: Any) -> Any:
     """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``."""
-    return _converted(row_of(type_).canonical, default)
+    return _converted(row_of(type_).canonical_default, default)
 
 
 def python_default(type_: str, value: Any) -> Any:
     """A default that the dispatcher holds, in the form in which kernels receive it: dtypes and devices as objects."""
-    return _converted(row_of(type_).read, value)
+    return _converted(row_of(type_).read_default, value)
 
 
 def _converted(convert: Any, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Schemas from the type hints of a function."""
+"""Schema inference: the type hints of a function as a schema."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def schema_of(
 
 
 def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
-    """`mutates_args`, checked, as "unknown" or as a tuple: it may be an iterator that can be read once.
+    """Check `mutates_args`, and return it as "unknown" or as a tuple: it may be an iterator, to be read once.
 
     Raises:
         SchemaError: it is neither the word nor names.
@@ -96,11 +96,11 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
 def _mutated_names(
     mutates_args: str | Iterable[str], parameters: Iterable[str], reader: _Reader
 ) -> frozenset[str] | None:
-    """The names in `mutates_args`; None stands for "unknown"."""
-    written = mutates_args_names(mutates_args, reader.op, where(reader.fn))
-    if written == "unknown":
+    """The names in `mutates_args`, each one a parameter; None stands for "unknown"."""
+    given = mutates_args_names(mutates_args, reader.op, where(reader.fn))
+    if given == "unknown":
         return None
-    names = frozenset(written)
+    names = frozenset(given)
     if missing := names - frozenset(parameters):
         listed = ", ".join(sorted(map(repr, missing)))
         reader.fail(
@@ -112,7 +112,7 @@ def _mutated_names(
 def _alias_returns(
     arguments: tuple[Argument, ...], returns: tuple[Return, ...], tags: tuple[torch.Tag, ...]
 ) -> tuple[Return, ...]:
-    """Let the returns of an in-place or out op alias what it writes to; `check_tags` judges the result."""
+    """The returns with the aliases that an in-place or out op has; `check_tags` judges the result."""
     targets: list[Argument] = []
     if torch.Tag.inplace in tags:
         targets = [a for a in arguments if not a.kwarg_only][:1]
@@ -125,7 +125,7 @@ def _alias_returns(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one function's annotations; every complaint names that function and its line."""
+    """Reads the annotations of one function; every error names the function and its line."""
 
     fn: Callable[..., Any]
     op: str
@@ -189,7 +189,11 @@ class _Reader:
         return Alias(frozenset({f"a{index}"}), write=True)
 
     def with_default(self, argument: Argument) -> Argument:
-        """Check a default against its type, and find how to write it in schema text."""
+        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
+
+        Raises:
+            SchemaError: the type has no such default.
+        """
         given = argument.default
         problem = default_problem(argument.type, given)
         if problem is not None:
@@ -202,7 +206,7 @@ class _Reader:
         if default_text(argument.type, argument.default) is not None:
             return argument
         if argument.type.endswith("?"):
-            # None must go on meaning None here, so the text has no word left for the default.
+            # None means None here, so it cannot stand for the default.
             self.fail(
                 f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
                 "own meaning here",

@@ -1,4 +1,4 @@
-"""The types of arguments and returns: one row for each, with all that customops knows of it.
+"""The types of arguments and returns: a row for each, with all that the package knows of it.
 
 A type is added by adding a row to `_rows`. What a rule asks of a type (how its default is written, what a kernel may
 return, whether the dispatcher hands on the same object) is a field of the row, read where it is needed.
@@ -42,13 +42,13 @@ class TypeRow(NamedTuple):
     #: Why a value of these types cannot be a default all the same, or None.
     default_problem: Callable[[Any], str | None] | None = None
     #: A default as schema text, or None where the schema language has no word for it.
-    write: Callable[[Any], str | None] = literals.literal
+    write_default: Callable[[Any], str | None] = literals.literal
     #: A default as kernels receive it, from what the dispatcher holds after it has read the text.
-    read: Callable[[Any], Any] | None = None
+    read_default: Callable[[Any], Any] | None = None
     #: Has the schema language defaults for lists of it?
     list_defaults: bool = False
     #: A default as the dispatcher would hand it over, from what the author wrote: ``3`` for a float is ``3.0``.
-    canonical: Callable[[Any], Any] | None = None
+    canonical_default: Callable[[Any], Any] | None = None
     #: Does a default reach callbacks as the author wrote it, also where the dispatcher has it in another form?
     keeps_default: bool = False
 
@@ -78,7 +78,7 @@ def _rows() -> Iterable[TypeRow]:
         defaults=(int,),
         default_problem=literals.int_problem,
         list_defaults=True,
-        canonical=int,
+        canonical_default=int,
         results=(numbers.Integral, SymInt),
         unchanged=(int,),
         unchanged_if="-0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
@@ -92,9 +92,9 @@ def _rows() -> Iterable[TypeRow]:
         return_forms=("",),
         defaults=(int, float),
         default_problem=literals.float_problem,
-        read=float,
+        read_default=float,
         list_defaults=True,
-        canonical=float,
+        canonical_default=float,
         results=(numbers.Real, SymFloat, SymInt),
         unchanged=(float,),
     )
@@ -104,7 +104,7 @@ def _rows() -> Iterable[TypeRow]:
         forms=(*_ALONE, "[]", "[]?"),
         return_forms=("",),
         defaults=(bool,),
-        read=bool,
+        read_default=bool,
         list_defaults=True,
         results=(bool, SymBool),
         unchanged=(bool,),
@@ -116,7 +116,7 @@ def _rows() -> Iterable[TypeRow]:
         return_forms=("",),
         defaults=(int, float, bool),
         default_problem=literals.int_problem,
-        canonical=literals.plain_number,
+        canonical_default=literals.plain_number,
         results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
         unchanged=(float,),
     )
@@ -126,7 +126,7 @@ def _rows() -> Iterable[TypeRow]:
         (str,) if group_name is None else (str, group_name),
         defaults=(str,),
         default_problem=literals.str_problem,
-        canonical="".join,
+        canonical_default="".join,
         results=(str,),
         unchanged=(str,),
         unchanged_if="{}.isascii()",
@@ -135,8 +135,8 @@ def _rows() -> Iterable[TypeRow]:
         "ScalarType",
         (torch.dtype,),
         defaults=(torch.dtype,),
-        write=literals.dtype_text,
-        read=literals.dtype_from,
+        write_default=literals.dtype_text,
+        read_default=literals.dtype_from,
         list_defaults=True,
         unchanged=(torch.dtype,),
     )
@@ -145,13 +145,15 @@ def _rows() -> Iterable[TypeRow]:
         (torch.device,),
         defaults=(torch.device, str),
         default_problem=literals.device_problem,
-        write=literals.quoted,
-        read=torch.device,
+        write_default=literals.quoted,
+        read_default=torch.device,
         keeps_default=True,  # a string goes on being one: that is what torch.library passes
         unchanged=(torch.device,),
     )
-    yield TypeRow("Layout", write=literals.enum_text, read=literals.layout_from, list_defaults=True)
-    yield TypeRow("MemoryFormat", write=literals.enum_text, read=literals.memory_format_from, list_defaults=True)
+    yield TypeRow("Layout", write_default=literals.enum_text, read_default=literals.layout_from, list_defaults=True)
+    yield TypeRow(
+        "MemoryFormat", write_default=literals.enum_text, read_default=literals.memory_format_from, list_defaults=True
+    )
 
 
 #: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.

@@ -1,4 +1,4 @@
-"""Kernels that users write for the device: looked up, installed, and their results checked in each call."""
+"""User kernels of the device: installed and removed, with a check of their results in each call."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class UserKernels:
 
     @staticmethod
     def _composite(op: Any) -> Fn:
-        """The kernel above that of an op which torch composes of others.
+        """The kernel at the autograd key of an op which torch composes of others.
 
         Where a derivative is wanted, the op is taken apart as without the kernel. Most of these have none of their own,
         and would be constants to autograd; that of some (``linear``) is an op that no device but torch's own has.
@@ -212,7 +212,7 @@ def _similar(op: str) -> str | None:
 
 
 class KernelCheck:
-    """What a kernel returned, against the schema and the device of the inputs."""
+    """Checks what a kernel returned against the schema and the device of the inputs."""
 
     def __init__(
         self, fallback: Fallback, plan: FallbackPlan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
