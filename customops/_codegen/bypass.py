@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
@@ -18,20 +17,8 @@ from customops._codegen.function import Source, any_of, as_tuple, fill, variable
 from customops._codegen.kernel import emit_kernel_call
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
+from customops._schema.types import ROWS, TypeRow
 from customops.errors import UnsupportedError
-
-#: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
-_ARRIVES_UNCHANGED = {
-    "Tensor": "$type({}) in $tensors",
-    "SymInt": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
-    "int": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
-    "float": "$type({}) is $float",
-    "Scalar": "$type({}) is $float",
-    "bool": "$type({}) is $bool",
-    "str": "$type({}) is $str and {}.isascii()",
-    "ScalarType": "$type({}) is $dtype",
-    "Device": "$type({}) is $device",
-}
 
 CALL = """\
 def __call__($self, /, *$args, **$kwargs):
@@ -64,8 +51,6 @@ def __call__($self, /, *$args, **$kwargs):
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
     "counting": _compat.dispatch.DispatchKey.ADInplaceOrView,
-    "device": torch.device,
-    "dtype": torch.dtype,
     "forward_ad": _compat.autograd.forward_ad,
     "included_keys": _compat.dispatch.included_keys,
     "is_dynamo_compiling": is_dynamo_compiling,
@@ -73,7 +58,6 @@ _OBJECTS: dict[str, Any] = {
     "is_grad_enabled": torch.is_grad_enabled,
     "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
     "keys_of": _compat.dispatch.keys_of,
-    "tensors": frozenset({Tensor, torch.nn.Parameter}),
 }
 
 
@@ -85,7 +69,7 @@ def refuse(schema: Schema, op: str) -> None:
     if not any(argument.type == "Tensor" for argument in schema.positional):
         problem = "no argument is always a Tensor, to tell the device by"
     for argument in schema.arguments:
-        if argument.type.removesuffix("?") not in _ARRIVES_UNCHANGED:
+        if _row(argument) is None:
             problem = f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
         elif argument.kwarg_only and (argument.holds_tensors or not argument.has_default):
             problem = f"the argument {argument.name!r} is always passed by keyword"
@@ -110,7 +94,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
         CALL,
         count=str(len(names)),
         names=as_tuple(names)[1:-1],
-        arrive_unchanged="\nand ".join(map(_emit_arrives_unchanged, schema.positional)),
+        arrive_unchanged="\nand ".join(_emit_arrives_unchanged(source, argument) for argument in schema.positional),
         requires_grad=any_of(map(_emit_requires_grad, tensors)),
         # Inside __torch_dispatch__ versions are not counted.
         counts_versions="and not $is_excluded($counting)" if schema.mutated else "",
@@ -127,9 +111,25 @@ def _emit_kernel_call(source: Source, names: list[str]) -> str:
     return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
 
 
-def _emit_arrives_unchanged(argument: Argument) -> str:
-    name = variable_name(argument)
-    test = _ARRIVES_UNCHANGED[argument.type.removesuffix("?")].replace("{}", name)
+def _row(argument: Argument) -> TypeRow | None:
+    """The row of an argument of which some values reach a kernel as they are."""
+    row = ROWS.get(argument.type.removesuffix("?"))
+    return row if row is not None and row.unchanged else None
+
+
+def _emit_arrives_unchanged(source: Source, argument: Argument) -> str:
+    """The condition under which a value reaches a kernel as it is."""
+    name, row = variable_name(argument), _row(argument)
+    assert row is not None  # see `refuse`
+    if len(row.unchanged) == 1:
+        (type_,) = row.unchanged
+        source.objects[type_.__name__] = type_
+        test = f"$type({name}) is ${type_.__name__}"
+    else:
+        source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
+        test = f"$type({name}) in ${row.schema.lower()}s"
+    if row.unchanged_if:
+        test = f"{test} and {row.unchanged_if.format(*[name] * row.unchanged_if.count('{}'))}"
     return f"({name} is None or {test})" if argument.type.endswith("?") else test
 
 

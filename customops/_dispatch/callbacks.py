@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from customops._schema.defaults import python_default
 from customops._schema.model import Argument, Schema
+from customops._schema.types import row_of
 from customops.errors import CallbackError, RegistrationError, brief, name_of, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -183,9 +185,10 @@ def filler(schema: Schema) -> Fill | None:
 
 def is_altered(argument: Argument) -> bool:
     """Does the dispatcher hold the default in another form than the op's author wrote it?"""
-    return argument.default_is_none_in_text or (
-        argument.type.startswith("Device") and isinstance(argument.default, (str, torch.device))
-    )
+    if argument.default_is_none_in_text:
+        return True
+    row = row_of(argument.type)
+    return row.keeps_default and isinstance(argument.default, row.defaults)
 
 
 def in_python_form(argument: Argument, value: Any) -> Any:
@@ -194,7 +197,10 @@ def in_python_form(argument: Argument, value: Any) -> Any:
         return value
     if argument.default_is_none_in_text:
         return _fresh(argument.default) if value is None else value
-    return argument.default if value is not None and torch.device(value) == torch.device(argument.default) else value
+    if value is None:
+        return None
+    same = python_default(argument.type, value) == python_default(argument.type, argument.default)
+    return argument.default if same else value
 
 
 def _fresh(default: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Results of kernels and fakes: what they must be, and the errors that say what they are instead."""
+"""Result checks of kernels and fakes: types and aliases, and the errors for results that do not fit."""
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast, get_args
@@ -13,6 +12,7 @@ from torch import Tensor
 from customops import _compat
 from customops._dispatch.callbacks import Fn
 from customops._schema.model import Argument, Return, Schema
+from customops._schema.types import item_type, row_of
 from customops.errors import AliasError, DefinitionError, KernelError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -38,7 +38,7 @@ ResultCheck = Callable[[Any, Fn], Any]
 
 
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
-    """Does a result have the number and types of returns that the schema says? (`role`: "kernel" or "fake impl")"""
+    """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
 
     def structure(result: Any, fn: Fn) -> Any:
@@ -55,35 +55,26 @@ def _fits(result: Any, returns: tuple[Return, ...]) -> bool:
     if len(returns) == 0:
         return result is None
     if len(returns) == 1:
-        return _fits_type(result, returns[0].type)
+        return fits_type(result, returns[0].type)
     return (
         isinstance(result, tuple)
         and len(result) == len(returns)
-        and all(_fits_type(item, ret.type) for item, ret in zip(result, returns, strict=True))
+        and all(fits_type(item, ret.type) for item, ret in zip(result, returns, strict=True))
     )
 
 
-def _fits_type(value: Any, type_: str) -> bool:
-    if type_ == "Tensor":
-        return isinstance(value, Tensor)
+def fits_type(value: Any, type_: str) -> bool:
+    """May a return of a schema type be this value? Of a type that says nothing of it torch is to judge."""
     if type_.endswith("?"):
-        return value is None or _fits_type(value, type_[:-1])
-    if type_.endswith("[]"):
-        return isinstance(value, (list, tuple)) and all(_fits_type(item, type_[:-2]) for item in value)
+        return value is None or fits_type(value, type_[:-1])
+    item = item_type(type_)
+    if item is not None:
+        return isinstance(value, (list, tuple)) and all(fits_type(each, item) for each in value)
     if type_.startswith("("):
         items = type_[1:-1].split(", ")
-        return isinstance(value, tuple) and len(value) == len(items) and all(map(_fits_type, value, items))
-    accepted = _NUMBERS.get(type_)
-    return accepted is None or isinstance(value, accepted)  # types without a row are torch's to judge
-
-
-_NUMBERS: dict[str, tuple[type, ...]] = {
-    "SymInt": (numbers.Integral, torch.SymInt),
-    "int": (numbers.Integral, torch.SymInt),
-    "float": (numbers.Real, torch.SymFloat, torch.SymInt),
-    "bool": (bool, torch.SymBool),
-    "Scalar": (numbers.Integral, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool),
-}
+        return isinstance(value, tuple) and len(value) == len(items) and all(map(fits_type, value, items))
+    accepted = row_of(type_).results
+    return accepted is None or isinstance(value, accepted)
 
 
 def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
@@ -137,7 +128,7 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
 
 
 def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) that returned something else than what it was to write to."""
+    """The error for a kernel (or fake impl) of an in-place op that did not return its first argument."""
     first = schema.positional[0].name
     return KernelError(
         f"a {role} of an op with torch.Tag.inplace must return its first argument",
@@ -151,7 +142,7 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "
 
 
 def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The same for out arguments."""
+    """The error for a kernel (or fake impl) of an out op that did not return its out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
         f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",

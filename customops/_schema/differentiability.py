@@ -1,4 +1,4 @@
-"""Which arguments and returns of an op have gradients."""
+"""Differentiability: which arguments and returns of an op can have gradients."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Names = str | Iterable[str]
 
 
 class Differentiable(NamedTuple):
-    """What of an op is differentiable, whatever its formula."""
+    """Which parts of an op are differentiable, whatever its formula."""
 
-    #: A flag for each return; none at all: every one is.
+    #: A flag for each return; empty if every one is differentiable.
     returns: tuple[bool, ...] = ()
-    #: Tensors that have no gradient.
+    #: The tensor arguments that have no gradient.
     nondiff_args: frozenset[str] = frozenset()
-    #: Is anything?
+    #: Is any return differentiable?
     op: bool = True
 
     @classmethod
     def of(cls, given: bool | Sequence[bool], nondiff_args: Names, schema: Schema, op: str) -> Differentiable:
-        """``differentiable=`` and ``nondiff_args=`` of an op.
+        """The record of what ``differentiable=`` and ``nondiff_args=`` of an op say.
 
         Raises:
             DefinitionError: there is not one flag for each return, or an argument that has no gradient anyway.
@@ -44,18 +44,18 @@ class Differentiable(NamedTuple):
         nondiff = tensor_names(nondiff_args, "nondiff_args", schema, op)
         return cls(tuple(flags), nondiff, given is True or True in flags)
 
-    def watched(self, schema: Schema) -> tuple[Argument, ...]:
-        """The arguments that, if they require grad, make a call one to be differentiated. A write always matters."""
+    def differentiable_args(self, schema: Schema) -> tuple[Argument, ...]:
+        """The arguments that make a call one to be differentiated, if they require grad. A mutated one always does."""
         tensors = (argument for argument in schema.arguments if argument.holds_tensors)
-        return tuple(a for a in tensors if a.is_written or (self.op and a.name not in self.nondiff_args))
+        return tuple(a for a in tensors if a.is_mutated or (self.op and a.name not in self.nondiff_args))
 
 
-#: Of an op that says nothing of it.
+#: Of an op that says nothing of it: everything is differentiable.
 ALL = Differentiable()
 
 
 def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
-    """The names that an option holds, read once: it may be an iterator.
+    """The names that an option holds, as a tuple: it may be an iterator, to be read once.
 
     Raises:
         DefinitionError: it holds something else.
@@ -88,5 +88,5 @@ def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[
 
 
 def is_differentiable(value: Any) -> bool:
-    """A tensor of a dtype that has gradients."""
+    """Is it a tensor of a dtype that has gradients?"""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -1,4 +1,4 @@
-"""Schemas from the type hints of a function."""
+"""Schema inference: the type hints of a function as a schema."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from typing import Any, ForwardRef, NoReturn, Optional, Union
 
 import torch
 
-from customops import _compat
 from customops._schema.advice import advice, show
-from customops._schema.defaults import default_problem, default_text
+from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import Alias, Argument, Return, Schema
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import NO_PLACE, SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, dispatched, lookup
+from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, param_type, return_type
 from customops.errors import SchemaError, brief, innermost, name_of, where
+
+#: Positional-or-keyword and keyword-only parameters have a place in a schema; these have not.
+_NO_PLACE = {
+    inspect.Parameter.VAR_POSITIONAL: "varargs (*{})",
+    inspect.Parameter.VAR_KEYWORD: "varkwargs (**{})",
+    inspect.Parameter.POSITIONAL_ONLY: "positional-only parameters ({})",
+}
 
 
 def infer_schema(
@@ -69,7 +75,7 @@ def schema_of(
 
 
 def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
-    """`mutates_args`, checked, as "unknown" or as a tuple: it may be an iterator that can be read once.
+    """Check `mutates_args`, and return it as "unknown" or as a tuple: it may be an iterator, to be read once.
 
     Raises:
         SchemaError: it is neither the word nor names.
@@ -90,11 +96,11 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
 def _mutated_names(
     mutates_args: str | Iterable[str], parameters: Iterable[str], reader: _Reader
 ) -> frozenset[str] | None:
-    """The names in `mutates_args`; None stands for "unknown"."""
-    written = mutates_args_names(mutates_args, reader.op, where(reader.fn))
-    if written == "unknown":
+    """The names in `mutates_args`, each one a parameter; None stands for "unknown"."""
+    given = mutates_args_names(mutates_args, reader.op, where(reader.fn))
+    if given == "unknown":
         return None
-    names = frozenset(written)
+    names = frozenset(given)
     if missing := names - frozenset(parameters):
         listed = ", ".join(sorted(map(repr, missing)))
         reader.fail(
@@ -106,12 +112,12 @@ def _mutated_names(
 def _alias_returns(
     arguments: tuple[Argument, ...], returns: tuple[Return, ...], tags: tuple[torch.Tag, ...]
 ) -> tuple[Return, ...]:
-    """Let the returns of an in-place or out op alias what it writes to; `check_tags` judges the result."""
+    """The returns with the aliases that an in-place or out op has; `check_tags` judges the result."""
     targets: list[Argument] = []
     if torch.Tag.inplace in tags:
         targets = [a for a in arguments if not a.kwarg_only][:1]
     elif torch.Tag.out in tags:
-        targets = [a for a in arguments if a.is_written]
+        targets = [a for a in arguments if a.is_mutated]
     if len(targets) != len(returns):
         return returns
     return tuple(Return(r.type, target.alias) for r, target in zip(returns, targets, strict=True))
@@ -119,7 +125,7 @@ def _alias_returns(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one function's annotations; every complaint names that function and its line."""
+    """Reads the annotations of one function; every error names the function and its line."""
 
     fn: Callable[..., Any]
     op: str
@@ -148,8 +154,8 @@ class _Reader:
 
     def argument(self, index: int, parameter: inspect.Parameter, mutated: frozenset[str] | None) -> Argument:
         name = parameter.name
-        if parameter.kind in NO_PLACE:
-            what = NO_PLACE[parameter.kind].format(name)
+        if parameter.kind in _NO_PLACE:
+            what = _NO_PLACE[parameter.kind].format(name)
             self.fail(f"{what} are not supported", fix="write every argument as a named, typed parameter")
         if not name.isascii():
             self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
@@ -161,11 +167,11 @@ class _Reader:
                 )
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)
-        type_ = lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation)
+        type_ = param_type(annotation)
         if type_ is None:
             self.unsupported(f"parameter {name}", annotation, SUPPORTED_PARAM_TYPES)
         if parameter.default is None:  # `k: int = None` is meant as Optional[int]
-            type_ = lookup(SUPPORTED_PARAM_TYPES, Optional[annotation]) or type_
+            type_ = param_type(Optional[annotation]) or type_
         alias = self.alias(index, name, type_, mutated)
         default = parameter.default
         if default is inspect.Parameter.empty:
@@ -183,7 +189,11 @@ class _Reader:
         return Alias(frozenset({f"a{index}"}), write=True)
 
     def with_default(self, argument: Argument) -> Argument:
-        """Check a default against its type, and find how to write it in schema text."""
+        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
+
+        Raises:
+            SchemaError: the type has no such default.
+        """
         given = argument.default
         problem = default_problem(argument.type, given)
         if problem is not None:
@@ -196,7 +206,7 @@ class _Reader:
         if default_text(argument.type, argument.default) is not None:
             return argument
         if argument.type.endswith("?"):
-            # None must go on meaning None here, so the text has no word left for the default.
+            # None means None here, so it cannot stand for the default.
             self.fail(
                 f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
                 "own meaning here",
@@ -221,10 +231,7 @@ class _Reader:
         return (Return(f"({types_[0]})"),) if len(types_) == 1 else tuple(map(Return, types_))
 
     def return_type(self, annotation: Any, whole: Any) -> str:
-        found = lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(
-            annotation, as_return=True
-        )
-        return found or self.unsupported("the return", whole, SUPPORTED_RETURN_TYPES)
+        return return_type(annotation) or self.unsupported("the return", whole, SUPPORTED_RETURN_TYPES)
 
     def unsupported(self, what: str, annotation: Any, table: dict[Any, str]) -> NoReturn:
         self.fail(
@@ -242,7 +249,7 @@ class _Reader:
         if origin is None or origin is typing.Literal:
             return annotation
         if origin is typing.Annotated:
-            return annotation  # unsupported; `_advice` looks inside
+            return annotation  # unsupported; `advice` looks inside
         resolved = tuple(self.resolve(item) for item in items)
         if all(new is old for new, old in zip(resolved, items, strict=True)):
             return annotation

@@ -1,4 +1,4 @@
-"""The model of a schema: arguments, returns, aliases. See `parse` for the text, `infer` for type hints."""
+"""`Schema`: arguments, returns and alias sets of an op. See `parse` for its text, `infer` for type hints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Required(Enum):
         return "REQUIRED"
 
 
-#: Stands for "no default".
+#: The default of an argument that has none.
 REQUIRED: Final = _Required.REQUIRED
 
 ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
@@ -26,7 +26,7 @@ ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)
 
 @dataclass(frozen=True)
 class Alias:
-    """Alias sets of an argument or return: ``Tensor(a|b!)`` has sets {a, b} and is written."""
+    """The alias annotation of an argument or return: ``Tensor(a|b!)`` has the sets {a, b} and is mutated."""
 
     sets: frozenset[str]
     write: bool = False
@@ -42,7 +42,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Typed:
-    """What arguments and returns share: a type without its alias annotation (``Tensor?[]``), and the alias."""
+    """A type without its alias annotation (``Tensor?[]``), and that annotation: what arguments and returns share."""
 
     type: str
     alias: Alias | None = None
@@ -60,7 +60,7 @@ class Typed:
         return self.is_tensor or self.is_tensor_list
 
     @property
-    def is_written(self) -> bool:
+    def is_mutated(self) -> bool:
         return self.alias is not None and self.alias.write
 
     @property
@@ -72,13 +72,13 @@ class Typed:
 
 @dataclass(frozen=True)
 class Argument(Typed):
-    """One argument. `default` is the Python value a kernel receives when the caller omits the argument."""
+    """An argument. `default` is the Python value that a kernel receives when the caller omits the argument."""
 
     name: str = ""
     default: Any = REQUIRED
     kwarg_only: bool = False
-    #: The default cannot be written in schema text (inf, nan, a list of floats with one ...), so the text says
-    #: ``None`` and the call path puts `default` in its place.
+    #: Schema text cannot hold the default (inf, nan, a list with one of them), so it says ``None``, and `default` is
+    #: filled in when the op is called.
     default_is_none_in_text: bool = False
 
     @property
@@ -96,7 +96,7 @@ class Argument(Typed):
 
 @dataclass(frozen=True)
 class Return(Typed):
-    """One return. A return of type ``(Tensor)`` is a tuple of length one."""
+    """A return. One of type ``(Tensor)`` is a tuple of length one."""
 
     def __str__(self) -> str:
         return self.type_text
@@ -104,7 +104,7 @@ class Return(Typed):
 
 @dataclass(frozen=True)
 class Schema:
-    """Arguments and returns of an operator, without its name."""
+    """The arguments and returns of an op, without its name."""
 
     arguments: tuple[Argument, ...]
     returns: tuple[Return, ...]
@@ -130,7 +130,7 @@ class Schema:
 
     @functools.cached_property
     def mutated(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if a.is_written)
+        return tuple(a for a in self.arguments if a.is_mutated)
 
     @functools.cached_property
     def takes_tensors(self) -> bool:
@@ -142,21 +142,25 @@ class Schema:
 
     @functools.cached_property
     def operands(self) -> tuple[Argument, ...]:
-        """What rules have an entry for, gradients and batch dimensions: positional ones, then keyword-only tensors."""
+        """The arguments that rules have an entry for (a gradient, a batch dimension).
+
+        Positional ones, then keyword-only tensors.
+        """
         return (*self.positional, *self.keyword_only_tensors)
 
     @functools.cached_property
     def is_view(self) -> bool:
+        """Does a return share memory with an argument that the op does not mutate?"""
         return any(r.alias is not None and not r.alias.write for r in self.returns)
 
     @functools.cached_property
     def is_functional(self) -> bool:
-        """Mutates nothing, returns something, and what it returns is fresh memory."""
+        """Does it mutate nothing, and return something, in memory of its own?"""
         return bool(self.returns) and not self.mutated and not self.is_view
 
     @functools.cached_property
     def is_differentiable(self) -> bool:
-        """Can it have a formula? Not if it neither returns nor writes, nor if it returns a view but a plain one."""
+        """Can it have a formula? Of ops that return a view only those that view a single tensor can."""
         if not self.is_view:
             return bool(self.returns or self.mutated)
         tensors_in = sum(a.is_tensor for a in self.arguments)
@@ -164,5 +168,5 @@ class Schema:
 
     @functools.cached_property
     def device_argument(self) -> Argument | None:
-        """The ``Device device`` argument that a factory function dispatches on."""
+        """The argument ``Device device``, which decides for a factory function where it runs."""
         return next((a for a in self.arguments if a.name == "device" and a.type == "Device"), None)

@@ -1,4 +1,4 @@
-"""Schemas from text, and from the dispatcher."""
+"""Schemas from text, and from torch's FunctionSchema objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_nameless(text: str, op: str) -> None:
 
 
 def parse(text: str) -> Schema:
-    """Parse ``(args) -> returns`` or ``name(args) -> returns``.
+    """The `Schema` of ``(args) -> returns`` or ``name(args) -> returns``.
 
     Raises:
         SchemaError: torch's parser refuses the text.
@@ -41,7 +41,7 @@ def parse(text: str) -> Schema:
 
 
 def _reason(error: Exception) -> str:
-    """What torch's parser found, and the word it points at."""
+    """The reason in an error of torch's parser, with the word that it points at."""
     if isinstance(error, IndexError):
         return "a number in it is out of range"
     if isinstance(error, UnicodeError):
@@ -84,10 +84,12 @@ def _split_schema(text: str) -> tuple[str, str]:
 
 
 def _returns_of(text: str) -> list[str]:
+    """The text of each return."""
     return _split_commas(text[1:-1]) if text.startswith("(") else [text]
 
 
 def _split_commas(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket or string."""
     cuts = [-1, *(i for i in _top_level("(" + text, 0, shift=-1) if text[i : i + 1] == ","), len(text)]
     parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(cuts)]
     return [part for part in parts if part]
@@ -116,7 +118,7 @@ def _top_level(text: str, start: int, *, shift: int = 0) -> Iterator[int]:
 
 
 def _type_of(part: str, *, named: bool = True) -> str:
-    """``Tensor(a!)[] x=None`` -> ``Tensor(a!)[]``; the type may hold spaces only inside brackets."""
+    """The type in the text of an argument: ``Tensor(a!)[] x=None`` -> ``Tensor(a!)[]``. Only brackets hold spaces."""
     if not named:
         return part
     depth = 0
@@ -128,6 +130,7 @@ def _type_of(part: str, *, named: bool = True) -> str:
 
 
 def _split_alias(type_text: str) -> tuple[str, Alias | None]:
+    """A type without its alias annotation, and that: ``Tensor(a!)[]`` -> (``Tensor[]``, a!)."""
     match = ALIAS.match(type_text)
     if match is None:
         return type_text, None

@@ -1,4 +1,4 @@
-"""Tags of an op, and the rules that inplace and out make for a schema."""
+"""Tags of an op, and what `Tag.inplace` and `Tag.out` ask of its schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tags = torch.Tag | Sequence[torch.Tag] | None
 
 
 def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
-    """One tag, several or None -> a tuple without repetitions.
+    """One tag, several or None as a tuple without repetitions.
 
     Raises:
         DefinitionError: something is not a `torch.Tag`.

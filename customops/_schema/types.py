@@ -1,79 +1,235 @@
-"""Type hints and the schema types they stand for."""
+"""The types of arguments and returns: a row for each, with all that the package knows of it.
+
+A type is added by adding a row to `_rows`. What a rule asks of a type (how its default is written, what a kernel may
+return, whether the dispatcher hands on the same object) is a field of the row, read where it is needed.
+"""
 
 from __future__ import annotations
 
 import collections.abc
-import inspect
+import numbers
+import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, List, NamedTuple, Optional, Union
 
 import torch
-from torch import Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 
 from customops import _compat
+from customops._schema import literals
+
+#: A type, and one that may be None: the dispatcher takes both of any type.
+_ALONE = ("", "?")
 
 
-class _Row(NamedTuple):
-    """A Python type, its schema type, and which of its derived forms the dispatcher takes."""
+class TypeRow(NamedTuple):
+    """A type of the schema language: the hints that stand for it, its default values, and its values in a call."""
 
-    python: Any
+    #: Its name in a schema.
     schema: str
-    list_of: bool = False  # T[]
-    list_of_optional: bool = False  # T?[]
-    optional_list: bool = False  # T[]?, and T?[]? where there is T?[]
+    #: The Python types that stand for it; none for a type that only ``schema=`` can name.
+    hints: tuple[Any, ...] = ()
+    #: The forms in which a parameter may have it, as a schema writes them behind the name, from left to right: ``[]``
+    #: for a list, ``[]?`` for a list or None, ``?[]`` for a list of optional items.
+    forms: tuple[str, ...] = _ALONE
+    #: The forms in which a return may have it.
+    return_forms: tuple[str, ...] = ()
+
+    #: The types of a default value that the author of an op may write, for one that is not a list.
+    defaults: tuple[type, ...] = ()
+    #: Why a value of these types cannot be a default all the same, or None.
+    default_problem: Callable[[Any], str | None] | None = None
+    #: A default as schema text, or None where the schema language has no word for it.
+    write_default: Callable[[Any], str | None] = literals.literal
+    #: A default as kernels receive it, from what the dispatcher holds after it has read the text.
+    read_default: Callable[[Any], Any] | None = None
+    #: Has the schema language defaults for lists of it?
+    list_defaults: bool = False
+    #: A default as the dispatcher would hand it over, from what the author wrote: ``3`` for a float is ``3.0``.
+    canonical_default: Callable[[Any], Any] | None = None
+    #: Does a default reach callbacks as the author wrote it, also where the dispatcher has it in another form?
+    keeps_default: bool = False
+
+    #: The types that a result may have. None: torch is to judge.
+    results: tuple[type, ...] | None = None
+    #: The exact types of values of which the dispatcher hands on the same object, or an equal one of the same type.
+    unchanged: tuple[type, ...] = ()
+    #: What else must be true of such a value, as Python; ``{}`` stands for the value.
+    unchanged_if: str = ""
 
 
-def _rows() -> Iterable[_Row]:
-    yield _Row(Tensor, "Tensor", list_of=True, list_of_optional=True, optional_list=True)
-    yield _Row(int, "SymInt", list_of=True, optional_list=True)
-    yield _Row(float, "float", list_of=True, optional_list=True)
-    yield _Row(bool, "bool", list_of=True, optional_list=True)
-    yield _Row(str, "str")
-    yield _Row(torch.types.Number, "Scalar", list_of=True)
-    yield _Row(torch.dtype, "ScalarType")
-    yield _Row(torch.device, "Device")
-    if (group_name := _compat.schemas.group_name_type()) is not None:
-        yield _Row(group_name, "str")
+def _rows() -> Iterable[TypeRow]:
+    group_name = _compat.schemas.group_name_type()
+    yield TypeRow(
+        "Tensor",
+        (Tensor,),
+        forms=(*_ALONE, "[]", "[]?", "?[]", "?[]?"),
+        return_forms=("", "[]"),
+        results=(Tensor,),
+        unchanged=(Tensor, torch.nn.Parameter),
+    )
+    integer = TypeRow(
+        "SymInt",
+        (int,),
+        forms=(*_ALONE, "[]", "[]?"),
+        return_forms=("",),
+        defaults=(int,),
+        default_problem=literals.int_problem,
+        list_defaults=True,
+        canonical_default=int,
+        results=(numbers.Integral, SymInt),
+        unchanged=(int,),
+        unchanged_if="-0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
+    )
+    yield integer
+    yield integer._replace(schema="int", hints=())
+    yield TypeRow(
+        "float",
+        (float,),
+        forms=(*_ALONE, "[]", "[]?"),
+        return_forms=("",),
+        defaults=(int, float),
+        default_problem=literals.float_problem,
+        read_default=float,
+        list_defaults=True,
+        canonical_default=float,
+        results=(numbers.Real, SymFloat, SymInt),
+        unchanged=(float,),
+    )
+    yield TypeRow(
+        "bool",
+        (bool,),
+        forms=(*_ALONE, "[]", "[]?"),
+        return_forms=("",),
+        defaults=(bool,),
+        read_default=bool,
+        list_defaults=True,
+        results=(bool, SymBool),
+        unchanged=(bool,),
+    )
+    yield TypeRow(
+        "Scalar",
+        (torch.types.Number,),
+        forms=(*_ALONE, "[]"),
+        return_forms=("",),
+        defaults=(int, float, bool),
+        default_problem=literals.int_problem,
+        canonical_default=literals.plain_number,
+        results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
+        unchanged=(float,),
+    )
+    yield TypeRow("complex", list_defaults=True)
+    yield TypeRow(
+        "str",
+        (str,) if group_name is None else (str, group_name),
+        defaults=(str,),
+        default_problem=literals.str_problem,
+        canonical_default="".join,
+        results=(str,),
+        unchanged=(str,),
+        unchanged_if="{}.isascii()",
+    )
+    yield TypeRow(
+        "ScalarType",
+        (torch.dtype,),
+        defaults=(torch.dtype,),
+        write_default=literals.dtype_text,
+        read_default=literals.dtype_from,
+        list_defaults=True,
+        unchanged=(torch.dtype,),
+    )
+    yield TypeRow(
+        "Device",
+        (torch.device,),
+        defaults=(torch.device, str),
+        default_problem=literals.device_problem,
+        write_default=literals.quoted,
+        read_default=torch.device,
+        keeps_default=True,  # a string goes on being one: that is what torch.library passes
+        unchanged=(torch.device,),
+    )
+    yield TypeRow("Layout", write_default=literals.enum_text, read_default=literals.layout_from, list_defaults=True)
+    yield TypeRow(
+        "MemoryFormat", write_default=literals.enum_text, read_default=literals.memory_format_from, list_defaults=True
+    )
 
 
-def _lists_of(python: Any) -> tuple[Any, ...]:
-    return (Sequence[python], List[python], collections.abc.Sequence[python], list[python])
+#: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.
+ROWS: dict[str, TypeRow] = {row.schema: row for row in _rows()}
+
+_NO_ROW = TypeRow("")
 
 
-def _param_types() -> dict[Any, str]:
+def row_of(type_: str) -> TypeRow:
+    """The row of a type, or of its items and theirs: that of ``SymInt`` for ``SymInt[2]?``."""
+    return ROWS.get(type_.split("[", 1)[0].rstrip("?"), _NO_ROW)
+
+
+def item_type(type_: str) -> str | None:
+    """The type of the items of a list type, ``Tensor?`` of ``Tensor?[]``; None of another type."""
+    return type_[: type_.rindex("[")] if type_.endswith("]") else None
+
+
+# Hints ----------------------------------------------------------------------------------------------------------
+
+
+def param_hints(row: TypeRow) -> dict[Any, str]:
+    """The hints by which a parameter can have the type of a row, and the schema type that each stands for."""
+    return _hints(row, row.forms, _sequences_of)
+
+
+def return_hints(row: TypeRow) -> dict[Any, str]:
+    """The same for a return."""
+    return _hints(row, row.return_forms, _lists_of)
+
+
+def _sequences_of(hint: Any) -> tuple[Any, ...]:
+    return (typing.Sequence[hint], List[hint], collections.abc.Sequence[hint], list[hint])
+
+
+def _lists_of(hint: Any) -> tuple[Any, ...]:
+    return (List[hint], list[hint])
+
+
+def _hints(row: TypeRow, forms: Iterable[str], lists_of: Callable[[Any], tuple[Any, ...]]) -> dict[Any, str]:
     table: dict[Any, str] = {}
-    for row in _rows():
-        table[row.python] = row.schema
-        table[Optional[row.python]] = f"{row.schema}?"
-        lists = {seq: f"{row.schema}[]" for seq in _lists_of(row.python) if row.list_of}
-        lists |= {seq: f"{row.schema}?[]" for seq in _lists_of(Optional[row.python]) if row.list_of_optional}
-        table |= lists
-        table |= {Optional[seq]: f"{text}?" for seq, text in lists.items() if row.optional_list}
+    for form in forms:
+        hints = list(row.hints)
+        for part in re.findall(r"\?|\[\]", form):
+            hints = [each for hint in hints for each in ((Optional[hint],) if part == "?" else lists_of(hint))]
+        table |= dict.fromkeys(hints, row.schema + form)
     return table
 
 
 #: Python type of a parameter -> schema type.
-SUPPORTED_PARAM_TYPES: dict[Any, str] = _param_types()
+SUPPORTED_PARAM_TYPES: dict[Any, str] = {}
 
 #: Python type of a return -> schema type; a tuple of these is several returns.
-SUPPORTED_RETURN_TYPES: dict[Any, str] = {
-    Tensor: "Tensor",
-    List[Tensor]: "Tensor[]",
-    list[Tensor]: "Tensor[]",
-    int: "SymInt",
-    float: "float",
-    bool: "bool",
-    torch.types.Number: "Scalar",
-}
+SUPPORTED_RETURN_TYPES: dict[Any, str] = {}
 
-#: Positional-or-keyword and keyword-only parameters have a place in a schema; these have not.
-NO_PLACE = {
-    inspect.Parameter.VAR_POSITIONAL: "varargs (*{})",
-    inspect.Parameter.VAR_KEYWORD: "varkwargs (**{})",
-    inspect.Parameter.POSITIONAL_ONLY: "positional-only parameters ({})",
-}
+for _row in ROWS.values():
+    SUPPORTED_PARAM_TYPES |= param_hints(_row)
+    SUPPORTED_RETURN_TYPES |= return_hints(_row)
+
+
+def lookup(table: dict[Any, str], annotation: Any) -> str | None:
+    """The schema type of a hint, or None."""
+    try:
+        return table.get(annotation)
+    except TypeError:  # an unhashable annotation is no key of the table
+        return None
+
+
+def param_type(annotation: Any) -> str | None:
+    """The schema type of a hint of a parameter, or None."""
+    return lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation)
+
+
+def return_type(annotation: Any) -> str | None:
+    """The schema type of a hint of a return, or None."""
+    return lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation, as_return=True)
 
 
 def tuple_to_list(tuple_type: Any) -> Any:
@@ -84,28 +240,3 @@ def tuple_to_list(tuple_type: Any) -> Any:
     if len(items) == 2 and items[1] is Ellipsis:
         items = items[:1]
     return types.GenericAlias(list, Union[items])
-
-
-def lookup(table: dict[Any, str], annotation: Any) -> str | None:
-    try:
-        return table.get(annotation)
-    except TypeError:  # an unhashable annotation is no key of the table
-        return None
-
-
-def dispatched(type_: str, default: Any) -> Any:
-    """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``.
-
-    A device given as a string stays one: that is what torch.library passes.
-    """
-    base = type_.removesuffix("?")
-    if isinstance(default, (list, tuple)):
-        return tuple(dispatched(base[:-2], item) for item in default)
-    if base == "Scalar" and not isinstance(default, bool):
-        base = "float" if isinstance(default, float) else "SymInt"
-    convert = PLAIN.get(base)
-    return default if default is None or convert is None else convert(default)
-
-
-#: What makes the plain value of a subclass (a member of an IntEnum, a numpy float64).
-PLAIN: dict[str, Callable[[Any], Any]] = {"SymInt": int, "float": float, "str": "".join}

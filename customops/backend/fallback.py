@@ -225,8 +225,8 @@ class FallbackCall:
         elif key is not None:
             missing = key + 1 - len(self.host_args)
             if missing > 0:  # the dispatcher leaves out trailing defaults
-                defaults = [argument.default_value for argument in _compat.schema_of(self.plan.op).arguments]
-                self.host_args += defaults[len(self.host_args) : key + 1]
+                left_out = self.plan.schema.arguments[len(self.host_args) : key + 1]
+                self.host_args += [argument.default for argument in left_out]
             if self.host_args[key] is None:
                 self.host_args[key] = default
 
@@ -309,7 +309,7 @@ class FallbackCall:
     # Errors -----------------------------------------------------------------------------------------------------
 
     def _name_of(self, key: int | str) -> str:
-        return key if isinstance(key, str) else str(_compat.schema_of(self.plan.op).arguments[key].name)
+        return key if isinstance(key, str) else self.plan.schema.arguments[key].name
 
     def _on_cpu(self, key: int | str) -> WrongDeviceError:
         name = self.fallback.name

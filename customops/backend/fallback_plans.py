@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from customops._schema.model import Return, Schema
+from customops._schema.parse import from_dispatcher
 from customops.backend import _compat
 from customops.backend.substitutes import SUBSTITUTES
 
@@ -32,56 +34,45 @@ class FallbackPlan:
 
     op: Any
     name: str
+    schema: Schema
     run: Callable[..., Any]  #: the op itself, or what stands in for it where the CPU has no kernel
     is_view: bool
-    writes: tuple[int | str, ...]
+    writes: tuple[int | str, ...]  #: the mutated arguments
     outs: tuple[str, ...]
     tensors: frozenset[int | str]  #: arguments of type Tensor, of which a number has to be made one
     on_cpu: frozenset[int | str]
     device: int | str | None
     generator: int | str | None
     draws: bool  #: draws random numbers, and takes no generator
-    returns: tuple[int | str | None, ...]  #: the written argument that a return is, or None for a new value
-    types: tuple[str, ...]  #: of the returns, as torch writes them: Tensor, List[Tensor], Optional[Tensor], number
+    returns: tuple[int | str | None, ...]  #: the mutated argument that a return is, or None for a new value
 
 
 def plan_of(op: Any) -> FallbackPlan:
-    schema = _compat.schema_of(op)
-    name = _compat.full_name(op)
-    keys: dict[Any, int | str] = {}
-    for position, argument in enumerate(schema.arguments):
-        keys[argument.name] = argument.name if argument.kwarg_only else position
-    written = [argument for argument in schema.arguments if _is_written(argument)]
-    devices = [keys[a.name] for a in schema.arguments if "Device" in str(a.type)]
-    generators = [keys[a.name] for a in schema.arguments if "Generator" in str(a.type)]
-    by_right = ON_CPU.get(name, set())
+    """The plan of an op."""
+    schema, name = from_dispatcher(_compat.schema_of(op)), _compat.full_name(op)
+    keys = {a.name: a.name if a.kwarg_only else position for position, a in enumerate(schema.arguments)}
+    devices = [keys[a.name] for a in schema.arguments if a.type.startswith("Device")]
+    generators = [keys[a.name] for a in schema.arguments if a.type.startswith("Generator")]
+    tensors = [] if _compat.accepts_numbers(op) else [keys[a.name] for a in schema.arguments if a.is_tensor]
     return FallbackPlan(
         op=op,
         name=name,
+        schema=schema,
         run=SUBSTITUTES.get(name, op),
-        is_view=any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns),
-        writes=tuple(keys[argument.name] for argument in written),
-        outs=tuple(a.name for a in schema.arguments if a.is_out and str(a.type) == "Tensor"),
-        tensors=frozenset(
-            keys[a.name]
-            for a in schema.arguments
-            if str(a.type) in ("Tensor", "Optional[Tensor]") and not _compat.accepts_numbers(op)
-        ),
-        on_cpu=frozenset(keys[argument] for argument in by_right),
+        is_view=schema.is_view,
+        writes=tuple(keys[argument.name] for argument in schema.mutated),
+        outs=tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor"),
+        tensors=frozenset(tensors),
+        on_cpu=frozenset(keys[argument] for argument in ON_CPU.get(name, ())),
         device=devices[0] if devices else None,
         generator=generators[0] if generators else None,
         draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
-        returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, written, keys) for r in schema.returns),
-        types=tuple(str(r.type) for r in schema.returns),
+        returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, schema, keys) for r in schema.returns),
     )
 
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _returned(value: Any, written: list[Any], keys: dict[Any, int | str]) -> int | str | None:
-    if not _is_written(value):
+def _returned(value: Return, schema: Schema, keys: dict[str, int | str]) -> int | str | None:
+    """The mutated argument of the same alias set as a return."""
+    if not value.is_mutated:
         return None
-    before = value.alias_info.before_set
-    return next((keys[a.name] for a in written if a.alias_info.before_set == before), None)
+    return next((keys[a.name] for a in schema.mutated if a.alias == value.alias), None)

@@ -1,4 +1,4 @@
-"""Kernels that users write for the device: looked up, installed, and their results checked in each call."""
+"""User kernels of the device: installed and removed, with a check of their results in each call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops._dispatch.results import tensors_in
+from customops._dispatch.results import fits_type, tensors_in
+from customops._schema.model import Return
 from customops.backend import _compat
 from customops.backend.coverage import journal
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
@@ -22,15 +23,6 @@ Fn = Callable[..., Any]
 
 #: The dispatch key above kernels of the device, where a kernel of a composite has a part.
 _ABOVE = "AutogradPrivateUse1"
-
-#: Types of returns that are no tensors. torch takes None for False, and names no op where it refuses something.
-_NUMBERS: dict[str, Any] = {
-    "bool": (bool, torch.SymBool),
-    "int": (int, torch.SymInt),
-    "float": (int, float, torch.SymFloat),
-    "number": (int, float, complex, torch.SymInt, torch.SymFloat),
-    "str": str,
-}
 
 
 class KernelHandle:
@@ -132,7 +124,7 @@ class UserKernels:
 
     @staticmethod
     def _composite(op: Any) -> Fn:
-        """The kernel above that of an op which torch composes of others.
+        """The kernel at the autograd key of an op which torch composes of others.
 
         Where a derivative is wanted, the op is taken apart as without the kernel. Most of these have none of their own,
         and would be constants to autograd; that of some (``linear``) is an op that no device but torch's own has.
@@ -154,7 +146,8 @@ class UserKernels:
         plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         only = frozenset(dtypes) if dtypes is not None else None
         open_journals = journal.open_journals
-        is_one = plan.returns == (None,) and plan.types == ("Tensor",) and fallback.memory.device_count == 1
+        is_tensor = plan.returns == (None,) and plan.schema.returns[0].type == "Tensor"
+        is_one = is_tensor and fallback.memory.device_count == 1
         nothing = NotImplemented if plan.returns else None  #: a result that needs no check
         outs = plan.outs
 
@@ -219,7 +212,7 @@ def _similar(op: str) -> str | None:
 
 
 class KernelCheck:
-    """What a kernel returned, against the schema and the device of the inputs."""
+    """Checks what a kernel returned against the schema and the device of the inputs."""
 
     def __init__(
         self, fallback: Fallback, plan: FallbackPlan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -233,46 +226,50 @@ class KernelCheck:
         self.kwargs = kwargs
 
     def result(self, value: Any) -> Any:
-        returns = self.plan.returns
-        types = self.plan.types
-        if not returns:
+        """What the op returns; for what the kernel has written to, it need not say that it returns it."""
+        keys, returns = self.plan.returns, self.plan.schema.returns
+        if not keys:
             if value is not None:
                 raise self._error("nothing", value, fix="drop the return")
             return None
-        if len(returns) == 1:
-            return self._one(returns[0], types[0], value)
-        if value is None and None not in returns:
-            return tuple(self._given(key) for key in returns if key is not None)
-        if not isinstance(value, (tuple, list)) or len(value) != len(returns):
-            raise self._error(f"a tuple of {len(returns)}", value)
+        if len(keys) == 1:
+            return self._one(keys[0], returns[0], value)
+        if value is None and None not in keys:
+            return tuple(self._given(key) for key in keys if key is not None)
+        if not isinstance(value, (tuple, list)) or len(value) != len(keys):
+            raise self._error(f"a tuple of {len(keys)}", value)
         return tuple(
-            None if each is None and self.undefined else self._one(key, type_, each)
-            for key, type_, each in zip(returns, types, value, strict=True)
+            None if each is None and self.undefined else self._one(key, ret, each)
+            for key, ret, each in zip(keys, returns, value, strict=True)
         )
 
     def _given(self, key: int | str) -> Any:
         return self.kwargs[key] if isinstance(key, str) else self.args[key]
 
-    def _one(self, key: int | str | None, type_: str, value: Any) -> Any:
-        if key is not None:  # what was written is returned, whether or not the kernel says so
+    def _one(self, key: int | str | None, ret: Return, value: Any) -> Any:
+        if key is not None:
             given = self._given(key)
             if value is not None and value is not given:
                 raise self._error("the tensor that it writes to, or None", value)
             return given
-        if type_ == "Tensor" or (type_ == "Optional[Tensor]" and value is not None):
+        if value is None and ret.type.endswith("?"):
+            return None
+        if not ret.holds_tensors:
+            if not fits_type(value, ret.type) and type(value).__module__ != "numpy":
+                raise self._error(f"a value of type {ret.type}", value)
+        elif ret.is_tensor:
             self._check_tensor(value)
-        elif type_ == "List[Tensor]":
-            if not isinstance(value, (list, tuple)):
-                raise self._error("a list of tensors", value)
+        elif not isinstance(value, (list, tuple)):
+            raise self._error("a list of tensors", value)
+        else:
             for item in value:
-                self._check_tensor(item)
-        elif not isinstance(value, _NUMBERS.get(type_, object)) and type(value).__module__ != "numpy":
-            raise self._error(f"a value of type {type_}", value)
+                if item is not None or not ret.type.startswith("Tensor?"):
+                    self._check_tensor(item)
         return value
 
     def _check_tensor(self, value: Any) -> None:
         expected = "a tensor on " + str(self._device())
-        if not isinstance(value, Tensor):
+        if not fits_type(value, "Tensor"):
             is_array = type(value).__module__ == "numpy"
             raise self._error(expected, value, fix="backend.wrap(array)" if is_array else None)
         if value.device.type != self.name:
