@@ -39,11 +39,13 @@ def test_setup_context_sees_every_argument(scale: Any) -> None:
     ]
 
 
+@pytest.mark.parity(50)
 def test_setup_context_by_keyword_needs_the_keywords(scale: Any) -> None:
     with pytest.raises(CallbackError, match="setup_context does not fit"):
         scale.register_autograd(times(3), setup_context=lambda ctx, inputs, output: None)
 
 
+@pytest.mark.parity(50)
 def test_keyword_only_arguments_under_transforms_and_compile(scale: Any) -> None:
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         ctx.factor = inputs[1] * keyword_only_inputs["times"]

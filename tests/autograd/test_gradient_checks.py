@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from helpers.compiling import BACKENDS, compiled
+from helpers.compiling import BACKENDS, compiled, dynamo
 from helpers.tensors import X, leaf_of
 from torch import Tensor
 from torch.func import grad
@@ -233,7 +233,7 @@ def test_gradients_with_symbolic_shapes(registry: Registry, ns: str, is_summed: 
 def test_gradients_with_symbolic_shapes_for_a_fixed_one(registry: Registry, ns: str) -> None:
     op = add_bias(registry, ns, lambda ctx, g: (g, g))
     op.register_fake(lambda x, bias: x.new_empty(x.shape))
-    frames = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    frames = dynamo("testing").CompileCounterWithBackend("aot_eager")
     f = torch.compile(lambda x, b: op(x, b).sum(), fullgraph=True, backend=frames)
     bias = leaf_of(torch.ones(3))
     for size in (3, 4, 5, 6):  # as long as the bias at first: that is no reason for another graph

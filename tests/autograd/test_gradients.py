@@ -1,4 +1,4 @@
-"""Every op of gradient_ops.py, differentiated in every way: by finite differences, and against plain torch."""
+"""Every op of helpers.gradient_ops, differentiated in every way: by finite differences, and against plain torch."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.isolated import isolated
-from torch.testing._internal.opinfo.core import SampleInput
 
 from customops.backend import get_backend, register_backend
 from customops.backend.coverage import journal, opinfo, report
@@ -205,6 +205,11 @@ def test_a_test_that_fails_leaves_its_record() -> None:
     assert score.journal.failed == {"aten::cos": "ValueError: no cosines"}
 
 
+def sample(*args: object, **options: object):
+    core = importlib.import_module("torch.testing._internal.opinfo.core")  # takes seconds
+    return core.SampleInput(*args, **options)
+
+
 def refuse(x):
     raise ValueError("no cosines")
 
@@ -214,10 +219,10 @@ def test_results_are_on_the_cpu_where_nothing_of_the_device_is_named() -> None:
     (score,) = opinfo.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
     assert score.passed == ["arange", "linspace", "randint"]
     ones = torch.ones(2, device="npy")
-    assert not opinfo._asks_for(SampleInput(1, args=(3, 1)), "npy")
-    assert opinfo._asks_for(SampleInput(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
-    assert opinfo._asks_for(SampleInput([ones], args=(torch.ones(2),)), "npy")
-    assert not opinfo._asks_for(SampleInput(ones, kwargs={"device": torch.device("cpu")}), "npy")
+    assert not opinfo._asks_for(sample(1, args=(3, 1)), "npy")
+    assert opinfo._asks_for(sample(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
+    assert opinfo._asks_for(sample([ones], args=(torch.ones(2),)), "npy")
+    assert not opinfo._asks_for(sample(ones, kwargs={"device": torch.device("cpu")}), "npy")
 
 
 class Misplaced:
@@ -226,7 +231,7 @@ class Misplaced:
     name, variant_test_name = "misplaced", ""
 
     def sample_inputs(self, device, dtype, requires_grad):
-        yield SampleInput(torch.ones(2, device=device, dtype=dtype))
+        yield sample(torch.ones(2, device=device, dtype=dtype))
 
     def __call__(self, x):
         return x.cpu()

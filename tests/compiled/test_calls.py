@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
+from helpers.compiling import dynamo
 from helpers.ops import define_functional
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -49,7 +49,7 @@ def test_a_call_in_a_compiled_function_is_one_node_and_compiles_once(registry: R
 
 @pytest.mark.parity(27)
 def test_the_op_object_itself_can_be_compiled(registry: Registry, ns: str) -> None:
-    op, counter = define_functional(registry, ns), torch._dynamo.testing.CompileCounter()
+    op, counter = define_functional(registry, ns), dynamo("testing").CompileCounter()
     compiled = torch.compile(op, fullgraph=True, backend=counter)
     x = torch.randn(3)
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.compiling import dynamo
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter, EagerAndRecordGraphs
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from customops import Registry
@@ -205,7 +204,7 @@ def test_an_old_handle_in_compiled_code(registry: Registry, ns: str, backend: st
 
 def test_each_rule_is_followed(registry: Registry, ns: str) -> None:
     op = times(registry, ns, 2)
-    counter = CompileCounter()
+    counter = dynamo("testing").CompileCounter()
     compiled = torch.compile(op, backend=counter)
     compiled(torch.ones(2))
     for change in (
@@ -425,8 +424,9 @@ def test_no_frame_of_ours_is_compiled(registry: Registry, ns: str) -> None:
                 print(end="")
         return x
 
+    counters = dynamo("utils").counters
     counters.clear()
-    graphs = EagerAndRecordGraphs()
+    graphs = dynamo("testing").EagerAndRecordGraphs()
     compiled = torch.compile(with_break, backend=graphs)
     for _ in range(2):
         assert compiled(torch.ones(2)).tolist() == [512, 512]
@@ -439,7 +439,7 @@ def test_no_frame_of_ours_is_compiled(registry: Registry, ns: str) -> None:
 def test_a_graph_names_the_line_of_the_user(registry: Registry, ns: str, bypass: bool) -> None:
     op = registry.custom_op(f"{ns}::f", _scaled(2.0), mutates_args=(), bypass=bypass)
     op.register_fake(lambda x: torch.empty_like(x))
-    graphs = EagerAndRecordGraphs()
+    graphs = dynamo("testing").EagerAndRecordGraphs()
     torch.compile(lambda x: op(x), backend=graphs, fullgraph=True)(torch.ones(2))
     (node,) = [node for node in graphs.graphs[0].graph.nodes if node.op == "call_function"]
     last = [line for line in node.stack_trace.splitlines() if line.strip().startswith("File")][-1]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.compiling import dynamo
 from helpers.kernels import constant, define, which
 from torch import Tensor
 from torch._C._dynamo.eval_frame import set_eval_frame
-from torch._dynamo.types import ConvertFrameReturn
 from torch.testing import assert_close
 
 import customops
@@ -195,7 +195,7 @@ def frames_offered_to_dynamo() -> Iterator[list[str]]:
 
     def listen(frame: Any, cache: Any, state: Any) -> Any:
         names.append(frame.f_code.co_name)
-        return ConvertFrameReturn()
+        return dynamo("types").ConvertFrameReturn()
 
     before = set_eval_frame(listen)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
+from helpers.compiling import dynamo
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
@@ -158,7 +158,7 @@ def test_compile(op: Op, backend: str) -> None:
 
 
 def test_compiled_once(op: Op) -> None:
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = dynamo("testing").CompileCounter()
     compiled = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend=counter, fullgraph=True)
     for args, kwargs in [samples(op)[0], samples(op)[0]]:
         compiled(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Every way to differentiate, and every op of gradient_ops.py. Run this to print the table of docs/gradients.md."""
+"""Every way to differentiate, and every op of gradient_ops. Run this to print the table of docs/gradients.md."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import warnings
 from collections import Counter
@@ -14,10 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.export.experimental import _export_forward_backward
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
@@ -297,14 +296,15 @@ def exported(f: Fn, inputs: Inputs) -> Any:
 def exported_step(f: Fn, inputs: Inputs) -> Any:
     """Forward and backward in one graph."""
     net = Net(Loss(f), inputs())
-    step = _export_forward_backward(torch.export.export(net, ()))
+    experimental = importlib.import_module("torch.export.experimental")  # takes seconds
+    step = experimental._export_forward_backward(torch.export.export(net, ()))
     _, *gradients = step.graph_module(*net.values)
     return gradients
 
 
 def compiled(f: Fn, inputs: Inputs, backend: str) -> Any:
     """What was compiled with other formulas lies in torch's cache on disk, which takes no notice of formulas."""
-    with fresh_cache():
+    with torch._inductor.utils.fresh_cache():
         return backward(f, inputs, torch.compile(Loss(f), fullgraph=True, backend=backend))
 
 

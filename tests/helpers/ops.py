@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch._dynamo.testing
 from torch import Tensor
 
 from customops import Registry

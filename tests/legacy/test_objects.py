@@ -81,6 +81,7 @@ def test_the_object_is_callable(ns: str) -> None:
         foo(y, [y])
 
 
+@pytest.mark.parity(77)
 def test_new_registrations_on_an_old_op(ns: str) -> None:
     legacy.custom_op(f"{ns}::foo", "(Tensor x) -> Tensor")
     new = customops.adopt(f"{ns}::foo")
@@ -98,6 +99,7 @@ def test_new_registrations_on_an_old_op(ns: str) -> None:
         op_of(ns)(torch.ones(2, device="meta"))
 
 
+@pytest.mark.parity(77)
 def test_opcheck_passes(ns: str) -> None:
     op = sine(ns)
     legacy.impl_abstract(f"{ns}::foo", func=torch.empty_like)

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import pytest
 import torch
-import torch._dynamo.testing
 from helpers.kernels import run_at
 from helpers.ops import increment
 from torch import Tensor
@@ -244,5 +243,5 @@ def test_bad_names(registry: Registry, name: str, problem: str) -> None:
 def test_the_function_must_take_the_arguments_of_a_manual_schema(registry: Registry, ns: str) -> None:
     with pytest.raises(CallbackError, match="does not fit the operator") as caught:
         registry.custom_op(f"{ns}::f", increment, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
-    assert caught.value.where == f"increment ({__file__}:{increment.__code__.co_firstlineno})"
+    assert caught.value.where == f"increment ({increment.__code__.co_filename}:{increment.__code__.co_firstlineno})"
     assert len(registry) == 0

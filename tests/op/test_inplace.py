@@ -173,7 +173,7 @@ def test_an_inplace_kernel_must_return_its_first_argument(registry: Registry, ns
         op(torch.ones(2), torch.ones(2))
     assert isinstance(caught.value, KernelError)
     assert caught.value.argument == "x"
-    assert caught.value.where == f"<lambda> ({__file__}:{kernel.__code__.co_firstlineno})"
+    assert caught.value.where == f"<lambda> ({kernel.__code__.co_filename}:{kernel.__code__.co_firstlineno})"
 
 
 def test_inplace_versions_and_views(registry: Registry, ns: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Optional
 
 import pytest
 import torch
-import torch._dynamo.testing
 from helpers.modes import FunctionLog
 from helpers.ops import define_functional, save_scale, scale, scale_gradient
 from torch import Tensor
@@ -305,7 +304,7 @@ def check_compiled(compiled: Callable[[Tensor], Tensor], kind: Kind, x: Tensor) 
 
 
 # One compilation for all kinds, as inductor takes seconds for each. Those that return what they write to
-# have one of their own in test_inplace_out.py: inductor may hand their buffers out again too early.
+# have one of their own in test_inplace.py and test_out.py: inductor may hand their buffers out again too early.
 @pytest.mark.parity(27)
 def test_compiled_by_inductor(registry: Registry, ns: str) -> None:
     names = KINDS.keys() - {"view", "in-place", "out"}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._dynamo.testing
 from helpers.ops import increment, scale
 from torch import Tensor
 from torch.testing import assert_close

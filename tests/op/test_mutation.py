@@ -352,7 +352,7 @@ def test_a_kernel_that_returns_something_all_the_same(registry: Registry, ns: st
     with pytest.raises(KernelError, match=f"{ns}::f: the kernel returned something that does not fit") as caught:
         op(torch.ones(2))
     assert (caught.value.expected, caught.value.got) == ("None", "Tensor")
-    assert caught.value.where == f"kernel ({__file__}:{kernel.__code__.co_firstlineno})"
+    assert caught.value.where == f"kernel ({kernel.__code__.co_filename}:{kernel.__code__.co_firstlineno})"
 
 
 def test_device_kernels_of_a_mutating_op(registry: Registry, ns: str) -> None:

@@ -199,7 +199,7 @@ def test_an_out_kernel_must_return_its_outs(registry: Registry, ns: str, kernel:
         op(torch.ones(2), sin=torch.ones(2), cos=torch.ones(2))
     assert isinstance(caught.value, KernelError)
     assert caught.value.expected == "sin, cos"
-    assert caught.value.where == f"<lambda> ({__file__}:{kernel.__code__.co_firstlineno})"
+    assert caught.value.where == f"<lambda> ({kernel.__code__.co_filename}:{kernel.__code__.co_firstlineno})"
 
 
 @pytest.mark.parity(35)

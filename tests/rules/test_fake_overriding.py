@@ -68,6 +68,7 @@ def test_compiling_needs_a_fake_and_registering_it_then_helps(add: Any) -> None:
     assert fake_shape(add, x, y) == [3]
 
 
+@pytest.mark.parity(41)
 def test_torch_is_told_whether_there_is_a_fake(registry: Registry, double: Any) -> None:
     assert not has_fake_kernel(double._opoverload)
     with registry.scope():
@@ -76,6 +77,7 @@ def test_torch_is_told_whether_there_is_a_fake(registry: Registry, double: Any) 
     assert not has_fake_kernel(double._opoverload)
 
 
+@pytest.mark.parity(41)
 def test_torch_is_told_of_a_scoped_fake(double: Any, ns: str) -> None:
     rules = Library(ns, "FRAGMENT")
     double.register_fake(rows(3), lib=rules)
@@ -84,6 +86,7 @@ def test_torch_is_told_of_a_scoped_fake(double: Any, ns: str) -> None:
     assert not has_fake_kernel(double._opoverload)
 
 
+@pytest.mark.parity(41)
 def test_real_tensors_propagate_where_there_is_no_fake(add: Any) -> None:
     x = torch.rand(3, 4).t()
     with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
@@ -98,6 +101,7 @@ def test_real_tensors_propagate_where_there_is_no_fake(add: Any) -> None:
     assert str(raised.value) == missing(add, "add_fn")
 
 
+@pytest.mark.parity(41)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_draft_export_infers_a_fake(add: Any) -> None:
     class Module(torch.nn.Module):

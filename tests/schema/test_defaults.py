@@ -134,7 +134,7 @@ def test_unsupported_default(
         infer_schema(fn, mutates_args=())
     message = str(caught.value)
     assert message.startswith("fn: parameter y has an unsupported default: ")
-    assert f"fn ({__file__}:{fn.__code__.co_firstlineno})" in message
+    assert f"fn ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno})" in message
     assert len(message.splitlines()) < 8
     assert max(map(len, message.splitlines())) < 200
     with pytest.raises(ValueError, match=match):

@@ -85,7 +85,7 @@ def test_manual_schema_must_agree_with_mutates_args(
         registry.custom_op(f"{ns}::op", fn, mutates_args=mutates_args, schema=schema)
     message = str(caught.value)
     assert len(message.splitlines()) < 8
-    assert f"fn ({__file__}:{fn.__code__.co_firstlineno})" in message
+    assert f"fn ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno})" in message
     assert schema in message
 
 
@@ -109,7 +109,11 @@ def test_message_for_a_manual_schema_that_disagrees(registry: customops.Registry
 
     with pytest.raises(SchemaError) as caught:
         registry.custom_op(f"{ns}::op", fn, mutates_args=(), schema="(Tensor(a!) x) -> ()")
-    message = str(caught.value).replace(f"{__file__}:{fn.__code__.co_firstlineno}", "FILE:LINE").replace(ns, "NS")
+    message = (
+        str(caught.value)
+        .replace(f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}", "FILE:LINE")
+        .replace(ns, "NS")
+    )
     assert_expected_inline(
         message,
         """\

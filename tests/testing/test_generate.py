@@ -1,4 +1,4 @@
-"""generate_opcheck_tests, on classes made for one test; test_testing_suite.py has a whole suite."""
+"""generate_opcheck_tests, on classes made for one test; test_suite.py has a whole suite."""
 
 from __future__ import annotations
 
