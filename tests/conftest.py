@@ -6,9 +6,12 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from helpers.functions import double_fn
+from torch.library import Library
 
 import customops
 
@@ -20,11 +23,19 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--parity", type=int, metavar="ROW", help="run the tests of one row of docs/parity.md")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if row := config.getoption("parity"):
+        others = [item for item in items if not any(row in mark.args for mark in item.iter_markers("parity"))]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +71,26 @@ def registry() -> Iterator[customops.Registry]:
 def ns() -> str:
     """A namespace no other test uses, in this process or a parallel one."""
     return f"t_{next(_counter)}_{os.getpid()}"
+
+
+@pytest.fixture
+def double(registry: customops.Registry, ns: str) -> Any:
+    """An op without any rule."""
+    return registry.custom_op(f"{ns}::double", double_fn, mutates_args=())
+
+
+@pytest.fixture
+def lib(ns: str) -> Iterator[Library]:
+    """A library of the user's own."""
+    library = Library(ns, "FRAGMENT")
+    yield library
+    library._destroy()
+
+
+@pytest.fixture
+def foreign(lib: Library, ns: str) -> Iterator[Any]:
+    """An op of `lib` with a CPU kernel alone, as the object to register on; registrations on it go after the test."""
+    lib.define("foreign(Tensor x) -> Tensor")
+    lib.impl("foreign", double_fn, "CPU")
+    yield customops.adopt(f"{ns}::foreign")
+    customops.default_registry.clear()

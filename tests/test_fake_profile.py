@@ -13,6 +13,7 @@ from typing import Any, List, Optional, Tuple
 
 import pytest
 import torch
+from helpers.functions import add_fn
 from torch import Tensor
 from torch._library import fake_profile as torchs
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -63,10 +64,6 @@ def lib(ns: str) -> Iterator[Library]:
     library._destroy()
 
 
-def add_fn(x: Tensor, y: Tensor) -> Tensor:
-    return x + y
-
-
 @pytest.fixture
 def add(registry: Registry, ns: str) -> Any:
     return registry.custom_op(f"{ns}::add", add_fn, mutates_args=())
@@ -75,7 +72,8 @@ def add(registry: Registry, ns: str) -> Any:
 # -- lending a fake ----------------------------------------------------------------------------
 
 
-def test_an_op_without_a_fake_has_one_inside(lib: Library, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_an_op_without_a_fake_has_one_inside(lib: Library, ns: str) -> None:
     foo, x = getattr(torch.ops, ns).foo, torch.ones(3, 4)
     for _ in range(2):
         with pytest.raises(UnsupportedOperatorException, match=f"{ns}.foo.default"):
@@ -87,7 +85,8 @@ def test_an_op_without_a_fake_has_one_inside(lib: Library, ns: str) -> None:  # 
         fake_call(foo, x, x)
 
 
-def test_sizes_are_unknown_and_strides_contiguous(lib: Library, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_sizes_are_unknown_and_strides_contiguous(lib: Library, ns: str) -> None:
     profile = OpProfile((tensor(2), tensor(2)), tensor(3, torch.float64))
     with unsafe_generate_fake_kernels({f"{ns}.foo.default": {profile}}):
         result = fake_call(getattr(torch.ops, ns).foo, torch.ones(3, 4), torch.ones(3, 4))
@@ -97,6 +96,7 @@ def test_sizes_are_unknown_and_strides_contiguous(lib: Library, ns: str) -> None
     assert len({str(size) for size in result.shape}) == 3
 
 
+@pytest.mark.parity(95)
 @pytest.mark.parametrize(
     ("x", "y"),
     [
@@ -108,7 +108,7 @@ def test_sizes_are_unknown_and_strides_contiguous(lib: Library, ns: str) -> None
     ],
     ids=["rank", "one rank", "dtype", "device", "layout"],
 )
-def test_inputs_without_a_profile(lib: Library, ns: str, x: Tensor, y: Tensor) -> None:  # 95
+def test_inputs_without_a_profile(lib: Library, ns: str, x: Tensor, y: Tensor) -> None:
     with unsafe_generate_fake_kernels({f"{ns}.foo.default": {MATRICES}}):
         with pytest.raises(MissingOpProfile, match=f"{ns}::foo: no profile has these inputs") as caught:
             fake_call(getattr(torch.ops, ns).foo, x, y)
@@ -118,7 +118,8 @@ def test_inputs_without_a_profile(lib: Library, ns: str, x: Tensor, y: Tensor) -
     assert caught.value.expected == "(torch.float32 of rank 2 on cpu, torch.float32 of rank 2 on cpu)"
 
 
-def test_profiles_of_one_op_are_alternatives(lib: Library, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_profiles_of_one_op_are_alternatives(lib: Library, ns: str) -> None:
     vectors = OpProfile((tensor(1), tensor(1)), tensor(0))
     with unsafe_generate_fake_kernels({f"{ns}.foo.default": {MATRICES, vectors}}):
         foo = getattr(torch.ops, ns).foo
@@ -126,20 +127,23 @@ def test_profiles_of_one_op_are_alternatives(lib: Library, ns: str) -> None:  # 
         assert fake_call(foo, torch.ones(3, 4), torch.ones(3, 4)).dim() == 2
 
 
-def test_contradicting_profiles_are_not_chosen_from(lib: Library, ns: str) -> None:  # 95: torch takes any
+def test_contradicting_profiles_are_not_chosen_from(lib: Library, ns: str) -> None:
+    # Torch takes any
     flat = OpProfile(MATRICES.args_profile, tensor(1))
     with unsafe_generate_fake_kernels({f"{ns}.foo.default": {MATRICES, flat}}):
         with pytest.raises(MissingOpProfile, match="contradict each other"):
             fake_call(getattr(torch.ops, ns).foo, torch.ones(3, 4), torch.ones(3, 4))
 
 
-def test_no_profile(lib: Library, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_no_profile(lib: Library, ns: str) -> None:
     with unsafe_generate_fake_kernels({f"{ns}.foo.default": set()}):
         with pytest.raises(MissingOpProfile, match="there is no profile"):
             fake_call(getattr(torch.ops, ns).foo, torch.ones(3, 4), torch.ones(3, 4))
 
 
-def test_arguments_that_are_no_tensors(registry: Registry, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_arguments_that_are_no_tensors(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::f", mutates_args=())
     def f(a: float, x: Tensor, n: int = 3, mask: Optional[Tensor] = None, *, flag: bool = False) -> Tensor:
         return x.clone()
@@ -155,7 +159,8 @@ def test_arguments_that_are_no_tensors(registry: Registry, ns: str) -> None:  # 
             fake_call(f, 0.5, mask, 4, mask)
 
 
-def test_several_outputs(registry: Registry, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_several_outputs(registry: Registry, ns: str) -> None:
     def pair(x: Tensor) -> Tuple[Tensor, Tensor]:
         return x.sum(), x + 1
 
@@ -183,7 +188,8 @@ def test_several_outputs(registry: Registry, ns: str) -> None:  # 95
         assert [item.dim() for item in tensors] == expected[1]
 
 
-def test_outputs_that_do_not_fit_the_op(registry: Registry, add: Any, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_outputs_that_do_not_fit_the_op(registry: Registry, add: Any, ns: str) -> None:
     x = torch.ones(3, 4)
     with unsafe_generate_fake_kernels(
         {f"{ns}.add.default": {OpProfile(MATRICES.args_profile, (tensor(1), tensor(2)))}}
@@ -201,7 +207,8 @@ def test_outputs_that_do_not_fit_the_op(registry: Registry, add: Any, ns: str) -
             raise AssertionError("not reached")
 
 
-def test_overloads_and_names(registry: Registry, ns: str) -> None:  # 95: torch knows default overloads alone
+def test_overloads_and_names(registry: Registry, ns: str) -> None:
+    # Torch knows default overloads alone
     registry.custom_op(f"{ns}::f", add_fn, mutates_args=())
     registry.custom_op(f"{ns}::f.other", torch.clone, schema="(Tensor x) -> Tensor", mutates_args=())
     both = {
@@ -239,8 +246,9 @@ def half(x: Tensor, y: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=torch.bfloat16)
 
 
+@pytest.mark.parity(96)
 @pytest.mark.parametrize("origin", ["define", "custom_op", "torch.library.custom_op"])
-def test_overrides_a_fake_and_gives_it_back(lib: Library, registry: Registry, ns: str, origin: str) -> None:  # 96
+def test_overrides_a_fake_and_gives_it_back(lib: Library, registry: Registry, ns: str, origin: str) -> None:
     if origin == "define":
         customops.register_fake(f"{ns}::foo", half, lib=lib)
     elif origin == "custom_op":
@@ -257,7 +265,8 @@ def test_overrides_a_fake_and_gives_it_back(lib: Library, registry: Registry, ns
     assert fake_call(op, x, x).dtype == torch.bfloat16
 
 
-def test_nested(add: Any, ns: str) -> None:  # 96
+@pytest.mark.parity(96)
+def test_nested(add: Any, ns: str) -> None:
     x, name = torch.ones(3, 4), f"{ns}.add.default"
     wide = OpProfile(MATRICES.args_profile, tensor(2, torch.float64))
     with unsafe_generate_fake_kernels({name: {MATRICES}}):
@@ -268,7 +277,8 @@ def test_nested(add: Any, ns: str) -> None:  # 96
         fake_call(add, x, x)
 
 
-def test_inside_a_scope(registry: Registry, add: Any, ns: str) -> None:  # 96
+@pytest.mark.parity(96)
+def test_inside_a_scope(registry: Registry, add: Any, ns: str) -> None:
     x = torch.ones(3, 4)
     add.register_fake(half)
     with registry.scope():
@@ -287,7 +297,8 @@ def draft_export(*args: Any) -> Any:
     return drafted
 
 
-def test_export(add: Any, ns: str) -> None:  # 95: what draft_export records is enough for a strict one
+def test_export(add: Any, ns: str) -> None:
+    # What draft_export records is enough for a strict one
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Any:
             return add(x, x)
@@ -304,7 +315,8 @@ def test_export(add: Any, ns: str) -> None:  # 95: what draft_export records is 
     assert read_profiles_from_yaml(generate_yaml_from_profiles(recorded)) == {f"{ns}.add.default": {MATRICES}}
 
 
-def test_draft_export_goes_on_without_a_profile(add: Any, ns: str) -> None:  # 95
+@pytest.mark.parity(95)
+def test_draft_export_goes_on_without_a_profile(add: Any, ns: str) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Any:
             return add(x, x)
@@ -332,14 +344,16 @@ PROFILES = {
 }
 
 
-def test_text_round_trip() -> None:  # 97
+@pytest.mark.parity(97)
+def test_text_round_trip() -> None:
     text = generate_yaml_from_profiles(PROFILES)
     assert read_profiles_from_yaml(text) == PROFILES
     assert generate_yaml_from_profiles(read_profiles_from_yaml(text)) == text  # the order of a set does not show
 
 
+@pytest.mark.parity(97)
 @needs_yaml
-def test_text_is_yaml() -> None:  # 97
+def test_text_is_yaml() -> None:
     yaml = importlib.import_module("yaml")
     text = generate_yaml_from_profiles(PROFILES)
     assert yaml.safe_load(text) == json.loads(text)
@@ -348,8 +362,9 @@ def test_text_is_yaml() -> None:  # 97
 DTYPES = [*fake_profile._DTYPES.split(), *fake_profile._NEWER_DTYPES.split()]
 
 
+@pytest.mark.parity(97)
 @pytest.mark.parametrize("name", [*DTYPES, *fake_profile._LAYOUTS.split()])
-def test_numbers_are_torchs(name: str) -> None:  # 97
+def test_numbers_are_torchs(name: str) -> None:
     serialize = importlib.import_module("torch._export.serde.serialize")
     value = getattr(torch, name)
     if isinstance(value, torch.dtype):
@@ -360,16 +375,18 @@ def test_numbers_are_torchs(name: str) -> None:  # 97
         assert fake_profile._LAYOUT_NUMBERS.read(fake_profile._LAYOUT_NUMBERS.write(value)) is value
 
 
+@pytest.mark.parity(97)
 @needs_yaml
-def test_torch_and_we_read_each_other() -> None:  # 97
+def test_torch_and_we_read_each_other() -> None:
     ours = {"lib.foo.default": {MATRICES}}
     theirs = torchs.read_profiles_from_yaml(generate_yaml_from_profiles(ours))
     assert str(theirs) == str(ours)
     assert read_profiles_from_yaml(torchs.generate_yaml_from_profiles(theirs)) == ours
 
 
+@pytest.mark.parity(97)
 @pytest.mark.parametrize("kind", ["buffer", "str", "path"])
-def test_files(kind: str, tmp_path: Path) -> None:  # 97
+def test_files(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "profiles.yaml"
     file: Any = {"buffer": io.BytesIO(), "str": str(path), "path": path}[kind]
     save_op_profiles(PROFILES, file)
@@ -381,7 +398,8 @@ def test_files(kind: str, tmp_path: Path) -> None:  # 97
             function()
 
 
-def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:  # 97
+@pytest.mark.parity(97)
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_profile, "get_torch_version", lambda: "2.1")
     text = generate_yaml_from_profiles(PROFILES)
     monkeypatch.undo()
@@ -413,6 +431,7 @@ def test_unknown_dtype() -> None:
         read_profiles_from_yaml(text)
 
 
+@pytest.mark.parity(97)
 def test_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert read_profiles_from_yaml(generate_yaml_from_profiles(PROFILES)) == PROFILES

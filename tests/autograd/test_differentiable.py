@@ -1,0 +1,222 @@
+"""differentiable= and nondiff_args=: which arguments and results have gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+import torch.utils.checkpoint
+from helpers.compiling import BACKENDS, compiled
+from helpers.tensors import X, leaf_of
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp
+
+from customops import Registry, register_autograd
+from customops.errors import AutogradError, DefinitionError, RegistrationError
+
+
+def save_inputs(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+# differentiable= ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bins(registry: Registry, ns: str) -> Any:
+    @registry.custom_op(f"{ns}::bins", mutates_args=(), differentiable=False)
+    def bins(x: Tensor, *, step: float = 0.5) -> Tensor:
+        return (x / step).floor()
+
+    bins.register_fake(lambda x, *, step: torch.empty_like(x))
+    return bins
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_op_that_is_not_differentiable(bins: Any, backend: str) -> None:
+    x = leaf_of(X)
+    assert not bins(x).requires_grad
+    compiled(lambda x: (bins(x, step=0.25) * x).sum(), backend)(x).backward()
+    torch.testing.assert_close(x.grad, (X / 0.25).floor())
+
+
+def test_an_op_that_is_not_differentiable_transformed(bins: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return (bins(x) * x * x).sum()
+
+    def plain(x: Tensor) -> Tensor:
+        return ((x.detach() / 0.5).floor() * x * x).sum()
+
+    for transform in (grad, jacfwd, jacrev, hessian, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacfwd(f))):
+        torch.testing.assert_close(transform(f)(X), transform(plain)(X))
+    with fwAD.dual_level():
+        assert fwAD.unpack_dual(bins(fwAD.make_dual(X, X))).tangent is None
+    assert jvp(bins, (X,), (X,))[1].tolist() == [0, 0, 0]
+
+
+def test_no_formula_for_an_op_that_is_not_differentiable(bins: Any, ns: str) -> None:
+    for register in (bins.register_autograd, bins.register_jvp, lambda f: register_autograd(f"{ns}::bins", f)):
+        with pytest.raises(RegistrationError, match="declared not to be differentiable"):
+            register(lambda ctx, g: g)
+    with pytest.raises(RegistrationError, match="declared not to be differentiable"):
+        bins.register_autograd_from(lambda x, *, step: x)
+
+
+def test_a_write_by_an_op_that_is_not_differentiable(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::reset", lambda x: (x.zero_(), None)[1], mutates_args={"x"}, differentiable=False,
+                            schema="(Tensor(a!) x) -> ()")  # fmt: skip
+    parameter = leaf_of(X)
+    op(parameter)  # as an optimizer does
+    assert parameter.tolist() == [0, 0, 0]
+    y = leaf_of(X) * 2
+    op(y)
+    with pytest.raises(AutogradError, match="declared not to be differentiable, but wrote its argument"):
+        y.sum().backward()
+
+
+@pytest.fixture
+def sorted_of(registry: Registry, ns: str) -> Any:
+    """Of three returns the second is an integer, and the third is declared to have no gradient."""
+
+    @registry.custom_op(f"{ns}::sorted_of", mutates_args=(), differentiable=(True, True, False))
+    def sorted_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, order = x.sort()
+        return values, order, x.mean()
+
+    sorted_of.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.int64), x.new_empty(())))
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.grads.append([g if g is None else g.dtype for g in grads])
+        return torch.zeros_like(grads[0]).scatter(0, ctx.saved_tensors[0], grads[0])
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.save_for_forward(output[1])
+        ctx.grads = seen
+
+    seen: list[Any] = []
+    sorted_of.register_autograd(backward, setup_context=setup_context)
+    sorted_of.register_jvp(lambda ctx, t: (t.gather(0, ctx.saved_tensors[0]), None, None), setup_context=setup_context)
+    sorted_of.seen = seen
+    return sorted_of
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_flags_of_returns(sorted_of: Any, backend: str) -> None:
+    x = leaf_of(X)
+    values, order, mean = sorted_of(x)
+    assert (values.requires_grad, order.requires_grad, mean.requires_grad) == (True, False, False)
+
+    def f(x: Tensor) -> Tensor:
+        values, _, mean = sorted_of(x)
+        return (values * torch.arange(3.0) * mean).sum()
+
+    compiled(f, backend)(x).backward()
+    expected = torch.zeros(3).scatter(0, X.argsort(), torch.arange(3.0)) * X.mean()
+    torch.testing.assert_close(x.grad, expected)
+    assert sorted_of.seen[-1] == [torch.float32, torch.int64, torch.float32]  # zeros for what has none, as in torch
+
+
+def test_flags_of_returns_transformed(sorted_of: Any) -> None:
+    for transform in (jacrev, jacfwd, lambda f: jacrev(jacrev(f)), lambda f: jacfwd(jacrev(f))):
+        torch.testing.assert_close(
+            transform(lambda x: sorted_of(x)[0] ** 2)(X), transform(lambda x: x.sort()[0] ** 2)(X)
+        )
+
+
+def test_zeros_for_returns_that_were_not_used(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::parts", mutates_args=())
+    def parts(x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        return x * 2, x.long(), [x * 3, x.bool(), x * 4]
+
+    def backward(ctx: Any, g: Any, g_int: Any, gs: Any) -> Any:
+        seen.append([None if x is None else x.tolist() for x in (g, g_int, *gs)])
+        return sum(x * by for x, by in ((g, 2), (gs[0], 3), (gs[2], 4)) if x is not None)
+
+    seen: list[Any] = []
+    x = torch.tensor([1.0, 2.0])
+    parts.register_autograd(backward)
+    parts(leaf_of(x))[2][0].sum().backward()
+    assert seen == [[[0, 0], [0, 0], [1, 1], [False, False], [0, 0]]]
+    parts.register_autograd(backward, materialize_grads=False)
+    parts(leaf_of(x))[2][0].sum().backward()
+    assert seen[1] == [None, None, [1, 1], None, None]
+    parts.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.set_materialize_grads(False))
+    parts(leaf_of(x))[0].sum().backward()
+    assert seen[2] == [[1, 1], None, None, None, None]
+    parts.register_autograd(lambda ctx, g, _, gs: g * 2 + gs[0] * 3 + gs[2] * 4)
+    assert torch.equal(jacrev(lambda x: parts(x)[2][2])(x), 4 * torch.eye(2))
+
+
+@pytest.mark.parametrize("flags", [(True,), "yes", (True, False, False), (1, 0), None])
+def test_flags_that_do_not_fit(registry: Registry, ns: str, flags: Any) -> None:
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 1, x * 2
+
+    with pytest.raises(
+        DefinitionError, match="differentiable= is True, False, or one of them for each return"
+    ) as error:
+        registry.custom_op(f"{ns}::two", two, mutates_args=(), differentiable=flags)
+    assert f"{ns}::two" in str(error.value)
+    assert len(registry) == 0
+
+
+# nondiff_args= --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["op", "formula"])
+def masked(registry: Registry, ns: str, request: Any) -> Any:
+    options = {"nondiff_args": ("mask", "others")}
+    of_op, of_formula = (options, {}) if request.param == "op" else ({}, options)
+
+    @registry.custom_op(f"{ns}::masked", mutates_args=(), **of_op)  # type: ignore[arg-type]
+    def masked(x: Tensor, mask: Tensor, others: list[Tensor], by: float = 2.0) -> Tensor:
+        return x * mask * by
+
+    masked.register_fake(lambda x, mask, others, by: torch.empty_like(x))
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        needs.append(ctx.needs_input_grad)
+        return g * ctx.saved_tensors[1] * 2.0, None, None
+
+    needs: list[Any] = []
+    masked.register_autograd(backward, setup_context=save_inputs, **of_formula)
+    masked.register_jvp(lambda ctx, t, *_: t * ctx.saved_tensors[1] * 2.0, setup_context=save_inputs, **of_formula)
+    masked.needs = needs
+    return masked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arguments_without_a_gradient(masked: Any, backend: str) -> None:
+    x, mask, other = leaf_of(X), leaf_of(X + 1), leaf_of(X)
+    compiled(masked, backend)(x, mask, [other]).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (X + 1))
+    assert (mask.grad, other.grad) == (None, None)
+    assert masked.needs[-1] == (True, False, [False])
+    assert not masked(X, mask, [other]).requires_grad
+
+
+def test_arguments_without_a_gradient_transformed(masked: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return masked(x, x + 1, [x])
+
+    for transform in (jacrev, jacfwd, lambda f: lambda x: jvp(f, (x,), (x,))[1]):
+        torch.testing.assert_close(transform(f)(X), transform(lambda x: 2 * x * (x.detach() + 1))(X))
+    assert jvp(lambda m: masked(X, m, []), (X,), (X,))[1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("wrong", ["z", ("x", "by"), ("by",)])
+def test_nondiff_args_that_are_no_tensors(registry: Registry, ns: str, wrong: Any) -> None:
+    def scale(x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+    with pytest.raises(DefinitionError, match="nondiff_args= names an argument that is no tensor of the op") as error:
+        registry.custom_op(f"{ns}::scale", scale, mutates_args=(), nondiff_args=wrong)
+    assert error.value.expected == "some of x"
+    op = registry.custom_op(f"{ns}::scale", scale, mutates_args=())
+    with pytest.raises(DefinitionError, match="nondiff_args= names"):
+        op.register_autograd(lambda ctx, g: g, nondiff_args=wrong)

@@ -1,0 +1,42 @@
+"""The benchmark compares things that do the same, and prints what it measures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> str:
+    command = [sys.executable, "benchmarks/call_overhead.py", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_contenders_agree() -> None:
+    assert run("--check") == "14 cases: the contenders agree\n"
+
+
+def test_devices_agree() -> None:
+    command = [sys.executable, "benchmarks/backend_overhead.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("12 cases: the devices agree\n")
+
+
+def test_figures(tmp_path: Path) -> None:
+    table = run("--quick", "--json", str(tmp_path / "figures.json"))
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["cases"]
+    assert len(figures) == 14
+    for case, contenders in figures.items():
+        assert case in table
+        assert {"customops", "custom_op", "Library"} <= set(contenders)
+        for name, numbers in contenders.items():
+            assert numbers["ratio"] == pytest.approx(contenders["customops"]["us"] / numbers["us"])
+            assert f"{numbers['us']:.2f}" in table, name

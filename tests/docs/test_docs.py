@@ -1,0 +1,88 @@
+"""Run every python block of README.md and docs/*.md: one test and one namespace a page."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from sybil import Document
+from sybil.parsers.myst import PythonCodeBlockParser
+
+from customops.testing import run_isolated
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Pages that make a device: in a process of their own, because a device stays.
+MAKE_A_DEVICE = {"backend"}
+PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
+SHELL = {"sh", "bash", "zsh", "shell", "shell-session", "console"}
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+
+
+def infos(text: str) -> list[str]:
+    """The info strings of the fenced blocks of a page, top-level ones only."""
+    found = []
+    closing = None
+    for line in text.splitlines():
+        fence = re.match(r"\s*(`{3,}|~{3,}|:{3,})\s*(.*?)\s*$", line)
+        if fence is None:
+            continue
+        marks, info = fence.groups()
+        if closing is None:
+            closing = marks
+            found.append(info)
+        elif marks.startswith(closing) and not info:
+            closing = None
+    return found
+
+
+def refused(info: str) -> bool:
+    """Whether a fence is a second spelling of `python` or `console`, such as `python no-run`."""
+    words = set(re.split(r"[^\w-]+", info.lower()))
+    return bool(words & (PYTHON | SHELL)) and info not in ("python", "console")
+
+
+@every_page
+def test_blocks_are_marked_one_way(page: Path) -> None:
+    wrong = [info for info in infos(page.read_text(encoding="utf-8")) if refused(info)]
+    assert not wrong, f"{page.name}: write ```python (it runs) or ```console, not {wrong}"
+
+
+@every_page
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    if page.stem in MAKE_A_DEVICE:
+        run_isolated(run_blocks, page, cwd=tmp_path, timeout=300)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setitem(sys.modules, f"docs_page_{page.stem}", None)  # to be gone afterwards
+        run_blocks(page)
+
+
+def run_blocks(page: Path) -> None:
+    document = Document.parse(str(page), PythonCodeBlockParser())
+    # A real module, because torch.compile and the type hints look names up through sys.modules.
+    module = types.ModuleType(f"docs_page_{page.stem}")
+    sys.modules[module.__name__] = module
+    document.namespace = module.__dict__
+
+    examples = list(document.examples())
+    blocks = infos(document.text).count("python")
+    assert len({example.start for example in examples}) >= blocks, "sybil misses a block"
+    for example in examples:
+        example.evaluate()
+
+
+@pytest.mark.parametrize("info", ["python no-run", "py", "{code-block} python", "bash", "python {a=1}"])
+def test_refused(info: str) -> None:
+    assert refused(info)
+
+
+@pytest.mark.parametrize("info", ["python", "console", "", "text", "{toctree}", "cpp"])
+def test_accepted(info: str) -> None:
+    assert not refused(info)

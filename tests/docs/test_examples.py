@@ -1,0 +1,207 @@
+"""Every example runs, and its op holds in whatever torch has: checks, compilers, exporters, tracers."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from helpers.compiling import dynamo
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+import customops
+from customops import CustomOpDef, Sample
+from customops.testing import run_isolated
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: They make a device, each in a process of its own (see below), and define no op.
+DEVICES = {"numpy_device"}
+PATHS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in DEVICES)
+STEMS = [path.stem for path in PATHS]
+
+
+Op = CustomOpDef[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """The examples by name; their ops are gone after the tests of this file."""
+    loaded = {}
+    with customops.default_registry.scope():
+        for path in PATHS:
+            spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            loaded[path.stem] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded[path.stem])
+        yield loaded
+        for module in loaded.values():
+            del sys.modules[module.__name__]
+
+
+@pytest.fixture(params=STEMS)
+def module(request: pytest.FixtureRequest, modules: dict[str, ModuleType]) -> ModuleType:
+    return modules[request.param]
+
+
+@pytest.fixture
+def op(module: ModuleType) -> Op:
+    (found,) = (value for value in vars(module).values() if isinstance(value, CustomOpDef))
+    return found
+
+
+def samples(op: Op) -> list[Sample]:
+    """The op's samples: fresh tensors, and the same numbers each time."""
+    torch.manual_seed(0)
+    return list(op.samples())
+
+
+def richest(op: Op) -> int:
+    """The number of the sample with most tensors that require grad."""
+    counts = [sum(tensor.requires_grad for tensor in tensors_in(sample)) for sample in samples(op)]
+    return counts.index(max(counts))
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tuple(tree)) if isinstance(leaf, torch.Tensor)]
+
+
+def outcome(fn: Callable[..., Any], sample: Sample) -> dict[str, Any]:
+    """All that a call does: what it returns, what it makes of its arguments, and the gradients."""
+    result = fn(*sample.args, **sample.kwargs)
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    leaves = [tensor for tensor in tensors_in(sample) if tensor.requires_grad]
+    assert any(output.requires_grad for output in outputs) == bool(leaves)
+    weighted = [(y * torch.linspace(1, 2, y.numel()).view(y.shape)).sum() for y in outputs if y.requires_grad]
+    gradients = torch.autograd.grad(sum(weighted, torch.zeros(())), leaves) if leaves else ()
+    return {"result": result, "arguments": tensors_in(sample), "gradients": gradients}
+
+
+# -- the examples as they stand ----------------------------------------------------------------
+
+
+def test_there_are_examples() -> None:
+    assert {"numpy_sin", "inplace", "out", "nonzero", "factory", "lists", "train"} <= set(STEMS)
+
+
+def test_main_runs(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    module.main()
+    assert capsys.readouterr().out
+
+
+def test_losses_are_equal(modules: dict[str, ModuleType]) -> None:
+    eager, compiled = (modules["train"].train(compiled=compiled, steps=10) for compiled in (False, True))
+    assert eager == pytest.approx(compiled, rel=1e-4)
+    assert eager[-1] < eager[0] / 2
+
+
+def test_a_device_in_numpy() -> None:
+    code = f"import runpy; result = runpy.run_path({str(EXAMPLES / 'numpy_device.py')!r})['main']()"
+    done = run_isolated(code)
+    on_cpu, on_npy, counts = done.value
+    assert on_npy == pytest.approx(on_cpu, rel=1e-3)
+    assert on_npy[-1] < on_npy[0] / 2
+    assert counts["aten::native_layer_norm"] == 2 * 30
+    assert not {"aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::_softmax.out", "aten::relu"} & set(counts)
+    assert "on the CPU instead:" in done.stdout
+
+
+def test_the_device_in_numpy_is_short() -> None:
+    source = (EXAMPLES / "numpy_device.py").read_text(encoding="utf-8")
+    (device,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "make_device")
+    assert device.end_lineno - device.lineno < 60
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def test_samples(op: Op) -> None:
+    assert op._qualname.startswith("examples::")
+    assert len(samples(op)) >= 2
+    if "backward" in op._rules.autograd._slots.values:
+        assert any(tensor.requires_grad for sample in samples(op) for tensor in tensors_in(sample))
+
+
+def test_opcheck(op: Op) -> None:
+    for args, kwargs in samples(op):
+        customops.opcheck(op, args, kwargs)
+
+
+# On 2.15 torch's opcheck warns so for any op, its own too.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_opcheck_of_torch(op: Op) -> None:
+    for args, kwargs in samples(op):
+        torch.library.opcheck(op._opoverload, args, kwargs)
+
+
+# -- compilers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(op: Op, backend: str) -> None:
+    expected = [outcome(op, sample) for sample in samples(op)]
+    # Inductor takes seconds a program.
+    chosen = [richest(op)] if backend == "inductor" else range(len(expected))
+    for i in chosen:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend=backend, fullgraph=True)
+        assert_close(outcome(compiled, samples(op)[i]), expected[i])
+
+
+def test_compiled_once(op: Op) -> None:
+    counter = dynamo("testing").CompileCounter()
+    compiled = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend=counter, fullgraph=True)
+    for args, kwargs in [samples(op)[0], samples(op)[0]]:
+        compiled(*args, **kwargs)
+    assert counter.frame_count == 1
+
+
+# -- exporters and tracers ---------------------------------------------------------------------
+
+
+class Program(nn.Module):
+    """Calls an op as a sample does. The sample's tensors are inputs, everything else is a constant."""
+
+    def __init__(self, op: Op, sample: Sample) -> None:
+        super().__init__()
+        self.op = op
+        self.leaves, self.spec = tree_flatten(tuple(sample))
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        remaining = list(tensors)
+        leaves = [remaining.pop(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.op(*args, **kwargs)
+
+
+def flat(sample: Sample) -> Sample:
+    """The inputs of its program."""
+    return Sample(tuple(tensors_in(sample)), {})
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+def test_export(op: Op, strict: bool) -> None:
+    sample = samples(op)[richest(op)]
+    exported = torch.export.export(Program(op, sample), *flat(sample), strict=strict)
+    assert str(op._opoverload) in exported.graph_module.code
+    expected = outcome(Program(op, sample), flat(sample))
+    assert_close(outcome(exported.module(), flat(samples(op)[richest(op)])), expected)
+
+
+def test_make_fx(op: Op) -> None:
+    for i, sample in enumerate(samples(op)):
+        traced = make_fx(Program(op, sample), tracing_mode="symbolic")(*tensors_in(sample))
+        assert str(op._opoverload) in traced.code
+        with torch.no_grad():
+            ours, theirs = samples(op)[i], samples(op)[i]
+            assert_close(traced(*tensors_in(ours)), op(*theirs.args, **theirs.kwargs))
+            assert_close(tensors_in(ours), tensors_in(theirs))

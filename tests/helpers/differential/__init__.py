@@ -1,0 +1,1 @@
+"""Ops, arguments and contexts for the comparison of calls with those of torch.library."""
