@@ -102,6 +102,8 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
     """Where torch is wrong, or cannot serve as the reference."""
     if case.op == "gaps" and case.has("leaf", "parameter"):
         return True  # torch does not see that a list with a None in it requires grad, and makes no graph
+    if case.op == "gaps" and case.has("conjugate", "negative") and case.context == "dispatch mode":
+        return True  # torch resolves no tensors in a list with a None in it, and below a mode ignores their bits
     if case.op == "ramp" and case.call == 1:
         return not is_raised(
             ours["result"], Exception
