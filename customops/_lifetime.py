@@ -14,22 +14,22 @@ from customops.errors import UnregisteredError
 class Owner(Protocol):
     """What an op tells whoever owns it: a `Registry`."""
 
-    def _record(self, undo: Undo) -> None:
+    def record(self, undo: Undo) -> None:
         """Something was registered on an op; `undo` unregisters it."""
 
-    def _remove(self, op: Any) -> None:
+    def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""
 
-    def _drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
+    def drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is there; was it? Calling it raises `error` from then on."""
 
-    def _restore(self, op: Any) -> None:
+    def restore(self, op: Any) -> None:
         """Put a removed op back, with the rules it had."""
 
-    def _library_destroyed(self, op: Any, library: Library) -> None:
+    def library_destroyed(self, op: Any, library: Library) -> None:
         """The library of an op was destroyed, by whomever."""
 
-    def _reduce(self, qualname: str) -> tuple[Any, ...]:
+    def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled."""
 
 

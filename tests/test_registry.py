@@ -314,8 +314,8 @@ def test_a_failed_replacement_brings_the_old_op_back(
             raise RuntimeError("halfway")
         install(self, *args)
 
-    install = customops.CustomOpDef._install
-    monkeypatch.setattr(customops.CustomOpDef, "_install", fail_once)
+    install = customops.CustomOpDef._bind
+    monkeypatch.setattr(customops.CustomOpDef, "_bind", fail_once)
     with pytest.raises(RuntimeError, match="halfway"):
         define(registry, f"{ns}::f", add_one)
     assert list(registry) == [old]
@@ -511,7 +511,7 @@ def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: py
     def body() -> None:
         with registry.scope():
             op.register_kernel("cpu", add_two)
-            registry._record(fail)
+            registry.record(fail)
 
     with pytest.raises(RuntimeError, match="an undo failed"):
         body()

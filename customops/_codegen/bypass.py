@@ -116,7 +116,7 @@ def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPoli
     text.line("        if $cell is None and $where not in $op.direct.of_tensors:")
     text.line("            $op.find_direct_of($keys, $included_keys())  # for the next call")
     text.line("try:")
-    text.line("    return $op.entry(*$args, **$kwargs)")
+    text.line("    return $self._entry(*$args, **$kwargs)")
     text.line("except $RuntimeError as $error:", RuntimeError=RuntimeError)
     text.line("    $op.explain($error)")
     text.line("    raise")

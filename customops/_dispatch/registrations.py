@@ -78,14 +78,15 @@ class Slots(Generic[K, V]):
         self.values[key] = value
 
     def reset(self, with_op: Iterable[K] = ()) -> None:
-        """Fill a fresh definition. The trampolines of `with_op` are part of the op, and stay as long as it does."""
+        """Put everything into an op. The trampolines of `with_op` are part of the op, and stay as long as it does."""
         self._uninstall = {}
         for key in with_op:
             self._install(key, False)
             self._uninstall[key] = nothing
         for key in self.values:
             self._ensure(key)
-        self._changed()
+        if self.values:
+            self._changed()
 
     def set(self, key: K, value: V) -> Undo:
         """Register a value for a key; calling what is returned takes it back."""

@@ -7,19 +7,20 @@ from contextlib import ExitStack
 from typing import Any
 
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo
 
 
 class RawRule:
     """Kernels of the user's own at dispatch keys, as they are."""
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
         self._kernels: list[_Raw] = []
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
         for kernel in self._kernels:
             kernel.undos = self._at_all_keys(kernel)
 
@@ -28,7 +29,7 @@ class RawRule:
         kernel = _Raw(keys, fn)
         kernel.undos = self._at_all_keys(kernel)
         self._kernels.append(kernel)
-        self.definition.recompile()  # at some keys, tracing goes through it
+        self.operator.recompile()  # at some keys, tracing goes through it
         return functools.partial(self._take_back, kernel)
 
     def traced(self) -> list[Any]:
@@ -38,14 +39,14 @@ class RawRule:
     def _at_all_keys(self, kernel: _Raw) -> ExitStack:
         with ExitStack() as undos:  # if torch refuses a key, the others are taken back
             for key in kernel.keys:
-                undos.callback(self.definition.impl(kernel.fn, key, apart=True, raw=True))
+                undos.callback(self.operator.impl(kernel.fn, key, apart=True, raw=True))
             return undos.pop_all()
 
     def _take_back(self, kernel: _Raw) -> None:
         if kernel in self._kernels:
             self._kernels.remove(kernel)
             kernel.undos.close()
-            self.definition.recompile()
+            self.operator.recompile()
 
 
 class _Raw:
