@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
-from customops._dispatch.registrations import Undo
+from customops._dispatch.registrations import Undo, lock
 from customops.errors import UnregisteredError
 
 
@@ -41,4 +42,24 @@ class Scope(NamedTuple):
 
 
 #: The open scopes of this thread or task, outermost first.
-scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+
+
+@contextmanager
+def open_scope(owner: Owner) -> Iterator[None]:
+    """Call on exit what `record_in_scope` was given in this thread or task, inside the context, for this owner."""
+    scope = Scope(owner, ExitStack())
+    token = _scopes.set((*_scopes.get(), scope))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+        with lock:
+            scope.undos.close()
+
+
+def record_in_scope(owner: Owner, undo: Undo) -> None:
+    """Let `undo` be called when the innermost open scope of `owner` ends, if there is one."""
+    scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
+    if scope is not None:
+        scope.undos.callback(undo)

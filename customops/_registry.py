@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, overload
 
-from typing_extensions import Required, Unpack
+from typing_extensions import Unpack
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
@@ -15,40 +15,23 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
 from customops._dispatch.lookup import find_op
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import OperatorHandle, refused_error
+from customops._dispatch.operator import OperatorHandle, define_in
 from customops._dispatch.registrations import Undo, lock
 from customops._dispatch.results import CheckPolicy
 from customops._dispatch.spec import OpSpec
-from customops._lifetime import Scope, scopes
+from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
 from customops._schema.infer import mutates_args_names
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
-from customops._spec import check_spec, define_op, spec_of
+from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 
 P = ParamSpec("P")
 
 R = TypeVar("R")
-
-#: What `custom_op` does where an op of the name exists.
-OnConflict = Literal["replace", "error", "reuse"]
-
-
-class DefinitionOptions(TypedDict, total=False):
-    """What `Registry.custom_op` takes by keyword."""
-
-    mutates_args: Required[str | Iterable[str]]
-    device_types: DeviceTypes
-    schema: str | None
-    tags: Tags
-    on_conflict: OnConflict
-    check: CheckPolicy | None
-    bypass: bool
-    differentiable: bool | Sequence[bool]
-    nondiff_args: Names
 
 
 class Registry:
@@ -158,13 +141,7 @@ class Registry:
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        if on_conflict not in ("replace", "error", "reuse"):
-            raise DefinitionError(
-                "on_conflict has no such value",
-                op=str(name),
-                expected='"replace", "error" or "reuse"',
-                got=brief(on_conflict),
-            )
+        check_on_conflict(on_conflict, str(name))
         spec = spec_of(name, fn, **options)
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
@@ -266,14 +243,10 @@ class Registry:
                 problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
                 raise DefinitionError(problem, op=str(name), got=schema, fix="use another name, or impl for kernels")
             if lib is not None:
-                try:
-                    lib.define(name.local + schema, tags=all_tags)
-                except Exception as error:
-                    raise refused_error(error, name, schema) from error
+                define_in(lib, name, schema, all_tags)
                 return
-            op: CustomOpDef[Any, Any] = CustomOpDef(
-                self, OperatorHandle.define_from_text(name, schema, all_tags, user_source())
-            )
+            operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
+            op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
             self._ops[op._qualname] = op
             self.record(functools.partial(self.drop, op))
 
@@ -350,14 +323,8 @@ class Registry:
         Ops defined inside are removed, ops of customops replaced inside come back, rules registered inside on older
         ops end. An op of `torch.library.custom_op` that was replaced is gone.
         """
-        scope = Scope(self, ExitStack())
-        token = scopes.set((*scopes.get(), scope))
-        try:
+        with open_scope(self):
             yield self
-        finally:
-            scopes.reset(token)
-            with lock:
-                scope.undos.close()
 
     def clear(self) -> None:
         """Remove every op of this registry, and what it registered on the ops of others."""
@@ -372,10 +339,8 @@ class Registry:
         return _load, (qualname,)
 
     def record(self, undo: Undo) -> None:
-        """Remember how to take a registration back, if a scope of this registry is open."""
-        scope = next((scope for scope in reversed(scopes.get()) if scope.owner is self), None)
-        if scope is not None:
-            scope.undos.callback(undo)
+        """Remember how to unregister something, if a scope of this registry is open."""
+        record_in_scope(self, undo)
 
     def remove(self, op: CustomOpDef[Any, Any]) -> None:
         with lock:

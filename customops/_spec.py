@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict, get_args
+
+from typing_extensions import Required
 
 from customops import _compat
 from customops._codegen import bypass
@@ -16,12 +18,36 @@ from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
 from customops._op import CustomOpDef
 from customops._rules import Rules
-from customops._schema.differentiability import Differentiable
+from customops._schema.differentiability import Differentiable, Names
 from customops._schema.infer import schema_of
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, user_source, where
+
+#: What `custom_op` does where an op of the name exists.
+OnConflict = Literal["replace", "error", "reuse"]
+
+
+def check_on_conflict(value: Any, op: str) -> None:
+    if value not in get_args(OnConflict):
+        raise DefinitionError(
+            "on_conflict has no such value", op=op, expected='"replace", "error" or "reuse"', got=brief(value)
+        )
+
+
+class DefinitionOptions(TypedDict, total=False):
+    """What `Registry.custom_op` takes by keyword."""
+
+    mutates_args: Required[str | Iterable[str]]
+    device_types: DeviceTypes
+    schema: str | None
+    tags: Tags
+    on_conflict: OnConflict
+    check: CheckPolicy | None
+    bypass: bool
+    differentiable: bool | Sequence[bool]
+    nondiff_args: Names
 
 
 def spec_of(

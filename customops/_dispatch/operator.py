@@ -309,13 +309,22 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library
     known = _compat.libraries.namespace_exists(name.namespace)
     library = Library(name.namespace, "FRAGMENT")
     try:
-        library.define(name.local + text, tags=tags)
+        define_in(library, name, text, tags)
         return library, _compat.libraries.overload_of(name.packet, name.overload)
-    except Exception as error:
+    except Exception:
         _compat.libraries.destroy_library(library)
         if not known:
             _compat.libraries.forget_namespace(name.namespace)
-        raise refused_error(error, name, text) from error
+        raise
+
+
+def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ...]) -> None:
+    """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
+    try:
+        library.define(name.local + text, tags=tags)
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
 
 
 Definition = OperatorHandle
@@ -325,12 +334,6 @@ def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
     return (compliant, *(tag for tag in tags if tag is not compliant))
-
-
-def refused_error(error: Exception, name: Name, text: str) -> DefinitionError:
-    """torch's reason, in one line, for not defining an op."""
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text)
 
 
 class CurrentKernel:
