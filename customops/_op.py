@@ -10,7 +10,6 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat, _fingerprint
-from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn, bind
@@ -108,9 +107,7 @@ class CustomOpDef(Register, Generic[P, R]):
         """
         texts: dict[str, str] = {}
         if type(self) is not CustomOpDef:
-            definition = self._definition
-            source = bypass.source(definition.schema, definition.tags, self._qualname, definition.when)
-            texts["bypass=True"] = source.text
+            texts["bypass=True"] = source_of(type(self).__call__)
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.cell is not None and kernel.cell.direct is not kernel.fn:

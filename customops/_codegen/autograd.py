@@ -12,8 +12,10 @@ from customops import _compat
 from customops._codegen.function import (
     Source,
     always_passed,
+    any_of,
     as_tuple,
     compile_on_first_call,
+    fill,
     may_be_none,
     variable_name,
 )
@@ -23,7 +25,34 @@ from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 
-#: Makes what an autograd trampoline calls: ``general(keyset, cell, args, kwargs)``, and the holder of a node or None.
+AUTOGRAD = """\
+def autograd($keyset, /, {arguments}):
+    $current = $fast_path.get($keyset.raw_repr())
+    if $current is not None and $forward_ad._current_level < 0:
+        if not {requires_grad}:
+            {kernel_call}
+        {node_call}
+    return $general($keyset, $current, {args}, {kwargs})
+"""
+
+NODE_CALL = """\
+$apply = $node.apply
+if $apply is not None:
+    try:
+        return $apply($current.direct, {arguments})
+    except $errors as $error:
+        $node.explain($error)
+        raise
+"""
+
+#: What the templates of this module refer to.
+_OBJECTS: dict[str, Any] = {
+    "errors": (TypeError, RuntimeError),
+    "forward_ad": _compat.autograd.forward_ad,
+    "is_grad_enabled": torch.is_grad_enabled,
+}
+
+#: Makes what the function calls: ``general(keyset, current, args, kwargs)``, and the holder of a node or None.
 Make = Callable[[], tuple[Fn, Any]]
 
 
@@ -32,80 +61,76 @@ def autograd(
     tags: tuple[torch.Tag, ...],
     op: str,
     when: CheckPolicy,
-    watched: tuple[Argument, ...],
-    direct: dict[int, CurrentKernel | None],
+    differentiable_args: tuple[Argument, ...],
+    fast_path: dict[int, CurrentKernel | None],
     make: Make,
 ) -> Callable[..., Any]:
     """The function at the Autograd key: do what the device's kernel does, where that is all there is to do.
 
     The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
-    that are conjugate, ... `direct` has the cell of the kernel for the key sets that hold nothing but a device, so
-    where it has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where
-    something is, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its arguments as they are. All
-    else is done by `general`.
+    that are conjugate, ... `fast_path` has the current kernel for the key sets that hold nothing but a device, so where
+    it has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where something
+    is, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its arguments as they are. All else is
+    done by `general`.
     """
     return compile_on_first_call(
-        "autograd", functools.partial(_autograd, schema, tags, op, when, watched, direct, make)
+        "autograd", functools.partial(_generate, schema, tags, op, when, differentiable_args, fast_path, make)
     )
 
 
-def _autograd(
+def _generate(
     schema: Schema,
     tags: tuple[torch.Tag, ...],
     op: str,
     when: CheckPolicy,
-    watched: tuple[Argument, ...],
-    direct: dict[int, CurrentKernel | None],
+    differentiable_args: tuple[Argument, ...],
+    fast_path: dict[int, CurrentKernel | None],
     make: Make,
 ) -> Source:
     general, node = make()
-    source = Source("autograd", schema)
-    always = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
-    rest = ["*$rest"] if len(always) < len(schema.positional) else []
-    named = ["**$named"] if schema.keyword_only else []
-    passed = ", ".join([*always, *rest, *named])
-    source.parameters = ["$keyset", "/", *always, *rest, *named]
-    source.line("$cell = $direct.get($keyset.raw_repr())", direct=direct)
-    source.line("if $cell is not None and $forward_ad._current_level < 0:", forward_ad=_compat.autograd.forward_ad)
-    source.line(f"    if not ({_requires_grad(source, schema, watched)}):")
-    source.indent = "        "
-    if rest or named:  # the kernel's trampoline knows the defaults
-        source.line(f"return $cell.direct({passed})")
-    else:
-        emit_kernel_call(source, schema, tags, op, when, bump=bool(schema.mutated), direct=True)
-    source.indent = ""
-    if node is not None:
-        source.line("    $apply = $node.apply", node=node)
-        source.line("    if $apply is not None:")
-        source.line("        try:")
-        source.line(f"            return $apply($cell.direct, {passed})")
-        source.line("        except $errors as $error:", errors=(TypeError, RuntimeError))
-        source.line("            $node.explain($error)")
-        source.line("            raise")
-    source.line(
-        f"return $general($keyset, $cell, {as_tuple([*always, *rest])}, {'$named' if named else '{}'})", general=general
+    source = Source("autograd", schema, tags, op, when)
+    source.objects |= _OBJECTS | {"fast_path": fast_path, "general": general, "node": node}
+    positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
+    positional += ["*$rest"] if len(positional) < len(schema.positional) else []
+    arguments = ", ".join([*positional, "**$named"] if schema.keyword_only else positional)
+    source.template = fill(
+        AUTOGRAD,
+        arguments=arguments,
+        requires_grad=_emit_requires_grad(source, differentiable_args),
+        kernel_call=_emit_kernel_call(source, arguments),
+        node_call=fill(NODE_CALL, arguments=arguments) if node is not None else "",
+        args=as_tuple(positional),
+        kwargs="$named" if schema.keyword_only else "{}",
     )
     return source
 
 
-def _requires_grad(source: Source, schema: Schema, watched: tuple[Argument, ...]) -> str:
+def _emit_kernel_call(source: Source, arguments: str) -> str:
+    if "*" in arguments:  # some may be left out: the kernel's function knows the defaults
+        return f"return $current.direct({arguments})\n"
+    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
+
+
+def _emit_requires_grad(source: Source, differentiable_args: tuple[Argument, ...]) -> str:
     """An expression for: is anything to be differentiated?"""
-    source.objects["is_grad_enabled"] = torch.is_grad_enabled
-    tensors = [argument for argument in schema.positional[: always_passed(schema)] if argument in watched]
-    others = [argument for argument in watched if argument not in tensors]
-    if not others and len(tensors) <= 3 and all(argument.is_tensor for argument in tensors):
-        each = [
-            f"({variable_name(a)} is not None and {variable_name(a)}.requires_grad)"
-            if may_be_none(a, schema)
-            else f"{variable_name(a)}.requires_grad"
-            for a in tensors
-        ]
-        return f"({' or '.join(each)}) and $is_grad_enabled()" if each else "False"
-    items = [variable_name(a) for a in tensors]
+    schema = source.schema
+    known = [a for a in schema.positional[: always_passed(schema)] if a in differentiable_args]
+    others = [a for a in differentiable_args if a not in known]
+    if not differentiable_args:
+        return "False"
+    if not others and len(known) <= 3 and all(a.is_tensor for a in known):
+        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in known)
+        return f"({each} and $is_grad_enabled())"
+    source.objects["any_requires_grad"] = any_requires_grad(schema)
+    items = [variable_name(a) for a in known]
     items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
     items += ["**$named"] if any(a.kwarg_only for a in others) else []
-    source.objects["any_requires_grad"] = any_requires_grad(schema)
-    return f"$any_requires_grad({', '.join(items)}) and $is_grad_enabled()"
+    return f"($any_requires_grad({', '.join(items)}) and $is_grad_enabled())"
+
+
+def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:
+    name = variable_name(argument)
+    return f"({name} is not None and {name}.requires_grad)" if may_be_none else f"{name}.requires_grad"
 
 
 def any_requires_grad(schema: Schema) -> Callable[..., bool]:

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
-from customops._codegen.function import Source, variable_name
+from customops._codegen.function import Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_kernel_call
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops.errors import UnsupportedError
 
 #: For each type of argument, when its value reaches a kernel as it is. ``{}`` stands for the variable.
-_ARRIVES_AS_IT_IS = {
+_ARRIVES_UNCHANGED = {
     "Tensor": "$type({}) in $tensors",
     "SymInt": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
     "int": "$type({}) is $int and -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
@@ -32,16 +32,48 @@ _ARRIVES_AS_IT_IS = {
     "ScalarType": "$type({}) is $dtype",
     "Device": "$type({}) is $device",
 }
+
+CALL = """\
+def __call__($self, /, *$args, **$kwargs):
+    if $is_dynamo_compiling():
+        return $self._opoverload(*$args, **$kwargs)
+    $op = $self._definition
+    if not $kwargs and $len($args) == {count}:
+        {names} = $args
+        if (
+            {arrive_unchanged}
+            and not $is_torch_function_mode_enabled()
+            and not ({requires_grad} and $is_grad_enabled())
+            and $forward_ad._current_level < 0
+            {counts_versions}
+        ):
+            $keys = $keys_of({first})
+            $where = $keys.raw_repr(), $included_keys().raw_repr()
+            $current = $op.direct.of_tensors.get($where)
+            if $current is not None{same_keys}:
+                {kernel_call}
+            if $current is None and $where not in $op.direct.of_tensors:
+                $op.find_direct_of($keys, $included_keys())  # for the next call
+    try:
+        return $self._entry(*$args, **$kwargs)
+    except $RuntimeError as $error:
+        $op.explain($error)
+        raise
+"""
+
+#: What the template refers to.
 _OBJECTS: dict[str, Any] = {
-    "bool": bool,
+    "counting": _compat.dispatch.DispatchKey.ADInplaceOrView,
     "device": torch.device,
     "dtype": torch.dtype,
-    "float": float,
-    "int": int,
-    "len": len,
-    "str": str,
+    "forward_ad": _compat.autograd.forward_ad,
+    "included_keys": _compat.dispatch.included_keys,
+    "is_dynamo_compiling": is_dynamo_compiling,
+    "is_excluded": _compat.dispatch.is_excluded,
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
+    "keys_of": _compat.dispatch.keys_of,
     "tensors": frozenset({Tensor, torch.nn.Parameter}),
-    "type": type,
 }
 
 
@@ -53,7 +85,7 @@ def refuse(schema: Schema, op: str) -> None:
     if not any(argument.type == "Tensor" for argument in schema.positional):
         problem = "no argument is always a Tensor, to tell the device by"
     for argument in schema.arguments:
-        if argument.type.removesuffix("?") not in _ARRIVES_AS_IT_IS:
+        if argument.type.removesuffix("?") not in _ARRIVES_UNCHANGED:
             problem = f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
         elif argument.kwarg_only and (argument.holds_tensors or not argument.has_default):
             problem = f"the argument {argument.name!r} is always passed by keyword"
@@ -66,68 +98,47 @@ def refuse(schema: Schema, op: str) -> None:
 def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy) -> Source:
     """The ``__call__`` of an op's object.
 
-    Conditions that rule most calls out come first. Dynamo is to see the first one alone.
+    Conditions that rule most calls out come first; what a torch function mode would see comes after it was looked for.
+    Dynamo is to see the first condition alone.
     """
-    text = Source("__call__", schema)
+    source = Source("__call__", schema, tags, op, when)
+    source.objects |= _OBJECTS
     names = [variable_name(argument) for argument in schema.positional]
-    text.objects |= _OBJECTS
-    text.parameters = ["$self", "/", "*$args", "**$kwargs"]
-    text.line("if $is_dynamo_compiling():", is_dynamo_compiling=is_dynamo_compiling)
-    text.line("    return $self._opoverload(*$args, **$kwargs)")
-    text.line("$op = $self._definition")
-    text.line(f"if not $kwargs and $len($args) == {len(names)}:")
-    text.line(f"    {', '.join(names)}, = $args")
     tensors = sorted((a for a in schema.positional if a.holds_tensors), key=lambda argument: argument.type != "Tensor")
-    conditions = [
-        *map(_arrives, schema.positional),
-        "not $is_torch_function_mode_enabled()",  # before anything that such a mode would see
-        f"not (({' or '.join(map(_requires_grad, tensors))}) and $is_grad_enabled())",
-        "$forward_ad._current_level < 0",
-    ]
-    if schema.mutated:  # inside __torch_dispatch__ versions are not counted
-        conditions.append("not $is_excluded($counting)")
-        text.objects |= {
-            "is_excluded": _compat.dispatch.is_excluded,
-            "counting": _compat.dispatch.DispatchKey.ADInplaceOrView,
-        }
-    text.line(
-        f"    if {' and '.join(conditions)}:",
-        is_grad_enabled=torch.is_grad_enabled,
-        is_torch_function_mode_enabled=_compat.dispatch.is_torch_function_mode_enabled,
-        forward_ad=_compat.autograd.forward_ad,
-        included_keys=_compat.dispatch.included_keys,
-    )
     first, *others = tensors  # the first one is there in each call
-    text.line(f"        $keys = $keys_of({variable_name(first)})", keys_of=_compat.dispatch.keys_of)
-    text.line("        $where = $keys.raw_repr(), $included_keys().raw_repr()")
-    text.line("        $cell = $op.direct.of_tensors.get($where)")
-    same = [f"$keys_of({variable_name(each)}) == $keys" for each in others]
-    same = [
-        f"({variable_name(each)} is None or {test})" if each.type.endswith("?") else test
-        for each, test in zip(others, same, strict=True)
-    ]
-    text.line(f"        if {' and '.join(['$cell is not None', *same])}:")
-    text.indent = "            "
-    if schema.keyword_only:  # left out: the kernel's trampoline knows the defaults
-        text.line(f"return $cell.direct({', '.join(names)})")
-    else:
-        emit_kernel_call(text, schema, tags, op, when, bump=bool(schema.mutated), direct=True)
-    text.indent = ""
-    text.line("        if $cell is None and $where not in $op.direct.of_tensors:")
-    text.line("            $op.find_direct_of($keys, $included_keys())  # for the next call")
-    text.line("try:")
-    text.line("    return $self._entry(*$args, **$kwargs)")
-    text.line("except $RuntimeError as $error:", RuntimeError=RuntimeError)
-    text.line("    $op.explain($error)")
-    text.line("    raise")
-    return text
+    source.template = fill(
+        CALL,
+        count=str(len(names)),
+        names=as_tuple(names),
+        arrive_unchanged="\nand ".join(map(_emit_arrives_unchanged, schema.positional)) + "\n",
+        requires_grad=any_of(map(_emit_requires_grad, tensors)),
+        # Inside __torch_dispatch__ versions are not counted.
+        counts_versions="and not $is_excluded($counting)\n" if schema.mutated else "",
+        first=variable_name(first),
+        same_keys="".join(f" and {_emit_same_keys(argument)}" for argument in others),
+        kernel_call=_emit_kernel_call(source, names),
+    )
+    return source
 
 
-def _arrives(argument: Argument) -> str:
-    test = _ARRIVES_AS_IT_IS[argument.type.removesuffix("?")].format(*[variable_name(argument)] * 3)
-    return f"({variable_name(argument)} is None or {test})" if argument.type.endswith("?") else test
+def _emit_kernel_call(source: Source, names: list[str]) -> str:
+    if source.schema.keyword_only:  # left out: the kernel's function knows the defaults
+        return f"return $current.direct({', '.join(names)})\n"
+    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
 
 
-def _requires_grad(argument: Argument) -> str:
-    test = f"{variable_name(argument)}.requires_grad"
-    return f"({variable_name(argument)} is not None and {test})" if argument.type.endswith("?") else test
+def _emit_arrives_unchanged(argument: Argument) -> str:
+    name = variable_name(argument)
+    test = _ARRIVES_UNCHANGED[argument.type.removesuffix("?")].replace("{}", name)
+    return f"({name} is None or {test})" if argument.type.endswith("?") else test
+
+
+def _emit_requires_grad(argument: Argument) -> str:
+    name = variable_name(argument)
+    return f"({name} is not None and {name}.requires_grad)" if argument.type.endswith("?") else f"{name}.requires_grad"
+
+
+def _emit_same_keys(argument: Argument) -> str:
+    name = variable_name(argument)
+    test = f"$keys_of({name}) == $keys"
+    return f"({name} is None or {test})" if argument.type.endswith("?") else test

@@ -1,111 +1,172 @@
-"""Functions as Python source, made from the schema of an op: so that a call pays for no loop over its arguments."""
+"""Functions generated from the schema of an op, as Python source: so that a call pays for no loop over its arguments.
+
+The text of a function is a template with holes: ``{hole}`` is code that depends on the op. Helpers named ``emit_*``
+return that code. See `fill` for holes, and `Source` for the ``$names`` in a template.
+"""
 
 from __future__ import annotations
 
+import builtins
+import collections
 import functools
 import inspect
 import keyword
 import linecache
+import re
 import types
 import weakref
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
+
+import torch
 
 from customops import _compat
+from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops.errors import UnsupportedError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class Source:
-    """A function in the making: its parameters, its lines, and the objects that they refer to.
+# Templates ------------------------------------------------------------------------------------------------------
 
-    ``$name`` is a name of ours, spelled so that no argument of the op has it. Arguments go by their own names.
+#: A hole alone on its line, or one within a line, with the comma before it.
+_HOLE = re.compile(r"^( *)\{(\w+)\}\n|(, )?\{(\w+)\}", re.MULTILINE)
+
+
+def fill(template: str, **holes: str) -> str:
+    """The template with code in its holes.
+
+    A hole that is alone on its line is for a block of lines, which are indented as the hole is; without any, its line
+    goes. With an empty hole within a line goes the comma before it.
+    """
+    pieces = []
+    for text, indent, block, comma, hole in _parts(template):
+        pieces.append(text)
+        if block is not None:
+            pieces += [indent + line for line in holes[block].splitlines(keepends=True)]
+        elif hole is not None and holes[hole]:
+            pieces += [comma or "", holes[hole]]
+    return "".join(pieces)
+
+
+@functools.cache
+def _parts(template: str) -> list[tuple[str, Any, Any, Any, Any]]:
+    """Each text before a hole with the groups of `_HOLE`, and the text after the last hole."""
+    parts = iter([*_HOLE.split(template), None, None, None, None])
+    return list(zip(*[parts] * 5, strict=True))
+
+
+class Source:
+    """A function to generate: the op that it is for, its text, and the objects that the text refers to.
+
+    ``$name`` in the text is a name that no argument of the op has. It stands for a local variable, for one of `objects`
+    or for what Python calls so: ``$len``. Arguments go by their own names, see `variable_name`.
     """
 
-    def __init__(self, name: str, schema: Schema) -> None:
+    def __init__(
+        self,
+        name: str,
+        schema: Schema,
+        tags: tuple[torch.Tag, ...] = (),
+        op: str = "",
+        when: CheckPolicy = "always",
+    ) -> None:
         self.name = name
+        self.schema = schema
+        self.tags = tags
+        self.op = op
+        self.when = when  # results are checked
+        self.template = ""
+        self.objects: dict[str, Any] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
         self.indent = ""
-        self.objects: dict[str, Any] = {}
         self._prefix = "_"
         while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
             self._prefix += "_"
 
     def line(self, text: str, **objects: Any) -> None:
-        """Add a line. `objects` are what its ``$names`` stand for, where these are not variables of the function."""
+        """Add a line to a function without a template. `objects` are what its ``$names`` stand for."""
         self.lines.append(self.indent + text)
         self.objects |= objects
 
-    @property
-    def text(self) -> str:
-        body = "".join(f"    {line}\n" for line in self.lines)
-        return f"def {self.name}({', '.join(self.parameters)}):\n{body}".replace("$", self._prefix)
-
     def build(self) -> Any:
-        namespace = {self._prefix + name: value for name, value in self.objects.items()}
+        """Compile the function."""
+        body = "".join(f"    {line}\n" for line in self.lines)
+        template = self.template or f"def {self.name}({', '.join(self.parameters)}):\n{body}"
+        code, names = _compiled(template, self._prefix, self.name)
+        objects, common = self.objects, vars(builtins)
+        namespace = {self._prefix + name: objects[name] for name in names if name in objects}
+        namespace |= {self._prefix + name: common[name] for name in names if name not in objects and name in common}
         namespace["__tracebackhide__"] = True
-        exec(_compiled(self.text, self.name), namespace)
-        function = namespace[self.name]
-        function.text = self.text
-        return function
+        exec(code, namespace)
+        return namespace[self.name]
 
 
-Write = Callable[[], Source]
+# Compiling ------------------------------------------------------------------------------------------------------
+
+Generate = Callable[[], Source]
 
 
-def compile_on_first_call(name: str, write: Write) -> Callable[..., Any]:
-    """A function that is written when it is first called: of a library's ops, most programs call few."""
-    namespace: dict[str, Any] = {}
+def compile_on_first_call(name: str, generate: Generate) -> Callable[..., Any]:
+    """A function that is generated and compiled when it is first called: programs call few of a library's ops."""
+    namespace: dict[str, Any] = {"__tracebackhide__": True}
     fn = types.FunctionType(_stub.__code__, namespace, name)
-    namespace["become"] = functools.partial(_specialize, fn, write)
+    namespace["specialize"] = functools.partial(_specialize, fn, generate)
     return _compat.dynamo.outside_dynamo(fn)
 
 
 def _stub(*args: Any, **kwargs: Any) -> Any:
-    return become(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
+    return specialize()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
 
 
-def _specialize(fn: Any, write: Write, *args: Any, **kwargs: Any) -> Any:
-    """Make a blank function what it is to be, and call it. The dispatcher keeps the object that it was given."""
-    written = write().build()
-    _compat.dynamo.outside_dynamo(written)
-    fn.__globals__.update(written.__globals__)
-    fn.__defaults__, fn.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
-    fn.__code__ = written.__code__  # last: another thread may be about to call it
-    return fn(*args, **kwargs)
+def _specialize(fn: types.FunctionType, generate: Generate) -> types.FunctionType:
+    """Give a stub the code that is generated for it. The dispatcher keeps the function that it was given."""
+    generated = generate().build()
+    _compat.dynamo.outside_dynamo(generated)
+    fn.__globals__.update(generated.__globals__)
+    fn.__defaults__, fn.__kwdefaults__ = generated.__defaults__, generated.__kwdefaults__
+    fn.__code__ = generated.__code__  # last: another thread may be about to call it
+    return fn
 
 
 def source_of(fn: Any) -> str:
-    """The text of a function that was made here; "" for others."""
+    """The source of a generated function, which is compiled for that if it was never called; "" for others."""
     fn = inspect.unwrap(fn)
-    become = getattr(fn, "__globals__", {}).get("become")
-    if isinstance(become, functools.partial) and become.func is _specialize:
-        return cast(str, become.args[1]().text)
-    return getattr(fn, "text", "")
+    if getattr(fn, "__code__", None) is _stub.__code__:
+        fn.__globals__["specialize"]()
+    is_generated = inspect.isfunction(fn) and fn.__code__.co_filename.startswith(_FILE)
+    return inspect.getsource(fn) if is_generated else ""
 
 
-#: The code of the functions, by the names of their files. Where linecache has their lines, as long as they live.
-_codes: weakref.WeakValueDictionary[str, types.CodeType] = weakref.WeakValueDictionary()
+_NAME = re.compile(r"\$(\w+)")
+
+#: How the names of the files of generated functions start.
+_FILE = "<customops "
+
+#: How many code objects there are of each file. As long as there is one, linecache has the lines.
+_living: collections.Counter[str] = collections.Counter()
 
 
 @functools.lru_cache(maxsize=512)  # ops of one shape share the code
-def _compiled(text: str, name: str) -> Any:
-    """Code of a file that debuggers, tracebacks and `inspect` find the source of."""
-    file = f"<customops {name} {zlib.crc32(text.encode()):08x}>"
+def _compiled(template: str, prefix: str, name: str) -> tuple[types.CodeType, frozenset[str]]:
+    """Code of a file that tracebacks, debuggers and `inspect.getsource` find the lines of; and the ``$names`` in it."""
+    text, names = template.replace("$", prefix), frozenset(_NAME.findall(template))
+    file = f"{_FILE}{name} {zlib.crc32(text.encode()):08x}>"
     module = compile(text, file, "exec")
     code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    _codes[file] = code
+    _living[file] += 1
     weakref.finalize(code, _forget_lines, file).atexit = False
-    return module
+    return module, names
 
 
 def _forget_lines(file: str) -> None:
-    if file not in _codes:  # else it was compiled anew
+    _living[file] -= 1
+    if not _living[file]:  # else it was compiled anew
+        del _living[file]
         linecache.cache.pop(file, None)
 
 
@@ -135,5 +196,24 @@ def may_be_none(argument: Argument, schema: Schema) -> bool:
     return argument.type != "Tensor" or sum(a.holds_tensors for a in schema.arguments) > 1
 
 
+# Expressions ----------------------------------------------------------------------------------------------------
+
+
 def as_tuple(items: Iterable[str]) -> str:
-    return "(" + "".join(f"{item}, " for item in items).rstrip() + ")"
+    """A tuple display."""
+    items = list(items)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def all_of(conditions: Iterable[str]) -> str:
+    return _operation(" and ", conditions)
+
+
+def any_of(conditions: Iterable[str]) -> str:
+    return _operation(" or ", conditions)
+
+
+def _operation(operator: str, operands: Iterable[str]) -> str:
+    """Operands of which there are several are put in parentheses."""
+    operands = list(operands)
+    return operands[0] if len(operands) == 1 else f"({operator.join(operands)})"
