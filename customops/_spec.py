@@ -126,7 +126,6 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
 
 def _bypassing(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
     """A class for one op, whose ``__call__`` is generated for it."""
-    source = bypass.source(spec.schema, spec.tags, spec.qualname, spec.check)
-    call: Any = _compat.dynamo.outside_dynamo(source.build())
+    call: Any = _compat.dynamo.outside_dynamo(bypass.call(spec.schema, spec.tags, spec.qualname, spec.check))
     _compat.dynamo.hidden_files.add(call.__code__.co_filename)
     return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": call})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -83,6 +84,12 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
 
     Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
     """
+    return _plain_backend(keyset.raw_repr(), writes)
+
+
+@functools.cache  # torch looks for the name of a key among those of all keys
+def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
+    keyset = DispatchKeySet.from_raw_repr(raw_keyset)
     top = keyset.highestPriorityTypeId().name
     backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
     if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):

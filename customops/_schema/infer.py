@@ -249,6 +249,8 @@ class _Reader:
         return Union[resolved] if origin in (Union, types.UnionType) else types.GenericAlias(origin, resolved)
 
     def evaluate(self, text: str) -> Any:
+        if text.isidentifier() and text in self.globals:
+            return self.globals[text]
         try:
             return eval(text, {**self.globals, "__builtins__": self.globals.get("__builtins__", builtins)})
         except Exception as error:
