@@ -118,10 +118,13 @@ def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
     return top if is_dense and keys == key_set(top) and included == quiet else None, False
 
 
+#: A line of the dispatcher's table that names a kernel, of which the dispatch key is taken.
+_REGISTERED = re.compile(r"^(\w+)\b.*: registered at ", re.MULTILINE)
+
+
 def count_kernels(qualname: str) -> collections.Counter[str]:
     """How many kernels are registered at each dispatch key, those included that others override."""
-    lines = _C._dispatch_dump(qualname).splitlines()
-    return collections.Counter(re.split(r"[\[ :]", line)[0] for line in lines if ": registered at " in line)
+    return collections.Counter(_REGISTERED.findall(_C._dispatch_dump(qualname)))
 
 
 #: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from operator import is_
@@ -10,10 +11,17 @@ from typing import Any, NamedTuple
 import torch
 
 from customops import _compat
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Slots, Undo
-from customops._dispatch.results import inplace_error, mutated_results, out_error, structure_check, tensors_in
+from customops._dispatch.results import (
+    ResultCheck,
+    inplace_error,
+    mutated_results,
+    out_error,
+    structure_check,
+    tensors_in,
+)
 from customops.errors import MissingFakeError, RegistrationError, name_of, user_source, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -44,6 +52,19 @@ class FakeRule:
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
         self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
+
+    @functools.cached_property
+    def fill(self) -> Fill | None:
+        return filler(self.operator.schema)
+
+    @functools.cached_property
+    def check(self) -> ResultCheck:
+        return structure_check(self.operator.schema, self.operator.qualname, "fake impl")
+
+    @functools.cached_property
+    def written(self) -> Fn | None:
+        """What an in-place or out op returns, of its arguments."""
+        return mutated_results(self.operator.schema, self.operator.tags)
 
     def register(self, fn: Fn, allow_override: bool = True) -> Undo:
         op = self.operator.qualname
@@ -116,21 +137,17 @@ class FakeRule:
 
 def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
-    fill = filler(operator.schema)
-    check = structure_check(operator.schema, operator.qualname, "fake impl")
-    written = mutated_results(operator.schema, operator.tags)
     misses = inplace_error if torch.Tag.inplace in operator.tags else out_error
-
     overload, op = operator.overload, operator.qualname
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)
-        fn = rule.fn
+        fn, fill, written = rule.fn, rule.fill, rule.written
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if fn is None and not rule.trivial():
             raise rule.missing()
-        result = check(fn(*args, **kwargs), fn) if fn is not None else None
+        result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
         if written is None:
             return result
         expected = written(args, kwargs)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Slots, Undo
 from customops._dispatch.results import tensors_in
@@ -50,6 +50,14 @@ class VmapRule:
     @property
     def rules(self) -> dict[None, Fn]:
         return self._slots.values
+
+    @functools.cached_property
+    def fill(self) -> Fill | None:
+        return filler(self.operator.schema)
+
+    @functools.cached_property
+    def operands(self) -> _Operands:
+        return _Operands(self.operator.schema)
 
     def register(self, rule: Fn | str) -> Undo:
         fn = _strategy(rule, self.operator) if isinstance(rule, str) else rule
@@ -85,9 +93,10 @@ class VmapRule:
 
 def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
-    overload, fill, operands = operator.overload, filler(operator.schema), _Operands(operator.schema)
+    overload = operator.overload
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
+        fill, operands = rule.fill, rule.operands
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         fn = functools.partial(_call_current, rule)

@@ -249,10 +249,14 @@ class _Reader:
         return Union[resolved] if origin in (Union, types.UnionType) else types.GenericAlias(origin, resolved)
 
     def evaluate(self, text: str) -> Any:
-        if text.isidentifier() and text in self.globals:
+        if text in self.globals:
             return self.globals[text]
+        scope = self.globals.get("__builtins__", builtins)
+        built_in = scope if isinstance(scope, dict) else vars(scope)
+        if text in built_in:
+            return built_in[text]
         try:
-            return eval(text, {**self.globals, "__builtins__": self.globals.get("__builtins__", builtins)})
+            return eval(text, {**self.globals, "__builtins__": scope})
         except Exception as error:
             self.fail(
                 f"Unsupported type annotation {text}. It is not a type. ({type(error).__name__}: {error})",
