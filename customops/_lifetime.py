@@ -8,15 +8,15 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
-from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.registrations import Registration, lock
 from customops.errors import UnregisteredError
 
 
 class Owner(Protocol):
     """What an op tells whoever owns it: a `Registry`."""
 
-    def record(self, undo: Undo) -> None:
-        """Something was registered on an op; `undo` unregisters it."""
+    def record(self, registration: Registration) -> bool:
+        """Something was registered on an op. Will it be unregistered when a scope ends?"""
 
     def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""
@@ -47,7 +47,7 @@ _scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=
 
 @contextmanager
 def open_scope(owner: Owner) -> Iterator[None]:
-    """Call on exit what `record_in_scope` was given in this thread or task, inside the context, for this owner."""
+    """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
     scope = Scope(owner, ExitStack())
     token = _scopes.set((*_scopes.get(), scope))
     try:
@@ -58,8 +58,9 @@ def open_scope(owner: Owner) -> Iterator[None]:
             scope.undos.close()
 
 
-def record_in_scope(owner: Owner, undo: Undo) -> None:
-    """Let `undo` be called when the innermost open scope of `owner` ends, if there is one."""
+def record_in_scope(owner: Owner, registration: Registration) -> bool:
+    """Unregister something when the innermost open scope of `owner` ends; is there one?"""
     scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
     if scope is not None:
-        scope.undos.callback(undo)
+        scope.undos.callback(registration.unregister)
+    return scope is not None

@@ -14,7 +14,7 @@ from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Undo, end_with, lock
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._lifetime import Owner
 from customops._rules import Rules
 from customops._rules.methods import Register
@@ -202,18 +202,20 @@ class CustomOpDef(Register, Generic[P, R]):
         self._definition.remove(error)
         self._compute_entry()
 
-    def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
+    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
         with lock:
             if self._definition.removed is not None:
                 raise self._definition.removed
-            if lib is None or lib is self._definition.library:
-                self._record(register(*args))
-                return
-            self._definition.check_library(lib)
-            undo = register(*args)
-            self._record(undo)
-            end_with(lib, undo)
+            ends_with_lib = lib is not None and lib is not self._definition.library
+            if lib is not None and ends_with_lib:
+                self._definition.check_library(lib)
+            registration = register(*args)
+            ends_with_scope = self._owner.record(registration)
+            if lib is not None and ends_with_lib:
+                registration.end_with(lib)
+            elif not ends_with_scope:
+                registration.keep()
 
     def _record(self, undo: Undo) -> None:
-        self._owner.record(undo)
+        self._owner.record(Registration(undo))

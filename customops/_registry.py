@@ -16,7 +16,7 @@ from customops._dispatch.devices import DeviceTypes, dispatch_keys
 from customops._dispatch.lookup import find_op
 from customops._dispatch.name import Name, own_name
 from customops._dispatch.operator import OperatorHandle, define_in
-from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import CheckPolicy
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import open_scope, record_in_scope
@@ -51,7 +51,7 @@ class Registry:
     def __init__(self) -> None:
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
-        self._libraries: list[Library] = []  # of kernels that came before their op
+        self._early: list[Registration] = []  # of kernels that came before their op
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
         """The ops defined here, oldest first."""
@@ -161,7 +161,7 @@ class Registry:
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
         op = define_op(spec, self, rules)
         self._ops[op._qualname] = op
-        self.record(functools.partial(self.drop, op))
+        self.record(Registration(functools.partial(self.drop, op)))
         return op
 
     def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
@@ -189,7 +189,7 @@ class Registry:
             old._owner.restore(old)
             raise
         self._ops[qualname] = op
-        self.record(functools.partial(self._swap_back, op, old))
+        self.record(Registration(functools.partial(self._swap_back, op, old)))
         return op
 
     def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
@@ -248,7 +248,7 @@ class Registry:
             operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
             op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
             self._ops[op._qualname] = op
-            self.record(functools.partial(self.drop, op))
+            self.record(Registration(functools.partial(self.drop, op)))
 
     def _place(self, qualname: str) -> str:
         """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `define`."""
@@ -279,8 +279,8 @@ class Registry:
                 return func
             library = lib or Library(name.namespace, "FRAGMENT")
             if lib is None:
-                self._libraries.append(library)
-                self.record(functools.partial(_compat.libraries.destroy_library, library))
+                self._early.append(Registration(functools.partial(_compat.libraries.destroy_library, library)))
+                self.record(self._early[-1])
             for key in keys:
                 library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
         return func
@@ -331,16 +331,16 @@ class Registry:
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self.drop(op)
-            while self._libraries:
-                _compat.libraries.destroy_library(self._libraries.pop())
+            while self._early:
+                self._early.pop().unregister()
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
         return _load, (qualname,)
 
-    def record(self, undo: Undo) -> None:
-        """Remember how to unregister something, if a scope of this registry is open."""
-        record_in_scope(self, undo)
+    def record(self, registration: Registration) -> bool:
+        """Something was registered, here or on an op. Will it be unregistered when a scope ends?"""
+        return record_in_scope(self, registration)
 
     def remove(self, op: CustomOpDef[Any, Any]) -> None:
         with lock:

@@ -15,6 +15,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 
 import customops
 from customops import Registry
+from customops._dispatch.registrations import Registration
 from customops.errors import CallbackError, DefinitionError, RegistrationError, SchemaError, UnregisteredError
 
 
@@ -511,7 +512,7 @@ def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: py
     def body() -> None:
         with registry.scope():
             op.register_kernel("cpu", add_two)
-            registry.record(fail)
+            registry.record(Registration(fail))
 
     with pytest.raises(RuntimeError, match="an undo failed"):
         body()

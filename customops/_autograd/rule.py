@@ -18,7 +18,7 @@ from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import CurrentKernel, Definition
-from customops._dispatch.registrations import Slots, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
 from customops.errors import AutogradError, CallbackError, RegistrationError, where
@@ -58,7 +58,7 @@ class AutogradRule:
     def formulas(self) -> dict[str, Formula]:
         return self._slots.values
 
-    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
+    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Registration:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
@@ -66,7 +66,7 @@ class AutogradRule:
         bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
         return self._slots.set("backward", formula)
 
-    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Undo:
+    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:
         self._refuse("register_jvp", is_view=self.definition.schema.is_view)
         formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.definition.schema
         tangents = (f"{argument.name}_tangent" for argument in schema.operands)

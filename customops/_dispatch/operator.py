@@ -14,7 +14,7 @@ from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import DirectKernels, _direct
 from customops._dispatch.name import Name
-from customops._dispatch.registrations import Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.parse import from_dispatcher
@@ -159,12 +159,12 @@ class OperatorHandle:
         _compat.registries.register_torch_dispatch(library, self.name.local, cls, fn)
         return undo
 
-    def impl_effect(self, effect: Any) -> Undo:
+    def impl_effect(self, effect: Any) -> Registration:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(apart=True)
         _compat.registries.register_effect(library, self.qualname, effect)
         self.recompile()
-        return undo
+        return Registration(undo)
 
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""

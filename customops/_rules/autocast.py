@@ -10,7 +10,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
@@ -31,7 +31,7 @@ class AutocastRule:
         self.operator = operator
         self._slots.reset()
 
-    def register(self, device_type: str, cast_inputs: torch.dtype) -> Undo:
+    def register(self, device_type: str, cast_inputs: torch.dtype) -> Registration:
         op = self.operator.qualname
         if not isinstance(device_type, str):
             raise DefinitionError(

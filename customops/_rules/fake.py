@@ -13,7 +13,7 @@ import torch
 from customops import _compat
 from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import (
     ResultCheck,
     inplace_error,
@@ -66,7 +66,7 @@ class FakeRule:
         """What an in-place or out op returns, of its arguments."""
         return mutated_results(self.operator.schema, self.operator.tags)
 
-    def register(self, fn: Fn, allow_override: bool = True) -> Undo:
+    def register(self, fn: Fn, allow_override: bool = True) -> Registration:
         op = self.operator.qualname
         ours = self.operator.library is not None
         fn = bind_kernel(fn, self.operator.schema, op, "fake impl", warn=ours)

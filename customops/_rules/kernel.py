@@ -15,7 +15,7 @@ from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import CurrentKernel, OperatorHandle
-from customops._dispatch.registrations import Slots, Undo, lock
+from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
 from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
@@ -64,12 +64,11 @@ class KernelRule:
         for device_type in self._with_op:
             self._slots.preset(device_type, self.default)
 
-    def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
+    def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
         fn = bind_kernel(fn, schema, op, "kernel", warn=self.operator.library is not None)
-        undos = [self._slots.set(device_type, fn) for device_type in devices]
-        return lambda: [undo() for undo in undos]
+        return Group([self._slots.set(device_type, fn) for device_type in devices])
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:

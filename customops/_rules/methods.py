@@ -16,7 +16,7 @@ from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.registrations import Registration, lock
 from customops._rules import Rules
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -34,7 +34,7 @@ class Register:
     def _qualname(self) -> str:
         return self._definition.qualname
 
-    def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
+    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
         raise NotImplementedError
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack
 from typing import Any
 
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Undo
+from customops._dispatch.registrations import Registration
 
 
 class RawRule:
@@ -22,36 +21,40 @@ class RawRule:
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
         for kernel in self._kernels:
-            kernel.undos = self._at_all_keys(kernel)
+            kernel.install()
 
-    def register(self, keys: tuple[str, ...], fn: Fn) -> Undo:
+    def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
         """Put `fn` at all of the keys, or at none."""
-        kernel = _Raw(keys, fn)
-        kernel.undos = self._at_all_keys(kernel)
+        kernel = _Raw(self, keys, fn)
+        kernel.install()
         self._kernels.append(kernel)
         self.operator.recompile()  # at some keys, tracing goes through it
-        return functools.partial(self._take_back, kernel)
+        return kernel
 
     def traced(self) -> list[Any]:
         """The kernels that tracing may go through, and their keys."""
         return [(kernel.keys, kernel.fn) for kernel in self._kernels]
 
-    def _at_all_keys(self, kernel: _Raw) -> ExitStack:
-        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
-            for key in kernel.keys:
-                undos.callback(self.operator.impl(kernel.fn, key, apart=True, raw=True))
-            return undos.pop_all()
-
-    def _take_back(self, kernel: _Raw) -> None:
+    def _remove(self, kernel: _Raw) -> None:
         if kernel in self._kernels:
             self._kernels.remove(kernel)
-            kernel.undos.close()
+            kernel.uninstall.close()
             self.operator.recompile()
 
 
-class _Raw:
-    """A kernel, and how to take it back from where it is."""
+class _Raw(Registration):
+    """The registration of a kernel at several keys."""
 
-    def __init__(self, keys: tuple[str, ...], fn: Fn) -> None:
-        self.keys, self.fn = keys, fn
-        self.undos = ExitStack()
+    def __init__(self, rule: RawRule, keys: tuple[str, ...], fn: Fn) -> None:
+        super().__init__()
+        self.rule, self.keys, self.fn = rule, keys, fn
+        self.uninstall = ExitStack()
+
+    def install(self) -> None:
+        with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
+            for key in self.keys:
+                undos.callback(self.rule.operator.impl(self.fn, key, apart=True, raw=True))
+            self.uninstall = undos.pop_all()
+
+    def unregister(self) -> None:
+        self.rule._remove(self)

@@ -7,7 +7,7 @@ from typing import Any
 
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.registrations import Registration, Slots, Undo
 
 
 class TorchDispatchRule:
@@ -26,7 +26,7 @@ class TorchDispatchRule:
     def rules(self) -> dict[type, Fn]:
         return self._slots.values
 
-    def register(self, cls: type, fn: Fn) -> Undo:
+    def register(self, cls: type, fn: Fn) -> Registration:
         bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from customops import _compat
 from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
@@ -59,7 +59,7 @@ class VmapRule:
     def operands(self) -> _Operands:
         return _Operands(self.operator.schema)
 
-    def register(self, rule: Fn | str) -> Undo:
+    def register(self, rule: Fn | str) -> Registration:
         fn = _strategy(rule, self.operator) if isinstance(rule, str) else rule
         schema, ours = self.operator.schema, self.operator.library is not None
         bound = bind_kernel(fn, schema, self.operator.qualname, "vmap rule", "info", "in_dims", warn=ours)

@@ -15,7 +15,7 @@ from customops._autograd.rule import AutogradRule
 from customops._codegen import autograd
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Undo
+from customops._dispatch.registrations import Registration
 from customops._schema.model import Schema
 from customops.errors import AutogradError, RegistrationError, brief, where
 
@@ -151,9 +151,9 @@ class GatedAutograd(AutogradRule):
         super().bind(operator, guard_changed)
 
 
-def install_gate(operator: OperatorHandle, pair: Pair) -> Undo:
+def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
-    return operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, apart=True)
+    return Registration(operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, apart=True))
 
 
 def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:
