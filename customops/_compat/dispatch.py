@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -118,13 +117,14 @@ def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
     return top if is_dense and keys == key_set(top) and included == quiet else None, False
 
 
-#: A line of the dispatcher's table that names a kernel, of which the dispatch key is taken.
-_REGISTERED = re.compile(r"^(\w+)\b.*: registered at ", re.MULTILINE)
-
-
-def count_kernels(qualname: str) -> collections.Counter[str]:
-    """How many kernels are registered at each dispatch key, those included that others override."""
-    return collections.Counter(_REGISTERED.findall(_C._dispatch_dump(qualname)))
+def count_kernels(qualname: str) -> dict[str, int]:
+    """How many kernels are registered at each dispatch key, those included that others override; 0 for other keys."""
+    counts: dict[str, int] = collections.defaultdict(int)
+    for line in _C._dispatch_dump(qualname).splitlines():
+        before, found, _ = line.partition(": registered at ")
+        if found:
+            counts[before.partition("[")[0].partition(" ")[0]] += 1
+    return counts
 
 
 #: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.

@@ -238,6 +238,8 @@ class _Reader:
             annotation = annotation.__forward_arg__
         if isinstance(annotation, str):
             return self.resolve(self.evaluate(annotation))
+        if isinstance(annotation, type) and not hasattr(annotation, "__origin__"):  # list[int] is a type on Python 3.10
+            return annotation
         origin, items = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is None or origin is typing.Literal:
             return annotation
