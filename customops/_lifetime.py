@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
-from customops._dispatch.registrations import Undo
+from customops._dispatch.registrations import Registration, lock
 from customops.errors import UnregisteredError
 
 
 class Owner(Protocol):
     """What an op tells whoever owns it: a `Registry`."""
 
-    def _record(self, undo: Undo) -> None:
-        """Something was registered on an op; `undo` unregisters it."""
+    def record(self, registration: Registration) -> bool:
+        """Something was registered on an op. Will it be unregistered when a scope ends?"""
 
-    def _remove(self, op: Any) -> None:
+    def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""
 
-    def _drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
+    def drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is there; was it? Calling it raises `error` from then on."""
 
-    def _restore(self, op: Any) -> None:
+    def restore(self, op: Any) -> None:
         """Put a removed op back, with the rules it had."""
 
-    def _library_destroyed(self, op: Any, library: Library) -> None:
+    def library_destroyed(self, op: Any, library: Library) -> None:
         """The library of an op was destroyed, by whomever."""
 
-    def _reduce(self, qualname: str) -> tuple[Any, ...]:
+    def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled."""
 
 
@@ -41,4 +42,25 @@ class Scope(NamedTuple):
 
 
 #: The open scopes of this thread or task, outermost first.
-scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+
+
+@contextmanager
+def open_scope(owner: Owner) -> Iterator[None]:
+    """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
+    scope = Scope(owner, ExitStack())
+    token = _scopes.set((*_scopes.get(), scope))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+        with lock:
+            scope.undos.close()
+
+
+def record_in_scope(owner: Owner, registration: Registration) -> bool:
+    """Unregister something when the innermost open scope of `owner` ends; is there one?"""
+    scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
+    if scope is not None:
+        scope.undos.callback(registration.unregister)
+    return scope is not None

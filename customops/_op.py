@@ -13,16 +13,14 @@ from customops import _compat, _fingerprint
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Undo, end_with, lock
-from customops._dispatch.results import CheckPolicy, check_policy
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._lifetime import Owner
 from customops._rules import Rules
 from customops._rules.methods import Register
 from customops._samples import Sample, samples_of
-from customops._schema.differentiability import ALL, Differentiable
 from customops._schema.model import Schema
-from customops.errors import UnregisteredError, name_of, user_source
+from customops.errors import UnregisteredError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -47,36 +45,23 @@ class CustomOpDef(Register, Generic[P, R]):
 
     _opoverload: OpOverload
 
-    def __init__(
-        self,
-        owner: Owner,
-        definition: Definition,
-        fn: Callable[P, R] | None,
-        text: str | None = None,
-        when: CheckPolicy | None = None,
-        differentiable: Differentiable = ALL,
-    ) -> None:
+    def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
+        fn = operator.spec.fn
         self._owner = owner
-        self._text = text  # the schema as the user wrote it
-        self._definition = definition
-        self._opoverload = definition.overload
         self._init_fn = fn
         self._samples: Fn | None = None
-        self._source = user_source()
-        name = name_of(fn) if fn is not None else definition.name.name
-        definition.differentiable = differentiable
-        definition.when = when or check_policy(None, self._qualname)
-        self._rules = Rules(definition, fn, name)
-        self.__name__ = definition.name.name
+        self._rules = rules or Rules()
+        self.__name__ = operator.name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
+        self._bind(operator)
         _fingerprint.ops.add(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
             return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
         try:
-            return self._definition.entry(*args, **kwargs)  # type: ignore[no-any-return]
+            return self._entry(*args, **kwargs)  # type: ignore[no-any-return]
         except RuntimeError as error:
             self._definition.explain(error)
             raise
@@ -95,7 +80,7 @@ class CustomOpDef(Register, Generic[P, R]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._owner._reduce(self._qualname)
+        return self._owner.reduce(self._qualname)
 
     @property
     def schema(self) -> Schema:
@@ -110,7 +95,7 @@ class CustomOpDef(Register, Generic[P, R]):
     @property
     def source(self) -> str:
         """``file:line`` where the op was defined."""
-        return self._source
+        return self._definition.spec.source
 
     def explain_call(self) -> str:
         """The Python code between the dispatcher and the kernels, as it runs in each call.
@@ -162,7 +147,8 @@ class CustomOpDef(Register, Generic[P, R]):
         definition = self._definition
         if definition.removed is not None:
             return ()
-        return (self._qualname,) if definition.twin is None else (self._qualname, str(definition.twin.name))
+        variant = definition.mutation_only
+        return (self._qualname,) if variant is None else (self._qualname, variant.qualname)
 
     @property
     def _digest_key(self) -> str:
@@ -182,44 +168,54 @@ class CustomOpDef(Register, Generic[P, R]):
         Its name is free again. Calling this object, or an OpOverload taken from it, then raises UnregisteredError.
         An adopted op loses what was registered through this object, and stays.
         """
-        self._owner._remove(self)
+        self._owner.remove(self)
 
-    def _install(self, devices: tuple[str | None, ...] = ()) -> None:
-        """Put all rules into the dispatcher, the op's own function for `devices`, and the op into torch's tables."""
-        self._rules.install(self._definition, devices)
-        library = self._definition.library
-        if library is not None:
-            self._torch_view = _compat.registries.claim(self._qualname, self, library)
+    def _bind(self, operator: OperatorHandle) -> None:
+        """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
+        self._definition = operator
+        self._opoverload = operator.overload
+        self._compute_entry()
+        self._rules.bind(operator, self._compute_entry)
+        if operator.has_own_rules and operator.library is not None:
+            self._torch_view = _compat.registries.claim(operator.qualname, self, operator.library)
             _compat.libraries.on_library_destroyed(
-                library, functools.partial(self._owner._library_destroyed, self, library)
+                operator.library, functools.partial(self._owner.library_destroyed, self, operator.library)
             )
 
-    def _reinstall(self) -> None:
+    def _compute_entry(self) -> None:
+        """Find out what a call of this object comes to: the C++ function, unless the rules have something before it."""
+        entry = _compat.libraries.entry_of(self._opoverload)
+        self._entry = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+
+    def _rebind(self) -> None:
         """Come back after having been removed."""
-        old = self._definition
-        self._definition = Definition.define(old.name, old.schema, old.tags, self._text)
-        self._definition.when, self._definition.differentiable = old.when, old.differentiable
-        self._opoverload = self._definition.overload
-        self._install()
+        self._bind(OperatorHandle.define(self._definition.spec))
 
-    def _uninstall(self, error: UnregisteredError) -> None:
-        definition = self._definition
-        if definition.library is not None:
-            _compat.registries.disclaim(self._qualname, definition.library)
-        definition.remove(error)
+    def _unbind(self, error: UnregisteredError) -> None:
+        """Take everything out of the dispatcher and torch's tables; calls raise `error` if the op was one of ours."""
+        if self._definition.library is not None:
+            _compat.registries.disclaim(self._qualname, self._definition.library)
+        self._end(error)
 
-    def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
+    def _end(self, error: UnregisteredError) -> None:
+        """`_unbind`, but for the tables: who destroyed the op's library sees to these."""
+        self._definition.remove(error)
+        self._compute_entry()
+
+    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
         with lock:
             if self._definition.removed is not None:
                 raise self._definition.removed
-            if lib is None or lib is self._definition.library:
-                self._record(register(*args))
-                return
-            self._definition.check_library(lib)
-            undo = register(*args)
-            self._record(undo)
-            end_with(lib, undo)
+            ends_with_lib = lib is not None and lib is not self._definition.library
+            if lib is not None and ends_with_lib:
+                self._definition.check_library(lib)
+            registration = register(*args)
+            ends_with_scope = self._owner.record(registration)
+            if lib is not None and ends_with_lib:
+                registration.end_with(lib)
+            elif not ends_with_scope:
+                registration.keep()
 
     def _record(self, undo: Undo) -> None:
-        self._owner._record(undo)
+        self._owner.record(Registration(undo))

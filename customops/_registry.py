@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, overload
 
-from typing_extensions import Required, Unpack
+from typing_extensions import Unpack
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
@@ -15,38 +15,23 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
 from customops._dispatch.lookup import find_op
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import Definition, refused_error
-from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.operator import OperatorHandle, define_in
+from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import CheckPolicy
-from customops._lifetime import Scope, scopes
+from customops._dispatch.spec import OpSpec
+from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
+from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
 from customops._schema.infer import mutates_args_names
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
-from customops._spec import OpSpec
-from customops.errors import DefinitionError, UnregisteredError, brief, location_of, where
+from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
+from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 
 P = ParamSpec("P")
 
 R = TypeVar("R")
-
-#: What `custom_op` does where an op of the name exists.
-OnConflict = Literal["replace", "error", "reuse"]
-
-
-class DefinitionOptions(TypedDict, total=False):
-    """What `Registry.custom_op` takes by keyword."""
-
-    mutates_args: Required[str | Iterable[str]]
-    device_types: DeviceTypes
-    schema: str | None
-    tags: Tags
-    on_conflict: OnConflict
-    check: CheckPolicy | None
-    bypass: bool
-    differentiable: bool | Sequence[bool]
-    nondiff_args: Names
 
 
 class Registry:
@@ -66,7 +51,7 @@ class Registry:
     def __init__(self) -> None:
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
-        self._libraries: list[Library] = []  # of kernels that came before their op
+        self._early: list[Registration] = []  # of kernels that came before their op
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
         """The ops defined here, oldest first."""
@@ -156,83 +141,77 @@ class Registry:
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        if on_conflict not in ("replace", "error", "reuse"):
-            raise DefinitionError(
-                "on_conflict has no such value",
-                op=str(name),
-                expected='"replace", "error" or "reuse"',
-                got=brief(on_conflict),
-            )
-        plan = OpSpec.of(name, fn, **options)
+        check_on_conflict(on_conflict, str(name))
+        spec = spec_of(name, fn, **options)
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
             if existing is None:
-                return self._add(plan)
+                return self._add(spec)
             if on_conflict == "replace":
-                return self._replace(plan)
+                return self._replace(spec)
             if on_conflict == "reuse":
-                return self._reuse(plan)
-            raise self._conflict(plan, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
+                return self._reuse(spec)
+            raise self._conflict(spec, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
-    def _add(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
-        if (stale := self._adopted.get(str(plan.name))) is not None:  # of an op of others that had the name
-            self._drop(stale, _replaced(plan))
-        gone = _compat.registries.torch_library_of(str(plan.name))
+    def _add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+        if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
+            self.drop(stale, _replaced(spec))
+        gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = plan.define(self)
+        op = define_op(spec, self, rules)
         self._ops[op._qualname] = op
-        self._record(functools.partial(self._drop, op))
+        self.record(Registration(functools.partial(self.drop, op)))
         return op
 
-    def _replace(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
+    def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
         """Define an op in the place of another; the other comes back if that fails."""
-        qualname = str(plan.name)
+        qualname = spec.qualname
         old = _compat.registries.torch_op_of(qualname)
         if not isinstance(old, CustomOpDef):
             library = _compat.registries.torch_library_of(qualname)
             if library is None:
                 raise self._conflict(
-                    plan, "it was not made by custom_op, so it cannot be replaced", "choose another name"
+                    spec, "it was not made by custom_op, so it cannot be replaced", "choose another name"
                 )
-            plan.check()
+            check_spec(spec)
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
-            overload = _compat.libraries.find_overload(plan.name.packet, plan.name.overload)
+            overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
             _compat.libraries.destroy_library(library)
             if overload is not None:
-                _compat.libraries.retire_overload(overload, _replaced(plan))
-            return self._add(plan)
-        plan.check()
-        old._owner._drop(old, _replaced(plan))
+                _compat.libraries.retire_overload(overload, _replaced(spec))
+            return self._add(spec)
+        check_spec(spec)
+        old._owner.drop(old, _replaced(spec))
         try:
-            op = plan.define(self)
+            op = define_op(spec, self)
         except BaseException:
-            old._owner._restore(old)
+            old._owner.restore(old)
             raise
         self._ops[qualname] = op
-        self._record(functools.partial(self._swap_back, op, old))
+        self.record(Registration(functools.partial(self._swap_back, op, old)))
         return op
 
-    def _reuse(self, plan: OpSpec) -> CustomOpDef[Any, Any]:
+    def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
         """The existing op, if it is the same one."""
-        old = _compat.registries.torch_op_of(str(plan.name))
+        old = _compat.registries.torch_op_of(spec.qualname)
         if not isinstance(old, CustomOpDef):
-            raise self._conflict(plan, "it was not made by custom_op, so it cannot be reused", "choose another name")
-        if old.schema != plan.schema or set(old._definition.tags) != set(plan.tags):
+            raise self._conflict(spec, "it was not made by custom_op, so it cannot be reused", "choose another name")
+        if old.schema != spec.schema or set(old._definition.tags) != set(spec.tags):
             raise self._conflict(
-                plan,
+                spec,
                 "on_conflict='reuse' needs the same schema and tags",
                 'on_conflict="replace", or another name',
                 expected=f"{old.schema} {sorted(map(str, old._definition.tags)) or ''}",
-                got=f"{plan.schema} {sorted(map(str, plan.tags)) or ''}",
+                got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
             )
         return old
 
-    def _conflict(self, plan: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
+    def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
         return DefinitionError(
-            f"an op of this name exists, defined at {self._place(str(plan.name))}: {reason}",
-            op=str(plan.name),
-            where=where(plan.fn),
+            f"an op of this name exists, defined at {self._place(spec.qualname)}: {reason}",
+            op=spec.qualname,
+            where=where(spec.fn) if spec.fn is not None else None,
             fix=fix,
             **fields,
         )
@@ -264,14 +243,12 @@ class Registry:
                 problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
                 raise DefinitionError(problem, op=str(name), got=schema, fix="use another name, or impl for kernels")
             if lib is not None:
-                try:
-                    lib.define(name.local + schema, tags=all_tags)
-                except Exception as error:
-                    raise refused_error(error, name, schema) from error
+                define_in(lib, name, schema, all_tags)
                 return
-            op: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.define(name, None, all_tags, schema), None)
+            operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
+            op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
             self._ops[op._qualname] = op
-            self._record(functools.partial(self._drop, op))
+            self.record(Registration(functools.partial(self.drop, op)))
 
     def _place(self, qualname: str) -> str:
         """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `define`."""
@@ -302,8 +279,8 @@ class Registry:
                 return func
             library = lib or Library(name.namespace, "FRAGMENT")
             if lib is None:
-                self._libraries.append(library)
-                self._record(functools.partial(_compat.libraries.destroy_library, library))
+                self._early.append(Registration(functools.partial(_compat.libraries.destroy_library, library)))
+                self.record(self._early[-1])
             for key in keys:
                 library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
         return func
@@ -332,8 +309,8 @@ class Registry:
                 if isinstance(known, CustomOpDef) and known._opoverload is found:
                     return known
             if (stale := self._adopted.get(qualname)) is not None:  # of an op that is gone, redefined by its owner
-                self._drop(stale)
-            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, Definition.attach(found), None)
+                self.drop(stale)
+            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, OperatorHandle.attach(found, user_source()))
             self._adopted[qualname] = adopted
             return adopted
 
@@ -346,64 +323,56 @@ class Registry:
         Ops defined inside are removed, ops of customops replaced inside come back, rules registered inside on older
         ops end. An op of `torch.library.custom_op` that was replaced is gone.
         """
-        scope = Scope(self, ExitStack())
-        token = scopes.set((*scopes.get(), scope))
-        try:
+        with open_scope(self):
             yield self
-        finally:
-            scopes.reset(token)
-            with lock:
-                scope.undos.close()
 
     def clear(self) -> None:
         """Remove every op of this registry, and what it registered on the ops of others."""
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
-                self._drop(op)
-            while self._libraries:
-                _compat.libraries.destroy_library(self._libraries.pop())
+                self.drop(op)
+            while self._early:
+                self._early.pop().unregister()
 
-    def _reduce(self, qualname: str) -> tuple[Any, ...]:
+    def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
         return _load, (qualname,)
 
-    def _record(self, undo: Undo) -> None:
-        """Remember how to take a registration back, if a scope of this registry is open."""
-        scope = next((scope for scope in reversed(scopes.get()) if scope.owner is self), None)
-        if scope is not None:
-            scope.undos.callback(undo)
+    def record(self, registration: Registration) -> bool:
+        """Something was registered, here or on an op. Will it be unregistered when a scope ends?"""
+        return record_in_scope(self, registration)
 
-    def _remove(self, op: CustomOpDef[Any, Any]) -> None:
+    def remove(self, op: CustomOpDef[Any, Any]) -> None:
         with lock:
-            if not self._drop(op):
+            if not self.drop(op):
                 raise UnregisteredError("the op is not registered any more", op=op._qualname)
 
-    def _drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
+    def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is here; was it? Calling it raises `error` from then on."""
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._uninstall(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_AGAIN))
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_AGAIN))
                 return True
         return False
 
-    def _restore(self, op: CustomOpDef[Any, Any]) -> None:
+    def restore(self, op: CustomOpDef[Any, Any]) -> None:
         """Put a removed op back, with the rules it had."""
-        op._reinstall()
+        op._rebind()
         self._ops[op._qualname] = op
 
     def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
-        self._drop(new)
+        self.drop(new)
         if _compat.libraries.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
-            old._owner._restore(old)
+            old._owner.restore(old)
 
-    def _library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
+    def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
         """Somebody else destroyed the library of an op: torch.library.custom_op does, to define its name anew."""
         if _compat.libraries.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
             del self._ops[op._qualname]
-            op._definition.remove(
+            op._end(
                 UnregisteredError(
                     "the library of the op was destroyed (torch.library.custom_op redefining its name does that)",
                     op=op._qualname,
@@ -414,9 +383,8 @@ class Registry:
 _AGAIN = "define it again, or use the new object"
 
 
-def _replaced(plan: OpSpec) -> UnregisteredError:
-    place = location_of(plan.fn)
-    return UnregisteredError(f"the op was replaced by the definition at {place}", op=str(plan.name), fix=_AGAIN)
+def _replaced(spec: OpSpec) -> UnregisteredError:
+    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=_AGAIN)
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

@@ -1,93 +1,101 @@
-"""`Plan`: all that is needed to define an op, and what can be found wrong with it before anything is changed."""
+"""From what `custom_op` was given to an `OpSpec`, and from that to an op."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict, get_args
 
-import torch
+from typing_extensions import Required
 
 from customops import _compat
 from customops._codegen import bypass
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.name import Name
-from customops._dispatch.operator import Definition, with_pt2_compliant
+from customops._dispatch.operator import OperatorHandle, with_pt2_compliant
 from customops._dispatch.results import CheckPolicy, check_policy
+from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
 from customops._op import CustomOpDef
-from customops._schema.differentiability import ALL, Differentiable
+from customops._rules import Rules
+from customops._schema.differentiability import Differentiable, Names
 from customops._schema.infer import schema_of
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, where
+from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, user_source, where
+
+#: What `custom_op` does where an op of the name exists.
+OnConflict = Literal["replace", "error", "reuse"]
 
 
-@dataclass(frozen=True)
-class OpSpec:
-    """All that is needed to define an op; nothing is changed before `define` is called."""
+def check_on_conflict(value: Any, op: str) -> None:
+    if value not in get_args(OnConflict):
+        raise DefinitionError(
+            "on_conflict has no such value", op=op, expected='"replace", "error" or "reuse"', got=brief(value)
+        )
 
-    name: Name
-    fn: Fn
-    schema: Schema
-    tags: tuple[torch.Tag, ...]
+
+class DefinitionOptions(TypedDict, total=False):
+    """What `Registry.custom_op` takes by keyword."""
+
+    mutates_args: Required[str | Iterable[str]]
     device_types: DeviceTypes
-    text: str | None
-    when: CheckPolicy
+    schema: str | None
+    tags: Tags
+    on_conflict: OnConflict
+    check: CheckPolicy | None
     bypass: bool
-    differentiable: Differentiable = ALL
+    differentiable: bool | Sequence[bool]
+    nondiff_args: Names
 
-    @classmethod
-    def of(
-        cls,
-        name: Name,
-        fn: Fn,
-        *,
-        mutates_args: str | tuple[str, ...],
-        device_types: DeviceTypes,
-        schema: str | None,
-        tags: Tags,
-        check: CheckPolicy | None,
-        bypass: bool,
-        differentiable: bool | Sequence[bool],
-        nondiff_args: str | tuple[str, ...],
-    ) -> OpSpec:
-        """The plan for what `Registry.custom_op` was given."""
-        op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
-        if schema is None:
-            wanted = schema_of(fn, mutates_args, all_tags, op=op)
-        else:
-            wanted = _manual_schema(schema, mutates_args, op, fn)
-            check_tags(wanted, all_tags, op=op, where=location_of(fn))
-        gradients = Differentiable.of(differentiable, nondiff_args, wanted, op)
-        when = check_policy(check, op)
-        return cls(name, fn, wanted, all_tags, device_types, schema, when, bypass, gradients)
 
-    def check(self) -> tuple[str | None, ...]:
-        """Raise what can be found wrong without changing anything; returns the device types."""
-        op = str(self.name)
-        if not isinstance(self.bypass, bool):
-            raise DefinitionError("bypass must be True or False", op=op, got=brief(self.bypass))
-        if self.bypass:
-            bypass.refuse(self.schema, op)
-        bind_kernel(self.fn, self.schema, op, "kernel")
-        return check_devices(self.device_types, self.schema, op)
+def spec_of(
+    name: Name,
+    fn: Fn,
+    *,
+    mutates_args: str | tuple[str, ...],
+    device_types: DeviceTypes,
+    schema: str | None,
+    tags: Tags,
+    check: CheckPolicy | None,
+    bypass: bool,
+    differentiable: bool | Sequence[bool],
+    nondiff_args: str | tuple[str, ...],
+) -> OpSpec:
+    """What `Registry.custom_op` was given, as an `OpSpec`."""
+    op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
+    if schema is None:
+        wanted = schema_of(fn, mutates_args, all_tags, op=op)
+    else:
+        wanted = _manual_schema(schema, mutates_args, op, fn)
+        check_tags(wanted, all_tags, op=op, where=location_of(fn))
+    gradients = Differentiable.of(differentiable, nondiff_args, wanted, op)
+    policy = check_policy(check, op)
+    return OpSpec(name, wanted, all_tags, schema, fn, device_types, policy, gradients, bypass, user_source())
 
-    def define(self, owner: Owner) -> CustomOpDef[Any, Any]:
-        """Define the op. The dispatcher is as before if that fails."""
-        devices = self.check()
-        bind_kernel(self.fn, self.schema, str(self.name), "kernel", warn=True)
-        definition = Definition.define(self.name, self.schema, self.tags, self.text)
-        try:
-            cls: Any = _bypassing(self) if self.bypass else CustomOpDef
-            op: CustomOpDef[Any, Any] = cls(owner, definition, self.fn, self.text, self.when, self.differentiable)
-            op._install(devices)
-        except BaseException:
-            definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
-            raise
-        return op
+
+def check_spec(spec: OpSpec) -> None:
+    """Raise what can be found wrong without changing anything."""
+    if not isinstance(spec.bypass, bool):
+        raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
+    if spec.bypass:
+        bypass.refuse(spec.schema, spec.qualname)
+    assert spec.fn is not None
+    bind_kernel(spec.fn, spec.schema, spec.qualname, "kernel")
+    check_devices(spec.device_types, spec.schema, spec.qualname)
+
+
+def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+    """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
+    check_spec(spec)
+    operator = OperatorHandle.define(spec)
+    try:
+        cls: type[CustomOpDef[Any, Any]] = _bypassing(spec) if spec.bypass else CustomOpDef
+        return cls(owner, operator, rules)
+    except BaseException:
+        operator.remove(UnregisteredError("the definition of the op failed", op=spec.qualname))
+        raise
 
 
 def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: Fn) -> Schema:
@@ -116,9 +124,8 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
     return schema
 
 
-def _bypassing(plan: OpSpec) -> type[CustomOpDef[Any, Any]]:
-    """A class for one op, whose ``__call__`` is written for it."""
-    source = bypass.source(plan.schema, plan.tags, str(plan.name), plan.when)
-    call: Any = _compat.dynamo.outside_dynamo(source.build())
+def _bypassing(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
+    """A class for one op, whose ``__call__`` is generated for it."""
+    call: Any = _compat.dynamo.outside_dynamo(bypass.call(spec.schema, spec.tags, spec.qualname, spec.check))
     _compat.dynamo.hidden_files.add(call.__code__.co_filename)
     return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": call})

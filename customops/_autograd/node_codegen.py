@@ -30,7 +30,7 @@ from customops._schema.model import Schema
 
 def forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, compares: GradientCheck) -> Fn:
     """``forward(ctx, kernel, *args)``, written for the op."""
-    return compile_on_first_call("forward", functools.partial(_forward, schema, layout, set_up, finish, compares))
+    return compile_on_first_call("forward", lambda: _forward(schema, layout, set_up, finish, compares).build())
 
 
 def _forward(schema: Schema, layout: Layout, set_up: SetUp, finish: Outputs, compares: GradientCheck) -> Source:

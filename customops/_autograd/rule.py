@@ -18,7 +18,7 @@ from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import CurrentKernel, Definition
-from customops._dispatch.registrations import Slots, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
 from customops.errors import AutogradError, CallbackError, RegistrationError, where
@@ -40,21 +40,25 @@ class NodeRef:
 class AutogradRule:
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    definition: Definition
+    #: What is there without being registered: without a formula, backward says how to register one.
+    _with_op: tuple[str, ...] = ("backward",)
+
+    def __init__(self) -> None:
         self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
         self._node = NodeRef(self.explain)
         self._current: ActiveFormulas | None = None
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
-        self._slots.reset(with_op=["backward"])  # without a formula, backward says how to register one
+    def bind(self, definition: Definition, guard_changed: Callable[[], None]) -> None:
+        self.definition, self._guard_changed = definition, guard_changed
+        self._node.apply = self._current = None
+        self._slots.reset(with_op=self._with_op if definition.has_own_rules else ())
 
     @property
     def formulas(self) -> dict[str, Formula]:
         return self._slots.values
 
-    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Undo:
+    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Registration:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
@@ -62,7 +66,7 @@ class AutogradRule:
         bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
         return self._slots.set("backward", formula)
 
-    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Undo:
+    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:
         self._refuse("register_jvp", is_view=self.definition.schema.is_view)
         formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.definition.schema
         tangents = (f"{argument.name}_tangent" for argument in schema.operands)
@@ -134,13 +138,16 @@ class AutogradRule:
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
-        definition = self.definition
-        definition.recompile()
-        definition.entry = _compat.libraries.entry_of(definition.overload)
+        self.definition.recompile()
+        self._guard_changed()
+
+    def call_guard(self, entry: Fn) -> Fn:
+        """`entry`, or what is to be called in its place."""
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
-        if followed:
-            written = [(i, a.name) for i, a in enumerate(definition.schema.operands) if a.name in followed]
-            definition.entry = _CaptureCheck(definition.entry, written, str(definition.name))
+        if not followed:
+            return entry
+        written = [(i, a.name) for i, a in enumerate(self.definition.schema.operands) if a.name in followed]
+        return _CaptureCheck(entry, written, self.definition.qualname)
 
     def current(self) -> ActiveFormulas:
         """What holds for the formulas that are registered now."""

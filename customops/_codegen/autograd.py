@@ -10,6 +10,7 @@ import torch
 
 from customops import _compat
 from customops._codegen.function import (
+    Shape,
     Source,
     always_passed,
     any_of,
@@ -86,19 +87,27 @@ def _generate(
     differentiable_args: tuple[Argument, ...],
     fast_path: dict[int, CurrentKernel | None],
     make: Make,
-) -> Source:
+) -> Any:
     general, node = make()
-    source = Source("autograd", schema, tags, op, when)
-    source.objects |= _OBJECTS | {"fast_path": fast_path, "general": general, "node": node}
+    names = tuple(argument.name for argument in differentiable_args)
+    source = _source(Shape.of(schema, tags, when), names, has_node=node is not None)
+    return source.build(op, fast_path=fast_path, general=general, node=node)
+
+
+@functools.lru_cache(maxsize=512)
+def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: bool) -> Source:
+    schema = shape.schema
+    source = Source("autograd", schema, shape.tags, shape.when)
+    source.objects |= _OBJECTS
     positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
     positional += ["*$rest"] if len(positional) < len(schema.positional) else []
     arguments = ", ".join([*positional, "**$named"] if schema.keyword_only else positional)
     source.template = fill(
         AUTOGRAD,
         arguments=arguments,
-        requires_grad=_emit_requires_grad(source, differentiable_args),
+        requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
         kernel_call=_emit_kernel_call(source, arguments),
-        node_call=fill(NODE_CALL, arguments=arguments) if node is not None else "",
+        node_call=fill(NODE_CALL, arguments=arguments) if has_node else "",
         args=as_tuple(positional),
         kwargs="$named" if schema.keyword_only else "{}",
     )
@@ -111,7 +120,7 @@ def _emit_kernel_call(source: Source, arguments: str) -> str:
     return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
 
 
-def _emit_requires_grad(source: Source, differentiable_args: tuple[Argument, ...]) -> str:
+def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
     """An expression for: is anything to be differentiated?"""
     schema = source.schema
     known = [a for a in schema.positional[: always_passed(schema)] if a in differentiable_args]

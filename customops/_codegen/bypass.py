@@ -7,13 +7,14 @@ entry for the op. Whatever is not certain goes to the dispatcher, and so do call
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
-from customops._codegen.function import Source, any_of, as_tuple, fill, variable_name
+from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_kernel_call
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
@@ -42,7 +43,7 @@ def __call__($self, /, *$args, **$kwargs):
             if $current is None and $where not in $op.direct.of_tensors:
                 $op.find_direct_of($keys, $included_keys())  # for the next call
     try:
-        return $op.entry(*$args, **$kwargs)
+        return $self._entry(*$args, **$kwargs)
     except $RuntimeError as $error:
         $op.explain($error)
         raise
@@ -79,13 +80,20 @@ def refuse(schema: Schema, op: str) -> None:
         )
 
 
-def source(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy) -> Source:
-    """The ``__call__`` of an op's object.
+def call(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy) -> Any:
+    """The ``__call__`` of an op's object."""
+    return _source(Shape.of(schema, tags, when)).build(op)
+
+
+@functools.lru_cache(maxsize=512)
+def _source(shape: Shape) -> Source:
+    """The source of the ``__call__`` of an op's object.
 
     Conditions that rule most calls out come first; what a torch function mode would see comes after it was looked for.
     Dynamo is to see the first condition alone.
     """
-    source = Source("__call__", schema, tags, op, when)
+    schema = shape.schema
+    source = Source("__call__", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
     names = [variable_name(argument) for argument in schema.positional]
     tensors = sorted((a for a in schema.positional if a.holds_tensors), key=lambda argument: argument.type != "Tensor")

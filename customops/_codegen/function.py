@@ -17,6 +17,7 @@ import types
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,8 +64,22 @@ def _parts(template: str) -> list[tuple[str, Any, Any, Any, Any]]:
     return list(zip(*[parts] * 5, strict=True))
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What of an op its generated functions depend on: ops of one shape share them."""
+
+    key: tuple[Any, ...]
+    schema: Schema = field(compare=False)
+    tags: tuple[torch.Tag, ...]
+    when: CheckPolicy  # results are checked
+
+    @classmethod
+    def of(cls, schema: Schema, tags: tuple[torch.Tag, ...], when: CheckPolicy) -> Shape:
+        return cls(schema.exact_key, schema, tags, when)
+
+
 class Source:
-    """A function to generate: the op that it is for, its text, and the objects that the text refers to.
+    """A function to generate: the shape of ops that it is for, its text, and the objects that the text refers to.
 
     ``$name`` in the text is a name that no argument of the op has. It stands for a local variable, for one of `objects`
     or for what Python calls so: ``$len``. Arguments go by their own names, see `variable_name`.
@@ -75,16 +90,16 @@ class Source:
         name: str,
         schema: Schema,
         tags: tuple[torch.Tag, ...] = (),
-        op: str = "",
         when: CheckPolicy = "always",
     ) -> None:
         self.name = name
         self.schema = schema
         self.tags = tags
-        self.op = op
         self.when = when  # results are checked
         self.template = ""
         self.objects: dict[str, Any] = {}
+        #: Objects that are other ones for each op: functions that make them of its name.
+        self.objects_of_op: dict[str, Callable[[str], Any]] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
         self.indent = ""
@@ -97,8 +112,18 @@ class Source:
         self.lines.append(self.indent + text)
         self.objects |= objects
 
-    def build(self) -> Any:
-        """Compile the function."""
+    def build(self, op: str = "", **objects: Any) -> Any:
+        """The function for one op, with the objects that are its own. It is compiled once."""
+        first = self._first
+        own = {name: make(op) for name, make in self.objects_of_op.items()} | objects
+        namespace = first.__globals__ | {self._prefix + name: value for name, value in own.items()}
+        function = types.FunctionType(first.__code__, namespace, self.name, first.__defaults__)
+        function.__kwdefaults__ = first.__kwdefaults__
+        return function
+
+    @functools.cached_property
+    def _first(self) -> Any:
+        """The function without the objects of an op."""
         body = "".join(f"    {line}\n" for line in self.lines)
         template = self.template or f"def {self.name}({', '.join(self.parameters)}):\n{body}"
         code, names = _compiled(template, self._prefix, self.name)
@@ -107,12 +132,13 @@ class Source:
         namespace |= {self._prefix + name: common[name] for name in names if name not in objects and name in common}
         namespace["__tracebackhide__"] = True
         exec(code, namespace)
-        return namespace[self.name]
+        return namespace.pop(self.name)
 
 
 # Compiling ------------------------------------------------------------------------------------------------------
 
-Generate = Callable[[], Source]
+#: Returns a function: what `Source.build` does.
+Generate = Callable[[], types.FunctionType]
 
 
 def compile_on_first_call(name: str, generate: Generate) -> Callable[..., Any]:
@@ -129,7 +155,7 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
 
 def _specialize(fn: types.FunctionType, generate: Generate) -> types.FunctionType:
     """Give a stub the code that is generated for it. The dispatcher keeps the function that it was given."""
-    generated = generate().build()
+    generated = generate()
     _compat.dynamo.outside_dynamo(generated)
     fn.__globals__.update(generated.__globals__)
     fn.__defaults__, fn.__kwdefaults__ = generated.__defaults__, generated.__kwdefaults__

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._codegen.function import (
+    Shape,
     Source,
     all_of,
     always_passed,
@@ -85,14 +86,19 @@ def kernel(
     """
     for argument in schema.keyword_only:
         variable_name(argument)  # raises now what it would raise in the first call
-    return compile_on_first_call("kernel", functools.partial(_generate, schema, tags, op, current, when, bump=bump))
+    generate = functools.partial(_generate, schema, tags, op, current, when, bump=bump)
+    return compile_on_first_call("kernel", generate)
 
 
 def _generate(
     schema: Schema, tags: tuple[torch.Tag, ...], op: str, current: CurrentKernel, when: CheckPolicy, *, bump: bool
-) -> Source:
-    source = Source("kernel", schema, tags, op, when)
-    source.objects["current"] = current
+) -> Any:
+    return _source(Shape.of(schema, tags, when), bump=bump).build(op, current=current)
+
+
+@functools.lru_cache(maxsize=512)
+def _source(shape: Shape, *, bump: bool) -> Source:
+    source = Source("kernel", shape.schema, shape.tags, shape.when)
     source.template = fill(
         KERNEL,
         parameters=_emit_parameters(source),
@@ -248,9 +254,9 @@ def _emit_identity_check(source: Source) -> str:
     """The lines that raise unless an in-place or out op returns its mutated arguments."""
     schema = source.schema
     if torch.Tag.inplace in source.tags:
-        source.objects["result_error"] = functools.partial(inplace_error, schema, source.op)
+        source.objects_of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
         return fill(CHECK_IDENTITY, is_another=f"$result is not {variable_name(schema.positional[0])}")
-    source.objects["result_error"] = functools.partial(out_error, schema, source.op)
+    source.objects_of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
     outs = [variable_name(argument) for argument in schema.mutated]
     is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
     if len(outs) > 1:
@@ -260,7 +266,7 @@ def _emit_identity_check(source: Source) -> str:
 
 def _emit_structure_check(source: Source) -> str:
     """The lines that look closer at a result which is no plain tensor, or list of these, where the schema has one."""
-    source.objects["structure"] = structure_check(source.schema, source.op, "kernel")
+    source.objects_of_op["structure"] = functools.partial(structure_check, source.schema, role="kernel")
     returns = source.schema.returns
     if any(ret.type not in ("Tensor", "Tensor[]") for ret in returns):
         return "$result = $structure($result, $fn)\n"
@@ -294,7 +300,7 @@ def _emit_alias_check(source: Source) -> str:
     has_one_tensor = not schema.takes_tensors and list(results.values()) == ["Tensor"]
     if schema.is_view or not results or has_one_tensor:
         return ""
-    source.objects["alias_error"] = functools.partial(alias_error, schema, source.op)
+    source.objects_of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
     tensors = [variable_name(argument) for argument in schema.arguments if argument.holds_tensors]
     has_lists = any(argument.is_tensor_list for argument in schema.arguments) or set(results.values()) != {"Tensor"}
     named = ", ".join(f"{argument.name!r}: {variable_name(argument)}" for argument in schema.keyword_only)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import re
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -83,6 +83,12 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
 
     Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
     """
+    return _plain_backend(keyset.raw_repr(), writes)
+
+
+@functools.cache  # torch looks for the name of a key among those of all keys
+def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
+    keyset = DispatchKeySet.from_raw_repr(raw_keyset)
     top = keyset.highestPriorityTypeId().name
     backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
     if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):
@@ -111,10 +117,14 @@ def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
     return top if is_dense and keys == key_set(top) and included == quiet else None, False
 
 
-def count_kernels(qualname: str) -> collections.Counter[str]:
-    """How many kernels are registered at each dispatch key, those included that others override."""
-    lines = _C._dispatch_dump(qualname).splitlines()
-    return collections.Counter(re.split(r"[\[ :]", line)[0] for line in lines if ": registered at " in line)
+def count_kernels(qualname: str) -> dict[str, int]:
+    """How many kernels are registered at each dispatch key, those included that others override; 0 for other keys."""
+    counts: dict[str, int] = collections.defaultdict(int)
+    for line in _C._dispatch_dump(qualname).splitlines():
+        before, found, _ = line.partition(": registered at ")
+        if found:
+            counts[before.partition("[")[0].partition(" ")[0]] += 1
+    return counts
 
 
 #: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.

@@ -46,6 +46,10 @@ def entry_of(overload: OpOverload) -> Callable[..., Any]:
     return overload._op
 
 
+#: `Library.impl` as torch has it, for our own registrations.
+_impl: Callable[..., None] = Library.impl
+
+
 def watch_registrations(changed: Callable[[str | None], object]) -> None:
     """Call ``changed(qualname)`` when a kernel is registered for an op through any Library, and ``changed(None)`` when
     a shared library was loaded, whatever it may have registered.
@@ -114,10 +118,10 @@ def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_
     """Install a kernel, in the place of one that is there."""
     is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
     if is_new or not has_kernel(f"{library.ns}::{name}", key):
-        library.impl(name, fn, key, with_keyset=with_keyset)
+        _impl(library, name, fn, key, with_keyset=with_keyset)
         return
     with _overriding_quietly():
-        library.impl(name, fn, key, with_keyset=with_keyset)
+        _impl(library, name, fn, key, with_keyset=with_keyset)
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ def enum_to_number(value: torch.layout | torch.memory_format) -> int:
     return names.index(str(value).removeprefix("torch."))
 
 
+@functools.lru_cache(maxsize=64)  # most parts are of namespaces
 def is_word_of_schema(part: str) -> bool:
     """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
     try:
@@ -65,7 +66,7 @@ def taken_by_torch(name: tuple[str, str, str]) -> str | None:
     """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
     namespace, op, overload = name
     of_namespaces, of_packets = _attributes_in_ops()
-    found = inspect.getattr_static(torch.ops, namespace, None)
+    found = vars(torch.ops).get(namespace) or inspect.getattr_static(torch.ops, namespace, None)
     if found is not None and not isinstance(found, _OpNamespace):
         return f"torch.ops.{namespace}"
     if op in of_namespaces:

@@ -1,9 +1,9 @@
 """An op in torch's dispatcher: its name, its overload, and what is registered for it.
 
-`operator.Definition` defines an op and installs kernels at dispatch keys. `registrations` keeps the newest
-registration for each key, and takes them back. `fast_path` remembers which kernel a key set leads to. `callbacks`
-checks that a user's function takes the op's arguments, and fills in defaults; `results` checks what it returned.
-`devices` reads device types, `lookup` finds the overload that a user means.
+`spec.OpSpec` is what an op is; `operator.OperatorHandle` defines it and installs kernels at dispatch keys.
+`registrations` keeps the newest registration for each key, and unregisters them. `fast_path` remembers which kernel a
+key set leads to. `callbacks` checks that a user's function takes the op's arguments, and fills in defaults; `results`
+checks what it returned. `devices` reads device types, `lookup` finds the overload that a user means.
 
-    register_*(fn) -> callbacks.bind -> registrations.Slots.set -> operator.Definition.impl -> torch
+    register_*(fn) -> callbacks.bind -> registrations.Slots.set -> operator.OperatorHandle.impl -> torch
 """

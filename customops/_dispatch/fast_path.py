@@ -15,7 +15,7 @@ class DirectKernels:
     """Key set, as a number -> the cell of a kernel, or None; the key sets that were not seen yet are missing."""
 
     def __init__(self) -> None:
-        #: Has the op been called with tangents? See `Definition.saw_tangents`.
+        #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.
         self.tangents_seen = False
         self.at_autograd: dict[int, Any] = {}
         self.of_tensors: dict[tuple[int, int], Any] = {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -15,10 +14,9 @@ from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import DirectKernels, _direct
 from customops._dispatch.name import Name
-from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import CheckPolicy
-from customops._schema.differentiability import ALL, Differentiable
-from customops._schema.model import Schema
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.results import check_policy
+from customops._dispatch.spec import OpSpec
 from customops._schema.parse import from_dispatcher
 from customops.errors import DefinitionError, RegistrationError, UnsupportedError, user_stacklevel
 
@@ -40,72 +38,82 @@ class Kernel(NamedTuple):
 _WRONG_TYPE = re.compile(r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found")
 
 
-@dataclass(eq=False)
-class Definition:
-    """Where rules are installed: an overload, and the libraries that their kernels go through.
+class OperatorHandle:
+    """An op in the dispatcher: an overload, and the libraries that its kernels go through.
 
-    A definition with a `library` made the op and removes it again. The others attach to an op that exists.
+    A handle with a `library` made the op and removes it again. The others attach to an op that exists.
     """
 
-    name: Name
-    schema: Schema
-    tags: tuple[torch.Tag, ...]
-    overload: OpOverload
-    library: Library | None = None
-    #: What to raise for an op that is gone.
-    removed: Exception | None = None
-    when: CheckPolicy = "always"
-    differentiable: Differentiable = ALL
-    #: What stands for an in-place or out op under functionalization.
-    twin: Definition | None = None
-    _added: list[Library] = field(default_factory=list)
-    #: The Python kernels at each key, newest last.
-    _kernels: dict[str, list[Kernel]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.direct = _direct.setdefault(str(self.name), DirectKernels())
-        #: What calling the overload comes to, a frame later.
-        self.entry = _compat.libraries.entry_of(self.overload)
+    def __init__(
+        self,
+        spec: OpSpec,
+        overload: OpOverload,
+        library: Library | None = None,
+        mutation_only: OperatorHandle | None = None,
+    ) -> None:
+        self.spec: Final = spec
+        self.name: Final = spec.name
+        self.qualname: Final = spec.qualname
+        self.schema: Final = spec.schema
+        self.tags: Final = spec.tags
+        self.when: Final = spec.check
+        self.differentiable: Final = spec.differentiable
+        self.overload: Final = overload
+        self.library: Final = library
+        #: Do rules come with the op? Else it has in the dispatcher what is registered, and nothing more.
+        self.has_own_rules: Final = library is not None and spec.fn is not None
+        #: What stands for an in-place or out op under functionalization.
+        self.mutation_only: Final = mutation_only
+        #: What to raise for an op that is gone.
+        self.removed: Exception | None = None
+        self.direct = _direct.setdefault(spec.qualname, DirectKernels())
+        self._added: list[Library] = []
+        #: The Python kernels at each key, newest last.
+        self._kernels: dict[str, list[Kernel]] = {}
 
     @property
     def _digest_key(self) -> str:
-        return str(self.name)
+        return self.qualname
 
     @classmethod
-    def define(
-        cls, name: Name, schema: Schema | None, tags: tuple[torch.Tag, ...], text: str | None = None
-    ) -> Definition:
-        """Define an op by its schema, or by `text`, which then is what the dispatcher gets.
+    def define(cls, spec: OpSpec) -> OperatorHandle:
+        """Define an op.
 
         Raises:
             DefinitionError: torch refuses the schema or the tags. Nothing is left behind.
         """
-        known = _compat.libraries.namespace_exists(name.namespace)
-        library = Library(name.namespace, "FRAGMENT")
+        library, overload = _define(spec.name, spec.schema_text, spec.tags)
         try:
-            library.define(name.local + (text or str(schema)), tags=tags)
-            overload = _compat.libraries.overload_of(name.packet, name.overload)
-        except Exception as error:
+            variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
+        except BaseException:
             _compat.libraries.destroy_library(library)
-            if not known:
-                _compat.libraries.forget_namespace(name.namespace)
-            raise refused_error(error, name, text or str(schema)) from error
-        return cls(name, schema or from_dispatcher(overload._schema), tags, overload, library)
+            raise
+        return cls(spec, overload, library, variant)
 
     @classmethod
-    def attach(cls, overload: OpOverload) -> Definition:
-        """A definition for an op that exists already."""
-        name = _compat.libraries.name_of_overload(overload)
-        return cls(Name.parse(name), from_dispatcher(overload._schema), tuple(overload.tags), overload)
+    def define_from_text(cls, name: Name, text: str, tags: tuple[torch.Tag, ...], source: str) -> OperatorHandle:
+        """Define an op by a schema that torch reads."""
+        check = check_policy(None, str(name))
+        library, overload = _define(name, text, tags)
+        spec = OpSpec(name, from_dispatcher(overload._schema), tags, text, check=check, source=source)
+        return cls(spec, overload, library)
+
+    @classmethod
+    def attach(cls, overload: OpOverload, source: str) -> OperatorHandle:
+        """A handle to an op that exists already."""
+        name = Name.parse(_compat.libraries.name_of_overload(overload))
+        check = check_policy(None, str(name))
+        spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
+        return cls(spec, overload)
 
     def check_library(self, lib: Library) -> None:
         """Raise unless registrations on the op can end with `lib`."""
         if not _compat.libraries.library_alive(lib):
-            raise RegistrationError("the library given as lib= has been destroyed", op=str(self.name))
+            raise RegistrationError("the library given as lib= has been destroyed", op=self.qualname)
         if lib.ns != self.name.namespace:
             raise RegistrationError(
                 "the library given as lib= is of another namespace than the op",
-                op=str(self.name),
+                op=self.qualname,
                 got=f"a Library of namespace {lib.ns!r}",
                 fix=f'Library("{self.name.namespace}", "FRAGMENT")',
             )
@@ -140,7 +148,7 @@ class Definition:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(apart)
         if self.library is not None:
-            _compat.registries.enter_fake(library, str(self.name), fn, source)
+            _compat.registries.enter_fake(library, self.qualname, fn, source)
         else:
             _compat.registries.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
@@ -151,12 +159,12 @@ class Definition:
         _compat.registries.register_torch_dispatch(library, self.name.local, cls, fn)
         return undo
 
-    def impl_effect(self, effect: Any) -> Undo:
+    def impl_effect(self, effect: Any) -> Registration:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(apart=True)
-        _compat.registries.register_effect(library, str(self.name), effect)
+        _compat.registries.register_effect(library, self.qualname, effect)
         self.recompile()
-        return undo
+        return Registration(undo)
 
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
@@ -188,13 +196,13 @@ class Definition:
         kernels.remove(kernel)
         # On a living op without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
         gone = _compat.libraries.find_overload(self.name.packet, self.name.overload) is None
-        if kernels or gone or _compat.dispatch.has_kernel(str(self.name), key):
+        if kernels or gone or _compat.dispatch.has_kernel(self.qualname, key):
             newest = kernels[-1][:2] if kernels else None
             _compat.libraries.remember_kernel(self.name.namespace, self.name.local, key, newest)
 
     def recompile(self) -> None:
         """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
-        _compat.dynamo.recompile(str(self.name))
+        _compat.dynamo.recompile(self.qualname)
 
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
@@ -236,7 +244,7 @@ class Definition:
         """The cell of the kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
         if backend is None or self.removed is not None or self.direct.tangents_seen:
             return None
-        counts = _compat.dispatch.count_kernels(str(self.name))
+        counts = _compat.dispatch.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
             if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
@@ -247,23 +255,23 @@ class Definition:
     def explain(self, error: RuntimeError) -> None:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines; or add what to do."""
         text = str(error)
-        if text.startswith(f"Could not run '{self.name}' with arguments from the "):
+        if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
             raise self._no_kernel(text.split("'")[3]) from None
         given = _WRONG_TYPE.match(text)
-        if given is not None and text.startswith(f"{self.name}() "):
+        if given is not None and text.startswith(f"{self.qualname}() "):
             convert = "[torch.as_tensor(x) for x in {}]" if given[1].startswith("List") else "torch.as_tensor({})"
             error.args = (f"{text}\nfix: {convert.format(given[2])}",)
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        present = _compat.dispatch.devices_with_kernel(str(self.name))
+        present = _compat.dispatch.devices_with_kernel(self.qualname)
         device = _compat.dispatch.device_of_key(backend)
         register = (
-            f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.name}", "{backend}", fn)'
+            f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.qualname}", "{backend}", fn)'
         )
         return UnsupportedError(
-            f"Could not run '{self.name}' with arguments from the '{backend}' backend: it has no kernel there",
-            op=str(self.name),
+            f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
+            op=self.qualname,
             expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
             fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
         )
@@ -277,17 +285,16 @@ class Definition:
         """Take everything back that went through this definition; handles to a removed op raise `error`."""
         self.removed = error
         self.recompile()
-        if self.twin is not None:
-            self.twin.remove(error)
+        if self.mutation_only is not None:
+            self.mutation_only.remove(error)
         for library in self._added:
             _compat.libraries.destroy_library(library)
         self._added.clear()
         if self.library is not None:
             _compat.libraries.destroy_library(self.library)  # also where somebody else has destroyed it: see there
             _compat.libraries.forget_signature(self.name.packet, self.name.overload)
-            _compat.registries.forget_entry(str(self.name))
+            _compat.registries.forget_entry(self.qualname)
             _compat.libraries.retire_overload(self.overload, error)
-            self.entry = _compat.libraries.entry_of(self.overload)
         for key, kernels in self._kernels.items():
             for kernel in list(kernels):
                 self._forget(key, kernel)
@@ -297,16 +304,36 @@ class Definition:
             _compat.libraries.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
+def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
+    """Define an op in a library of its own. Nothing is left behind where torch refuses."""
+    known = _compat.libraries.namespace_exists(name.namespace)
+    library = Library(name.namespace, "FRAGMENT")
+    try:
+        define_in(library, name, text, tags)
+        return library, _compat.libraries.overload_of(name.packet, name.overload)
+    except Exception:
+        _compat.libraries.destroy_library(library)
+        if not known:
+            _compat.libraries.forget_namespace(name.namespace)
+        raise
+
+
+def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ...]) -> None:
+    """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
+    try:
+        library.define(name.local + text, tags=tags)
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
+
+
+Definition = OperatorHandle
+
+
 def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
     return (compliant, *(tag for tag in tags if tag is not compliant))
-
-
-def refused_error(error: Exception, name: Name, text: str) -> DefinitionError:
-    """torch's reason, in one line, for not defining an op."""
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text)
 
 
 class CurrentKernel:

@@ -1,4 +1,4 @@
-"""Registrations: the newest one that was not taken back counts, and each can be taken back."""
+"""Registrations: the newest one counts, and each can be unregistered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from customops import _compat
 from customops._compat.libraries import Library
@@ -21,24 +21,53 @@ lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
-#: Takes a registration back.
+#: Undoes something.
 Undo = Callable[[], object]
 
 
-def end_with(lib: Library, undo: Undo) -> None:
-    """Call `undo` when `lib` is destroyed: with it ends what was registered with ``lib=``."""
-    _compat.libraries.on_library_destroyed(lib, functools.partial(_end, undo, weakref.ref(lib)))
-
-
-def _end(undo: Undo, library: weakref.ref[Library]) -> None:
-    lent = library()
-    if lent is None or not _compat.libraries.library_alive(lent):  # else the interpreter exits
-        with lock:
-            undo()
-
-
 def nothing() -> None:
-    """Takes nothing back."""
+    """Undoes nothing."""
+
+
+class Registration:
+    """Something that was registered. Rules, scopes and ``lib=`` share the object."""
+
+    def __init__(self, undo: Undo = nothing) -> None:
+        self._undo = undo
+
+    def unregister(self) -> None:
+        """A second time does nothing."""
+        undo, self._undo = self._undo, nothing
+        undo()
+
+    def keep(self) -> None:
+        """Nobody will unregister it."""
+
+    def end_with(self, lib: Library) -> None:
+        """Unregister it when `lib` is destroyed."""
+        _compat.libraries.on_library_destroyed(lib, functools.partial(self._end, weakref.ref(lib)))
+
+    def _end(self, library: weakref.ref[Library]) -> None:
+        lent = library()
+        if lent is None or not _compat.libraries.library_alive(lent):  # else the interpreter exits
+            with lock:
+                self.unregister()
+
+
+class Group(Registration):
+    """Registrations that were made together."""
+
+    def __init__(self, members: list[Registration]) -> None:
+        super().__init__()
+        self.members = members
+
+    def unregister(self) -> None:
+        for member in self.members:
+            member.unregister()
+
+    def keep(self) -> None:
+        for member in self.members:
+            member.keep()
 
 
 K = TypeVar("K")
@@ -46,22 +75,28 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class _Entry(Generic[V]):
-    """One registration. `undo` leads to what takes it back, for as long as somebody holds that."""
+class _Entry(Registration, Generic[K, V]):
+    """The registration of a value for a key."""
 
-    def __init__(self, value: V) -> None:
-        self.value = value
-        self.undo: Callable[[], Any] = nothing
+    def __init__(self, slots: Slots[K, V], key: K, value: V) -> None:
+        super().__init__()
+        self.slots, self.key, self.value = slots, key, value
+
+    def unregister(self) -> None:
+        self.slots._unset(self)
+
+    def keep(self) -> None:
+        self.slots._forget_overridden(self)
 
 
 class Slots(Generic[K, V]):
-    """key -> what the user registered for it: the newest registration that was not taken back.
+    """key -> what the user registered for it: the newest registration counts.
 
-    A key's trampoline goes in once, with the first registration, and reads `values` when it is called: registering
-    again is an assignment. Registrations can be taken back in any order.
+    A key's function in the dispatcher is installed once, with the first registration, and reads `values` when it is
+    called: registering again is an assignment. Registrations can be unregistered in any order.
 
     Args:
-        install: ``install(key, apart)`` puts the trampoline of a key in, and returns how to take it out.
+        install: ``install(key, apart)`` installs the function of a key, and returns how to uninstall it.
         changed: called after each change of `values`.
     """
 
@@ -69,52 +104,49 @@ class Slots(Generic[K, V]):
         self.values: dict[K, V] = {}
         self._install = install
         self._changed = changed
-        self._entries: dict[K, list[_Entry[V]]] = {}  # newest last
+        self._entries: dict[K, list[_Entry[K, V]]] = {}  # newest last
         self._uninstall: dict[K, Undo] = {}
 
     def preset(self, key: K, value: V) -> None:
         """Enter a value that comes with the op."""
-        self._entries[key] = [_Entry(value)]
+        self._entries[key] = [_Entry(self, key, value)]
         self.values[key] = value
 
     def reset(self, with_op: Iterable[K] = ()) -> None:
-        """Fill a fresh definition. The trampolines of `with_op` are part of the op, and stay as long as it does."""
+        """Put everything into an op. The functions of `with_op` are part of the op, and stay as long as it does."""
         self._uninstall = {}
         for key in with_op:
             self._install(key, False)
             self._uninstall[key] = nothing
         for key in self.values:
             self._ensure(key)
-        self._changed()
+        if self.values:
+            self._changed()
 
-    def set(self, key: K, value: V) -> Undo:
-        """Register a value for a key; calling what is returned takes it back."""
-        entry = _Entry(value)
-        undo = functools.partial(self._unset, key, entry)
-        entry.undo = weakref.ref(undo, functools.partial(self._forget_unreachable, key))
+    def set(self, key: K, value: V) -> Registration:
+        """Register a value for a key."""
+        entry = _Entry(self, key, value)
         self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
         try:
             self._ensure(key)
         except BaseException:
-            undo()
+            self._unset(entry)
             raise
         self._changed()
-        return undo
+        return entry
 
     def _ensure(self, key: K) -> None:
         if key not in self._uninstall:
             self._uninstall[key] = self._install(key, True)
 
-    def _forget_unreachable(self, key: K, _: object) -> None:
-        """Nobody can take a registration back any more, so what lies below it will not be seen again."""
-        with lock:
-            entries = self._entries[key]
-            lasting = [i for i, entry in enumerate(entries) if entry.undo() is None]
-            del entries[: max(lasting, default=0)]
+    def _forget_overridden(self, entry: _Entry[K, V]) -> None:
+        """An entry stays, so what it overrides will not be seen again."""
+        entries = self._entries[entry.key]
+        del entries[: entries.index(entry)]
 
-    def _unset(self, key: K, entry: _Entry[V]) -> None:
-        entries = self._entries[key]
+    def _unset(self, entry: _Entry[K, V]) -> None:
+        key, entries = entry.key, self._entries[entry.key]
         if entry not in entries:
             return
         entries.remove(entry)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from customops._autograd.rule import AutogradRule
-from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._rules import ad_inplace_or_view, checkpointing, functionalization
 from customops._rules.autocast import AutocastRule
 from customops._rules.fake import FakeRule
@@ -15,31 +15,57 @@ from customops._rules.raw import RawRule
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 
+R = TypeVar("R")
+
 
 class Rules:
-    """The rules of an op."""
+    """The rules of an op. They hold what is registered; `bind` puts it into the dispatcher, for an op or another."""
 
-    def __init__(self, definition: Definition, default: Fn | None, name: str) -> None:
-        self.kernel = KernelRule(definition, default)
-        self.raw = RawRule(definition)
-        self.fake = FakeRule(definition, name)
-        self.autograd = AutogradRule(definition)
-        self.autocast = AutocastRule(definition)
-        self.vmap = VmapRule(definition)
-        self.torch_dispatch = TorchDispatchRule(definition)
+    operator: OperatorHandle
 
-    def install(self, definition: Definition, devices: tuple[str | None, ...]) -> None:
-        """Everything an op of ours has in the dispatcher."""
-        self.kernel.install(definition, devices)
-        self.raw.install(definition)
-        self.fake.install(definition)
-        self.autograd.install(definition)
-        ad_inplace_or_view.install(definition)
-        self.autocast.install(definition)
-        self.vmap.install(definition)
-        self.torch_dispatch.install(definition)
-        functionalization.install(definition)
-        checkpointing.install(definition)
+    def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
+        self.kernel = KernelRule()
+        self.fake = fake or FakeRule()
+        self.autograd = autograd or AutogradRule()
+        self.vmap = VmapRule()
+        #: Rules of the other kinds, which most ops do not have. They are made when somebody asks for them.
+        self._others: dict[type, Any] = {}
+
+    @property
+    def raw(self) -> RawRule:
+        return self._other(RawRule)
+
+    @property
+    def autocast(self) -> AutocastRule:
+        return self._other(AutocastRule)
+
+    @property
+    def torch_dispatch(self) -> TorchDispatchRule:
+        return self._other(TorchDispatchRule)
+
+    def _other(self, kind: type[R]) -> R:
+        if kind not in self._others:
+            self._others[kind] = kind()
+            self._others[kind].bind(self.operator)
+        rule: R = self._others[kind]
+        return rule
+
+    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
+        """Let the rules be those of `operator`, which is new, was adopted, or takes the place of one that was removed.
+
+        Args:
+            operator: gets what comes with an op of ours, and all that was registered so far.
+            guard_changed: called when `AutogradRule.call_guard` returns something else.
+        """
+        self.operator = operator
+        self.kernel.bind(operator)
+        self.fake.bind(operator)
+        self.autograd.bind(operator, guard_changed)
+        self.vmap.bind(operator)
+        for rule in self._others.values():
+            rule.bind(operator)
+        for module in (ad_inplace_or_view, functionalization, checkpointing):
+            module.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
@@ -18,20 +18,21 @@ from customops.errors import DefinitionError, RegistrationError, brief
 class AutocastRule:
     """device type -> dtype. Registering a device again replaces its dtype."""
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
         self._slots: Slots[str, torch.dtype] = Slots(self._install_at, self._recompile)
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
         return self._slots.values
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
         self._slots.reset()
 
-    def register(self, device_type: str, cast_inputs: torch.dtype) -> Undo:
-        op = str(self.definition.name)
+    def register(self, device_type: str, cast_inputs: torch.dtype) -> Registration:
+        op = self.operator.qualname
         if not isinstance(device_type, str):
             raise DefinitionError(
                 "register_autocast expects the device type as a string",
@@ -52,11 +53,11 @@ class AutocastRule:
         return self._slots.set(device_type, cast_inputs)
 
     def _recompile(self) -> None:
-        self.definition.recompile()
+        self.operator.recompile()
 
     def _install_at(self, device_type: str, apart: bool) -> Undo:
         key = "Autocast" + _compat.dispatch.device_key(device_type)
-        return self.definition.impl(_trampoline(self, device_type, key), key, apart=apart)
+        return self.operator.impl(_trampoline(self, device_type, key), key, apart=apart)
 
 
 def _has_autocast(device_type: str, op: str) -> bool:
@@ -69,8 +70,8 @@ def _has_autocast(device_type: str, op: str) -> bool:
 
 def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:
     """The function at a device's autocast key. Without a dtype it was taken back while a call was on its way."""
-    definition = rule.definition
-    return casting(definition.overload, definition.schema, device_type, key, lambda: rule.dtypes.get(device_type))
+    operator = rule.operator
+    return casting(operator.overload, operator.schema, device_type, key, lambda: rule.dtypes.get(device_type))
 
 
 def casting(

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from customops import _compat
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 
 
-def install(definition: Definition) -> None:
+def bind(operator: OperatorHandle) -> None:
     """Nothing to register: the schema says what the op writes."""
-    if definition.schema.mutated and definition.library is not None:
+    if operator.schema.mutated and operator.has_own_rules:
         for mode in _compat.functionalization.checkpoint_modes:
-            definition.impl_torch_dispatch(mode, _run)
+            operator.impl_torch_dispatch(mode, _run)
 
 
 def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

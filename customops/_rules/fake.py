@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 import warnings
 from collections.abc import Callable
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
 from customops import _compat
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Slots, Undo
-from customops._dispatch.results import inplace_error, mutated_results, out_error, structure_check, tensors_in
-from customops.errors import MissingFakeError, RegistrationError, user_source, user_stacklevel
+from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Slots, Undo
+from customops._dispatch.results import (
+    ResultCheck,
+    inplace_error,
+    mutated_results,
+    out_error,
+    structure_check,
+    tensors_in,
+)
+from customops.errors import MissingFakeError, RegistrationError, name_of, user_source, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -27,12 +35,13 @@ class Fake(NamedTuple):
 
 
 class FakeRule:
-    """The fake of one op. `name` is how the op's author calls it, for the error when there is no fake."""
+    """The fake of one op."""
 
-    def __init__(self, definition: Definition, name: str) -> None:
-        self.definition = definition
-        self.name = name
-        self._default_source = user_source()
+    operator: OperatorHandle
+    #: What is there without being registered: without a fake it says how to register one.
+    _with_op: tuple[None, ...] = (None,)
+
+    def __init__(self) -> None:
         self._slots: Slots[None, Fake] = Slots(self._install_trampoline, self._tell_torch)
 
     @property
@@ -40,17 +49,30 @@ class FakeRule:
         fake = self._slots.values.get(None)
         return fake.fn if fake is not None else None
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
-        self._slots.reset(with_op=[None])  # without a fake it says how to register one
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
-    def register(self, fn: Fn, allow_override: bool = True) -> Undo:
-        op = str(self.definition.name)
-        ours = self.definition.library is not None
-        fn = bind_kernel(fn, self.definition.schema, op, "fake impl", warn=ours)
+    @functools.cached_property
+    def fill(self) -> Fill | None:
+        return filler(self.operator.schema)
+
+    @functools.cached_property
+    def check(self) -> ResultCheck:
+        return structure_check(self.operator.schema, self.operator.qualname, "fake impl")
+
+    @functools.cached_property
+    def written(self) -> Fn | None:
+        """What an in-place or out op returns, of its arguments."""
+        return mutated_results(self.operator.schema, self.operator.tags)
+
+    def register(self, fn: Fn, allow_override: bool = True) -> Registration:
+        op = self.operator.qualname
+        ours = self.operator.library is not None
+        fn = bind_kernel(fn, self.operator.schema, op, "fake impl", warn=ours)
         self._refuse(op, allow_override)
         for tag in (torch.Tag.inplace, torch.Tag.out):
-            if tag in self.definition.tags:
+            if tag in self.operator.tags:
                 warnings.warn(
                     f"{op}: an op with torch.{tag} has a fake impl without one being registered; the one given now "
                     "is called instead, and has to return what the op writes to",
@@ -61,14 +83,16 @@ class FakeRule:
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
-        tags, schema = self.definition.tags, self.definition.schema
+        tags, schema = self.operator.tags, self.operator.schema
         return torch.Tag.inplace in tags or torch.Tag.out in tags or bool(schema.mutated and not schema.returns)
 
     def missing(self) -> MissingFakeError:
+        fn = self.operator.spec.fn
+        author_name = name_of(fn) if fn is not None else self.operator.name.name
         return MissingFakeError(
-            f"There was no fake impl registered for <CustomOpDef({self.definition.name})>. "
+            f"There was no fake impl registered for <CustomOpDef({self.operator.qualname})>. "
             "This is necessary for torch.compile/export/fx tracing to work. "
-            f"Please use `{self.name}.register_fake` to add an fake impl."
+            f"Please use `{author_name}.register_fake` to add an fake impl."
         )
 
     def _refuse(self, op: str, allow_override: bool) -> None:
@@ -101,38 +125,34 @@ class FakeRule:
         return record.source if record is not None else None
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.definition.impl_fake(_trampoline(self, self.definition), self._default_source, apart=apart)
+        return self.operator.impl_fake(_trampoline(self, self.operator), self.operator.spec.source, apart=apart)
 
     def _tell_torch(self) -> None:
-        self.definition.recompile()
+        self.operator.recompile()
         fake = self._slots.values.get(None)
         _compat.registries.set_fake_source(
-            str(self.definition.name), fake.source if fake is not None else self._default_source
+            self.operator.qualname, fake.source if fake is not None else self.operator.spec.source
         )
 
 
-def _trampoline(rule: FakeRule, definition: Definition) -> Callable[..., Any]:
+def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
-    fill = filler(definition.schema)
-    check = structure_check(definition.schema, str(definition.name), "fake impl")
-    written = mutated_results(definition.schema, definition.tags)
-    misses = inplace_error if torch.Tag.inplace in definition.tags else out_error
-
-    overload, op = definition.overload, str(definition.name)
+    misses = inplace_error if torch.Tag.inplace in operator.tags else out_error
+    overload, op = operator.overload, operator.qualname
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)
-        fn = rule.fn
+        fn, fill, written = rule.fn, rule.fill, rule.written
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if fn is None and not rule.trivial():
             raise rule.missing()
-        result = check(fn(*args, **kwargs), fn) if fn is not None else None
+        result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
         if written is None:
             return result
         expected = written(args, kwargs)
-        if fn is not None and not all(map(operator.is_, tensors_in((result,)), tensors_in((expected,)))):
-            raise misses(definition.schema, str(definition.name), result, fn, role="fake impl")
+        if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
+            raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
         return expected
 
     return _compat.dynamo.outside_dynamo(fake)

@@ -14,44 +14,37 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from customops import _compat
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import mutated_results, tensors_in
-from customops._schema.model import Schema
 
 
-def install(definition: Definition) -> None:
+def bind(operator: OperatorHandle) -> None:
     """Nothing to register: the schema says what the op writes."""
-    if not definition.schema.mutated or definition.schema.is_view or definition.library is None:
+    if not operator.schema.mutated or operator.schema.is_view or not operator.has_own_rules:
         return
-    written = mutated_results(definition.schema, definition.tags)
-    if written is not None:
-        definition.twin = _mutation_only(definition)
-    definition.impl_torch_dispatch(_compat.functionalization.FunctionalTensorMode, _rule(definition, written))
+    if operator.mutation_only is not None:
+        _install_kernels(operator.mutation_only, operator)
+    operator.impl_torch_dispatch(_compat.functionalization.FunctionalTensorMode, _rule(operator))
 
 
-def _mutation_only(definition: Definition) -> Definition:
-    """The variant of an in-place or out op that returns nothing."""
-    name = definition.name._replace(name=f"{definition.name.name}__writes")
-    tags = tuple(tag for tag in definition.tags if tag not in (torch.Tag.inplace, torch.Tag.out))
-    variant = Definition.define(name, Schema(definition.schema.arguments, ()), tags)
-    overload = definition.overload
+def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:
+    """The variant of an in-place or out op that returns nothing calls the op."""
+    overload = operator.overload
 
     def write(*args: Any, **kwargs: Any) -> None:
         overload(*args, **kwargs)
 
     variant.impl(_compat.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
     variant.impl_fake(write, __file__)  # the fake of the op has its say
-    return variant
 
 
-def _rule(definition: Definition, written: Fn | None) -> Fn:
+def _rule(operator: OperatorHandle) -> Fn:
     """What FunctionalTensorMode does with a call of the op."""
-    overload = definition.overload if definition.twin is None else definition.twin.overload
-    schema = definition.schema
+    overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
+    written = mutated_results(operator.schema, operator.tags)
+    schema = operator.schema
     positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
     names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
 

@@ -13,9 +13,9 @@ import torch
 from customops import _compat
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices
-from customops._dispatch.operator import CurrentKernel, Definition
-from customops._dispatch.registrations import Slots, Undo, lock
+from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.operator import CurrentKernel, OperatorHandle
+from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
 from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
@@ -32,11 +32,13 @@ class Switch:
 
 
 class KernelRule:
-    """The kernels of one op. `default` is the function it was defined from, if it is ours."""
+    """The kernels of one op."""
 
-    def __init__(self, definition: Definition, default: Fn | None) -> None:
-        self.definition = definition
-        self.default = default and bind_kernel(default, definition.schema, str(definition.name), "kernel")
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        #: The function the op was defined from.
+        self.default: Fn | None = None
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
@@ -48,21 +50,25 @@ class KernelRule:
         """device type, or None for all others -> kernel"""
         return self._slots.values
 
-    def install(self, definition: Definition, devices: tuple[str | None, ...] = ()) -> None:
-        """Install the default for `devices`, and everything registered so far, into a fresh definition."""
-        assert self.default is not None
-        self.definition, self._cells, self._unselect = definition, {}, None
-        self._with_op = self._with_op or devices
-        for device_type in devices:
-            self._slots.preset(device_type, self.default)
+    def bind(self, operator: OperatorHandle) -> None:
+        """Install the function that the op was defined from, and everything registered so far."""
+        self.operator, self._cells, self._unselect = operator, {}, None
+        if self.default is None and operator.spec.fn is not None:
+            self._preset(operator.spec.fn)
         self._slots.reset(self._with_op)
 
-    def register(self, device_types: DeviceTypes, fn: Fn) -> Undo:
-        schema, op = self.definition.schema, str(self.definition.name)
+    def _preset(self, fn: Fn) -> None:
+        spec = self.operator.spec
+        self.default = bind_kernel(fn, spec.schema, spec.qualname, "kernel", warn=True)
+        self._with_op = device_list(spec.device_types, spec.qualname)
+        for device_type in self._with_op:
+            self._slots.preset(device_type, self.default)
+
+    def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
+        schema, op = self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
-        fn = bind_kernel(fn, schema, op, "kernel", warn=self.definition.library is not None)
-        undos = [self._slots.set(device_type, fn) for device_type in devices]
-        return lambda: [undo() for undo in undos]
+        fn = bind_kernel(fn, schema, op, "kernel", warn=self.operator.library is not None)
+        return Group([self._slots.set(device_type, fn) for device_type in devices])
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -95,12 +101,12 @@ class KernelRule:
         if device_type not in self.kernels:
             log.warning(
                 "%s: cannot %s the kernel for %s: no kernel was registered for this device type",
-                self.definition.name,
+                self.operator.qualname,
                 action,
                 device_type,
             )
         elif self._disabled(device_type) != enabled:
-            log.warning("%s: the kernel for %s is already %sd", self.definition.name, device_type, action)
+            log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
 
     def _active(self, device_type: str | None) -> Fn:
         if self._disabled(device_type):
@@ -110,29 +116,29 @@ class KernelRule:
     def _no_default(self, device_type: str | None) -> Fn:
         error = RegistrationError(
             f"there is no kernel for {device_type}, and no function for every device to fall back to",
-            op=str(self.definition.name),
+            op=self.operator.qualname,
             fix=f"op.register_kernel({device_type!r}), or switch its kernel on again",
         )
         return _Raise(error)
 
     def _install_at(self, device_type: str | None, apart: bool) -> Undo:
-        definition = self.definition
+        operator = self.operator
         cell = CurrentKernel(self._active(device_type))
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
-        undo = definition.impl(self._trampoline(cell), key, apart=apart, cell=cell)
+        undo = operator.impl(self._trampoline(cell), key, apart=apart, cell=cell)
         self._cells[device_type] = cell
-        if device_type is not None and not definition.schema.takes_tensors and self._unselect is None:
-            select = _selector(self, definition)
-            self._unselect = definition.impl(select, "BackendSelect", with_keyset=True, apart=apart)
+        if device_type is not None and not operator.schema.takes_tensors and self._unselect is None:
+            select = _selector(self, operator)
+            self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, apart=apart)
         return functools.partial(self._uninstall, device_type, undo)
 
     def _trampoline(self, cell: CurrentKernel) -> Fn:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
-        definition = self.definition
-        schema = definition.schema
-        write = functools.partial(generate_kernel, schema, definition.tags, str(definition.name), cell, definition.when)
+        operator = self.operator
+        schema = operator.schema
+        write = functools.partial(generate_kernel, schema, operator.tags, operator.qualname, cell, operator.when)
         kernel = write()
-        others_write = bool(schema.mutated) and definition.library is None
+        others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # else keys between have more to do
             cell.direct = write(bump=True) if schema.mutated else kernel
         return kernel
@@ -155,12 +161,12 @@ class _Raise:
         raise self.error
 
 
-def _selector(rule: KernelRule, definition: Definition) -> Callable[..., Any]:
+def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function at BackendSelect: without tensors to tell, dispatch follows the `device` argument."""
-    argument = definition.schema.device_argument
+    argument = operator.schema.device_argument
     assert argument is not None
-    position = None if argument.kwarg_only else definition.schema.positional.index(argument)
-    fill, overload, name = filler(definition.schema), definition.overload, definition.name
+    position = None if argument.kwarg_only else operator.schema.positional.index(argument)
+    fill, overload, name = filler(operator.schema), operator.overload, operator.name
 
     def select(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)

@@ -15,8 +15,8 @@ from customops._autograd.recompute import formulas
 from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Undo, lock
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, lock
 from customops._rules import Rules
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -27,14 +27,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Register:
     """The ``register_*`` methods of `CustomOpDef`."""
 
-    _definition: Definition
+    _definition: OperatorHandle
     _rules: Rules
 
     @property
     def _qualname(self) -> str:
-        return str(self._definition.name)
+        return self._definition.qualname
 
-    def _register(self, lib: Library | None, register: Callable[..., Undo], *args: Any) -> None:
+    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
         raise NotImplementedError
 

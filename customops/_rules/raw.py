@@ -9,48 +9,40 @@ from typing import Any
 from customops import _compat
 from customops._compat.libraries import OpOverload
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Undo
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration
 
 
 class RawRule:
     """Kernels of the user's own at dispatch keys, as they are."""
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
         self._kernels: list[_Raw] = []
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
         for kernel in self._kernels:
-            kernel.undos = self._at_all_keys(kernel)
+            kernel.install()
 
-    def register(self, keys: tuple[str, ...], fn: Fn) -> Undo:
+    def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
         """Put `fn` at all of the keys, or at none."""
-        kernel = _Raw(keys, fn)
-        kernel.undos = self._at_all_keys(kernel)
+        kernel = _Raw(self, keys, fn)
+        kernel.install()
         self._kernels.append(kernel)
-        self.definition.recompile()  # at some keys, tracing goes through it
-        return functools.partial(self._take_back, kernel)
+        self.operator.recompile()  # at some keys, tracing goes through it
+        return kernel
 
     def traced(self) -> list[Any]:
         """The kernels that tracing may go through, and their keys."""
         return [(kernel.keys, kernel.fn) for kernel in self._kernels]
 
-    def _at_all_keys(self, kernel: _Raw) -> ExitStack:
-        with ExitStack() as undos:  # if torch refuses a key, the others are taken back
-            for key in kernel.keys:
-                fn = kernel.fn
-                if key == "CompositeImplicitAutograd":  # compilers trace it in the place of the op
-                    fn = functools.partial(_call_traced, self.definition.overload, str(self.definition.name), fn)
-                undos.callback(self.definition.impl(fn, key, apart=True, raw=True))
-            return undos.pop_all()
-
-    def _take_back(self, kernel: _Raw) -> None:
+    def _remove(self, kernel: _Raw) -> None:
         if kernel in self._kernels:
             self._kernels.remove(kernel)
-            kernel.undos.close()
-            self.definition.recompile()
+            kernel.uninstall.close()
+            self.operator.recompile()
 
 
 def _call_traced(overload: OpOverload, op: str, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
@@ -58,9 +50,26 @@ def _call_traced(overload: OpOverload, op: str, fn: Fn, /, *args: Any, **kwargs:
     return fn(*args, **kwargs)
 
 
-class _Raw:
-    """A kernel, and how to take it back from where it is."""
+class _Raw(Registration):
+    """The registration of a kernel at several keys."""
 
-    def __init__(self, keys: tuple[str, ...], fn: Fn) -> None:
-        self.keys, self.fn = keys, fn
-        self.undos = ExitStack()
+    def __init__(self, rule: RawRule, keys: tuple[str, ...], fn: Fn) -> None:
+        super().__init__()
+        self.rule, self.keys, self.fn = rule, keys, fn
+        self.uninstall = ExitStack()
+
+    def install(self) -> None:
+        operator = self.rule.operator
+        with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
+            for key in self.keys:
+                undos.callback(operator.impl(self._kernel_at(key), key, apart=True, raw=True))
+            self.uninstall = undos.pop_all()
+
+    def _kernel_at(self, key: str) -> Fn:
+        if key != "CompositeImplicitAutograd":
+            return self.fn
+        # Compilers trace such a kernel in the place of the op.
+        return functools.partial(_call_traced, self.rule.operator.overload, self.rule.operator.qualname, self.fn)
+
+    def unregister(self) -> None:
+        self.rule._remove(self)

@@ -7,40 +7,41 @@ from typing import Any
 
 from customops import _compat
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Slots, Undo
 
 
 class TorchDispatchRule:
     """class -> rule. torch refuses a second rule for a class, so one function is entered and reads the table."""
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
         self._slots: Slots[type, Fn] = Slots(self._install_for, self._recompile)
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
         self._slots.reset()
 
     @property
     def rules(self) -> dict[type, Fn]:
         return self._slots.values
 
-    def register(self, cls: type, fn: Fn) -> Undo:
-        bind(fn, str(self.definition.name), "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
+    def register(self, cls: type, fn: Fn) -> Registration:
+        bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
 
     def _recompile(self) -> None:
-        self.definition.recompile()
+        self.operator.recompile()
 
     def _install_for(self, cls: type, apart: bool) -> Undo:
-        return self.definition.impl_torch_dispatch(cls, _trampoline(self._slots, cls, self.definition), apart=apart)
+        return self.operator.impl_torch_dispatch(cls, _trampoline(self._slots, cls, self.operator), apart=apart)
 
 
-def _trampoline(slots: Slots[type, Fn], cls: type, definition: Definition) -> Callable[..., Any]:
+def _trampoline(slots: Slots[type, Fn], cls: type, operator: OperatorHandle) -> Callable[..., Any]:
     """The function in torch's registry of rules."""
 
-    overload, op = definition.overload, str(definition.name)
+    overload, op = operator.overload, operator.qualname
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)  # the rule need not call the op, which would do it

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Slots, Undo
+from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
@@ -35,29 +35,38 @@ class VmapRule:
     others keep it.
     """
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition = definition
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
         self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._recompile)
         self._default: Fn | None = None
 
-    def install(self, definition: Definition) -> None:
-        self.definition, self._default = definition, None
-        self._slots.reset(with_op=[None])
-        if torch.Tag.nondeterministic_seeded in definition.tags:
-            definition.impl(_random(self, definition), "FuncTorchVmapMode", with_keyset=True)
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator, self._default = operator, None
+        self._slots.reset(with_op=[None] if operator.has_own_rules else [])
+        if operator.has_own_rules and torch.Tag.nondeterministic_seeded in operator.tags:
+            operator.impl(_random(self, operator), "FuncTorchVmapMode", with_keyset=True)
 
     @property
     def rules(self) -> dict[None, Fn]:
         return self._slots.values
 
-    def register(self, rule: Fn | str) -> Undo:
-        fn = _strategy(rule, self.definition) if isinstance(rule, str) else rule
-        schema, ours = self.definition.schema, self.definition.library is not None
-        bound = bind_kernel(fn, schema, str(self.definition.name), "vmap rule", "info", "in_dims", warn=ours)
+    @functools.cached_property
+    def fill(self) -> Fill | None:
+        return filler(self.operator.schema)
+
+    @functools.cached_property
+    def operands(self) -> _Operands:
+        return _Operands(self.operator.schema)
+
+    def register(self, rule: Fn | str) -> Registration:
+        fn = _strategy(rule, self.operator) if isinstance(rule, str) else rule
+        schema, ours = self.operator.schema, self.operator.library is not None
+        bound = bind_kernel(fn, schema, self.operator.qualname, "vmap rule", "info", "in_dims", warn=ours)
         return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
 
     def _recompile(self) -> None:
-        self.definition.recompile()
+        self.operator.recompile()
 
     @property
     def registered(self) -> Fn | None:
@@ -70,25 +79,25 @@ class VmapRule:
             return self.registered
         if self._default is None:
             warnings.warn(
-                f"There is a performance drop: {self.definition.name} has no vmap rule, so it is called once for each "
-                'element of the batch. Register one, or op.register_vmap("sequential") if that is what you want',
+                f"There is a performance drop: {self.operator.qualname} has no vmap rule, so it is called once for "
+                'each element of the batch. Register one, or op.register_vmap("sequential") if that is what you want',
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
-            self._default = _strategy("sequential", self.definition)
+            self._default = _strategy("sequential", self.operator)
         return self._default
 
     def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.definition.impl(_trampoline(self, self.definition), "FuncTorchBatched", apart=apart)
+        return self.operator.impl(_trampoline(self, self.operator), "FuncTorchBatched", apart=apart)
 
 
-def _trampoline(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
+def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function at the key of batched tensors."""
-    overload, fill, operands = definition.overload, filler(definition.schema), _Operands(definition.schema)
-    op = str(definition.name)
+    overload, op = operator.overload, operator.qualname
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
+        fill, operands = rule.fill, rule.operands
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         fn = functools.partial(_call_current, rule)
@@ -105,12 +114,12 @@ def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args:
     return rule.current(info, in_dims, *args, **kwargs)
 
 
-def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
+def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function that sees all calls of a random op inside vmap, also those in which nothing is batched.
 
     Its rule does not see these, and torch takes them for calls that give every element of the batch the same.
     """
-    overload, op = definition.overload, str(definition.name)
+    overload, op = operator.overload, operator.qualname
 
     def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         batch = _compat.functorch.Batch((args, kwargs))
@@ -126,7 +135,7 @@ def _random(rule: VmapRule, definition: Definition) -> Callable[..., Any]:
         with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()
-            written = [argument.name for argument in definition.schema.mutated]
+            written = [argument.name for argument in operator.schema.mutated]
             if written:
                 raise _unbatched_write(op, written[0])
             return batch.wrap(_stack([below() for _ in range(batch.size)], op))
@@ -171,21 +180,21 @@ class _Shorter:
 # Strategies -----------------------------------------------------------------------------------------------------
 
 
-def _strategy(name: str, definition: Definition) -> Fn:
+def _strategy(name: str, operator: OperatorHandle) -> Fn:
     if name not in STRATEGIES:
         raise DefinitionError(
             "there is no such vmap strategy",
-            op=str(definition.name),
+            op=operator.qualname,
             expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
             got=brief(name),
         )
-    if definition.schema.is_view:
+    if operator.schema.is_view:
         raise UnsupportedError(
             "a vmap strategy for an op that returns a view: its result would be a copy",
-            op=str(definition.name),
+            op=operator.qualname,
             fix="register_vmap(fn)",
         )
-    return _Strategy(STRATEGIES[name], definition)
+    return _Strategy(STRATEGIES[name], operator)
 
 
 #: The op, with all that may be batched given by position.
@@ -195,23 +204,23 @@ Op = Callable[..., Any]
 class _Strategy:
     """A rule made of a strategy and the op it calls."""
 
-    def __init__(self, run: Callable[..., Any], definition: Definition) -> None:
+    def __init__(self, run: Callable[..., Any], operator: OperatorHandle) -> None:
         self.run = run
-        self.definition = definition
-        self.operands = _Operands(definition.schema)
-        self.is_random = torch.Tag.nondeterministic_seeded in definition.tags
-        returns_written = torch.Tag.inplace in definition.tags or torch.Tag.out in definition.tags
-        written = [i for i, argument in enumerate(definition.schema.operands) if argument.is_mutated]
+        self.operator = operator
+        self.operands = _Operands(operator.schema)
+        self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
+        returns_written = torch.Tag.inplace in operator.tags or torch.Tag.out in operator.tags
+        written = [i for i, argument in enumerate(operator.schema.operands) if argument.is_mutated]
         #: The operands that the op returns.
         self.returned = written if returns_written else []
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         operands, others = self.operands.join(args, kwargs)
         self._refuse_unbatched_writes(operands, in_dims)
-        op: Op = functools.partial(self.operands.call, self.definition.overload, **others)
+        op: Op = functools.partial(self.operands.call, self.operator.overload, **others)
         if self.is_random and info.randomness == "same":
             op = self._with_same_numbers(op, info.batch_size, operands)
-        result = self.run(op, info.batch_size, in_dims, operands, str(self.definition.name))
+        result = self.run(op, info.batch_size, in_dims, operands, self.operator.qualname)
         if not self.returned:
             return result, 0
         values, dims = [operands[i] for i in self.returned], [in_dims[i] for i in self.returned]
@@ -222,7 +231,7 @@ class _Strategy:
         for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
             pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
             if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
-                raise _unbatched_write(str(self.definition.name), argument.name)
+                raise _unbatched_write(self.operator.qualname, argument.name)
 
     def _with_same_numbers(self, op: Op, size: int, operands: tuple[Any, ...]) -> Op:
         problem = None
@@ -233,7 +242,7 @@ class _Strategy:
         if problem is not None:
             raise UnsupportedError(
                 f'a random op in torch.vmap(..., randomness="same") {problem}',
-                op=str(self.definition.name),
+                op=self.operator.qualname,
                 fix='register_vmap(fn), and see to info.randomness there, or randomness="different"',
             )
         return _SameNumbers(op, size, tensors_in(operands))

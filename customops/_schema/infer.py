@@ -245,6 +245,8 @@ class _Reader:
             annotation = annotation.__forward_arg__
         if isinstance(annotation, str):
             return self.resolve(self.evaluate(annotation))
+        if isinstance(annotation, type) and not hasattr(annotation, "__origin__"):  # list[int] is a type on Python 3.10
+            return annotation
         origin, items = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is None or origin is typing.Literal:
             return annotation
@@ -256,8 +258,14 @@ class _Reader:
         return Union[resolved] if origin in (Union, types.UnionType) else types.GenericAlias(origin, resolved)
 
     def evaluate(self, text: str) -> Any:
+        if text in self.globals:
+            return self.globals[text]
+        scope = self.globals.get("__builtins__", builtins)
+        built_in = scope if isinstance(scope, dict) else vars(scope)
+        if text in built_in:
+            return built_in[text]
         try:
-            return eval(text, {**self.globals, "__builtins__": self.globals.get("__builtins__", builtins)})
+            return eval(text, {**self.globals, "__builtins__": scope})
         except Exception as error:
             self.fail(
                 f"Unsupported type annotation {text}. It is not a type. ({type(error).__name__}: {error})",

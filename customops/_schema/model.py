@@ -110,6 +110,10 @@ class Schema:
     returns: tuple[Return, ...]
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         parts = [str(argument) for argument in self.positional]
         if self.keyword_only:
             parts += ["*", *map(str, self.keyword_only)]
@@ -119,6 +123,11 @@ class Schema:
         else:
             returns = f"({', '.join(map(str, self.returns))})"
         return f"({', '.join(parts)}) -> {returns}"
+
+    @functools.cached_property
+    def exact_key(self) -> tuple[Any, ...]:
+        """Equal for schemas that are the same to the last default: ``==`` does not tell 1 from 1.0 and True."""
+        return self._text, *((type(a.default), repr(a.default)) for a in self.arguments if a.has_default)
 
     @functools.cached_property
     def positional(self) -> tuple[Argument, ...]:

@@ -14,8 +14,8 @@ from customops import _compat
 from customops._autograd.rule import AutogradRule
 from customops._codegen import autograd
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
-from customops._dispatch.registrations import Undo
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration
 from customops._schema.model import Schema
 from customops.errors import AutogradError, RegistrationError, brief, where
 
@@ -140,24 +140,25 @@ def _type(value: Any) -> str:
 class GatedAutograd(AutogradRule):
     """Until there is a formula, differentiated calls raise before the op runs, not in backward."""
 
-    def __init__(self, definition: Definition, pair: Pair) -> None:
-        super().__init__(definition)
+    _with_op = ()
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
         self.pair = pair
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
-        install_gate(definition, self.pair)
-        self._slots.reset()
+    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
+        install_gate(operator, self.pair)
+        super().bind(operator, guard_changed)
 
 
-def install_gate(definition: Definition, pair: Pair) -> Undo:
+def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
-    return definition.impl(_gate(definition, pair), "Autograd", with_keyset=True, apart=True)
+    return Registration(operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, apart=True))
 
 
-def _gate(definition: Definition, pair: Pair) -> Callable[..., Any]:
-    overload, after = definition.overload, _compat.dispatch.after_autograd
-    any_requires_grad = autograd.any_requires_grad(definition.schema)
+def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:
+    overload, after = operator.overload, _compat.dispatch.after_autograd
+    any_requires_grad = autograd.any_requires_grad(operator.schema)
 
     def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         has_tangent = _compat.autograd.forward_ad_active() and _compat.autograd.any_tangent((*args, *kwargs.values()))

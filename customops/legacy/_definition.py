@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,25 +10,25 @@ import torch
 from customops import _compat
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import Definition, with_pt2_compliant
+from customops._dispatch.operator import with_pt2_compliant
 from customops._dispatch.registrations import lock
 from customops._dispatch.results import check_policy
-from customops._lifetime import Owner
+from customops._dispatch.spec import OpSpec
 from customops._op import CustomOpDef
 from customops._registry import default
+from customops._rules import Rules
 from customops._rules.fake import FakeRule
 from customops._schema.infer import schema_of
 from customops._schema.model import Schema
 from customops._schema.parse import parse
-from customops._spec import OpSpec
 from customops.errors import (
     DefinitionError,
     RegistrationError,
     SchemaError,
-    UnregisteredError,
     UnsupportedError,
     brief,
     location_of,
+    user_source,
     where,
 )
 from customops.legacy._autograd import GatedAutograd, Pair
@@ -39,37 +38,13 @@ class InvalidSchemaError(SchemaError, AssertionError):
     """Text that is no schema: an AssertionError too, as the parser of the old API raised."""
 
 
-@dataclass(frozen=True)
-class SchemaPlan(OpSpec):
-    """A plan without a function; `fn` raises where a kernel is missing."""
-
-    pair: Pair = field(kw_only=True)
-
-    def check(self) -> tuple[str | None, ...]:
-        return (None,)
-
-    def define(self, registry: Owner) -> CustomOpDef[Any, Any]:
-        definition = Definition.define(self.name, self.schema, self.tags, self.text)
-        try:
-            op: CustomOpDef[Any, Any] = CustomOpDef(registry, definition, self.fn, self.text, self.when)
-            op._rules.fake = LateFake(definition, self.name.name)
-            op._rules.autograd = GatedAutograd(definition, self.pair)
-            op._install(self.check())
-        except BaseException:
-            definition.remove(UnregisteredError("the definition of the op failed", op=str(self.name)))
-            raise
-        return op
-
-
 class LateFake(FakeRule):
     """A fake that is put into the dispatcher when there is one.
 
     Until then FakeTensorMode sees a missing kernel as it does for ops of torch, and says so in its own way.
     """
 
-    def install(self, definition: Definition) -> None:
-        self.definition = definition
-        self._slots.reset()
+    _with_op = ()
 
 
 class MissingKernel:
@@ -128,7 +103,7 @@ def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
 
 
 def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...]) -> CustomOpDef[Any, Any]:
-    """Define `name` in the default registry, from schema text or the hints of `fn`; see `SchemaPlan`."""
+    """Define `name` in the default registry, from schema text or the hints of `fn`; with no kernel."""
     op = str(name)
     if text is not None:
         schema = _parse(name, text)
@@ -138,8 +113,8 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
-    when, tags = check_policy(None, op), with_pt2_compliant(tags)
-    plan = SchemaPlan(name, MissingKernel(name), schema, tags, None, text, when, False, pair=Pair(op, schema))
+    check, tags = check_policy(None, op), with_pt2_compliant(tags)
+    spec = OpSpec(name, schema, tags, text, MissingKernel(name), check=check, source=user_source())
     with lock:
         if _compat.libraries.find_overload(name.packet) is not None:
             raise RegistrationError(
@@ -149,7 +124,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
                 where=where(fn) if fn is not None else None,
                 fix="choose another name, or remove that op first: customops.legacy._destroy",
             )
-        return default._add(plan)
+        return default._add(spec, Rules(LateFake(), GatedAutograd(Pair(op, schema))))
 
 
 def _parse(name: Name, text: str) -> Schema:

@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_program_runs(program:
         assert "arguments:" not in done.stdout
 
 
-def test_the_file_is_written_where_the_command_was_given(program: Path) -> None:
+def test_the_file_is_mutated_where_the_command_was_given(program: Path) -> None:
     (program / "leaving.py").write_text(DEVICE + "import os\nos.chdir('/')\n", encoding="utf-8")
     assert run("leaving.py", "--json", "out.json", cwd=program).returncode == 0
     assert json.loads((program / "out.json").read_text(encoding="utf-8"))["ops"] == {}

@@ -49,7 +49,7 @@ def __call__(_self, /, *_args, **_kwargs):
             if _current is None and _where not in _op.direct.of_tensors:
                 _op.find_direct_of(_keys, _included_keys())  # for the next call
     try:
-        return _op.entry(*_args, **_kwargs)
+        return _self._entry(*_args, **_kwargs)
     except _RuntimeError as _error:
         _op.explain(_error)
         raise

@@ -10,6 +10,7 @@ from helpers.functions import add_one
 from helpers.registries import add_two, define, state
 
 from customops import Registry
+from customops._dispatch.registrations import Registration
 from customops.errors import RegistrationError
 
 # Scopes ---------------------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: py
     def body() -> None:
         with registry.scope():
             op.register_kernel("cpu", add_two)
-            registry._record(fail)
+            registry.record(Registration(fail))
 
     with pytest.raises(RuntimeError, match="an undo failed"):
         body()

@@ -206,7 +206,7 @@ def test_every_kind_of_argument(registry: Registry, ns: str) -> None:
     ]
 
 
-def test_what_is_written_to_is_not_cast(registry: Registry, ns: str) -> None:
+def test_what_is_mutated_to_is_not_cast(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::add_", mutates_args={"x", "rest"})
     def add_(x: Tensor, y: Tensor, rest: List[Tensor]) -> Tensor:
         assert y.dtype is BF16

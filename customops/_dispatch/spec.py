@@ -1,0 +1,60 @@
+"""`OpSpec`: what an op is."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.name import Name
+from customops._dispatch.results import CheckPolicy
+from customops._schema.differentiability import ALL, Differentiable
+from customops._schema.model import Schema
+from customops.errors import location_of
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What an op is: all that its definition says. An op that is defined anew after its removal has the same one."""
+
+    name: Name
+    schema: Schema
+    tags: tuple[torch.Tag, ...] = ()
+    #: The schema as the user wrote it, which then is what the dispatcher gets.
+    text: str | None = None
+    #: What the op was defined from. An op without one was defined by its schema alone, or outside customops.
+    fn: Fn | None = None
+    #: The devices that `fn` is the kernel of.
+    device_types: DeviceTypes = None
+    check: CheckPolicy = "always"
+    differentiable: Differentiable = ALL
+    bypass: bool = False
+    #: ``file:line`` of the definition.
+    source: str = ""
+
+    @functools.cached_property
+    def qualname(self) -> str:
+        return str(self.name)
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of the function, else of the definition."""
+        return location_of(self.fn) if self.fn is not None else self.source
+
+    @functools.cached_property
+    def schema_text(self) -> str:
+        """What the dispatcher gets, without the name."""
+        return self.text or str(self.schema)
+
+    @functools.cached_property
+    def mutation_only(self) -> OpSpec | None:
+        """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
+        returns_mutated = torch.Tag.inplace in self.tags or torch.Tag.out in self.tags
+        if not returns_mutated or self.fn is None or self.schema.is_view:
+            return None
+        name = self.name._replace(name=f"{self.name.name}__writes")
+        tags = tuple(tag for tag in self.tags if tag not in (torch.Tag.inplace, torch.Tag.out))
+        return OpSpec(name, replace(self.schema, returns=()), tags)
