@@ -122,7 +122,7 @@ def test_returns(text: str, returns: list[str]) -> None:
 def test_alias_of_an_argument(text: str, type_: str, sets: str, write: bool) -> None:  # 6
     argument = only(text)
     assert (argument.type, argument.alias) == (type_, Alias(frozenset(sets), write))
-    assert argument.is_written is write
+    assert argument.is_mutated is write
     assert argument.holds_tensors
 
 
@@ -337,7 +337,7 @@ def test_torch_reads_the_same_schema_in_the_text(schema: Schema) -> None:
     assert [a.name for a in theirs.arguments] == [a.name for a in schema.arguments]
     assert [a.kwarg_only for a in theirs.arguments] == [a.kwarg_only for a in schema.arguments]
     assert [a.has_default_value() for a in theirs.arguments] == [a.has_default for a in schema.arguments]
-    assert [a.is_write for a in theirs.arguments] == [a.is_written for a in schema.arguments]
+    assert [a.is_write for a in theirs.arguments] == [a.is_mutated for a in schema.arguments]
     assert theirs.is_mutable == bool(schema.mutated)
     assert len(theirs.returns) == len(schema.returns)
 
@@ -386,7 +386,7 @@ def test_every_operator_of_torch() -> None:
         ours = from_dispatcher(schema)
         assert [a.name for a in ours.arguments] == [a.name for a in schema.arguments], schema
         assert [a.kwarg_only for a in ours.arguments] == [a.kwarg_only for a in schema.arguments], schema
-        assert [a.is_written for a in ours.arguments] == [a.is_write for a in schema.arguments], schema
+        assert [a.is_mutated for a in ours.arguments] == [a.is_write for a in schema.arguments], schema
         assert bool(ours.mutated) == schema.is_mutable, schema
         assert parse(str(ours)) == ours, schema
         again = torch._C.parse_schema("op" + str(ours))

@@ -123,7 +123,7 @@ class AutogradRule:
             definition.tags,
             str(definition.name),
             definition.when,
-            definition.differentiable.watched(definition.schema),
+            definition.differentiable.differentiable_args(definition.schema),
             definition.direct.at_autograd,
             self._make,
         )
@@ -225,7 +225,7 @@ class ActiveFormulas:
         ignored = [
             (i, argument)
             for i, argument in enumerate(layout.inputs)
-            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_written
+            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_mutated
         ]
         #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
         self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)

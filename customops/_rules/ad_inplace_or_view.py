@@ -43,8 +43,8 @@ def _refusal(definition: Definition) -> Callable[..., Any]:
 def _trampoline(definition: Definition) -> Callable[..., Any]:
     """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = definition.overload, _compat.dispatch.after_adinplaceorview
-    positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_written]
-    names = [argument.name for argument in definition.schema.keyword_only if argument.is_written]
+    positions = [i for i, argument in enumerate(definition.schema.positional) if argument.is_mutated]
+    names = [argument.name for argument in definition.schema.keyword_only if argument.is_mutated]
     if [argument.type for argument in definition.schema.mutated] == ["Tensor"] and positions:
         (only,) = positions
 

@@ -79,8 +79,8 @@ def casting(
     """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
     own_key = _compat.dispatch.key_set(key)
     # What is written to stays: the op would write to the cast copy.
-    stays = [argument.is_written for argument in schema.positional]
-    named_stays = {argument.name for argument in schema.keyword_only if argument.is_written}
+    stays = [argument.is_mutated for argument in schema.positional]
+    named_stays = {argument.name for argument in schema.keyword_only if argument.is_mutated}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of_call()

@@ -53,8 +53,8 @@ def _rule(definition: Definition, written: Fn | None) -> Fn:
     """What FunctionalTensorMode does with a call of the op."""
     overload = definition.overload if definition.twin is None else definition.twin.overload
     schema = definition.schema
-    positions = [i for i, argument in enumerate(schema.positional) if argument.is_written]
-    names = [argument.name for argument in schema.keyword_only if argument.is_written]
+    positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
+    names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
 
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

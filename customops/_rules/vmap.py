@@ -199,7 +199,7 @@ class _Strategy:
         self.operands = _Operands(definition.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in definition.tags
         returns_written = torch.Tag.inplace in definition.tags or torch.Tag.out in definition.tags
-        written = [i for i, argument in enumerate(definition.schema.operands) if argument.is_written]
+        written = [i for i, argument in enumerate(definition.schema.operands) if argument.is_mutated]
         #: The operands that the op returns.
         self.returned = written if returns_written else []
 
@@ -219,7 +219,7 @@ class _Strategy:
         """Each element of the batch would write its own value to one and the same tensor."""
         for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
             pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
-            if argument.is_written and any(x is not None and dim is None for x, dim in pairs):
+            if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
                 raise _unbatched_write(str(self.definition.name), argument.name)
 
     def _with_same_numbers(self, op: Op, size: int, operands: tuple[Any, ...]) -> Op:

@@ -44,10 +44,10 @@ class Differentiable(NamedTuple):
         nondiff = tensor_names(nondiff_args, "nondiff_args", schema, op)
         return cls(tuple(flags), nondiff, given is True or True in flags)
 
-    def watched(self, schema: Schema) -> tuple[Argument, ...]:
-        """The arguments that, if they require grad, make a call one to be differentiated. A write always matters."""
+    def differentiable_args(self, schema: Schema) -> tuple[Argument, ...]:
+        """The arguments that make a call one to be differentiated, if they require grad. A mutated one always does."""
         tensors = (argument for argument in schema.arguments if argument.holds_tensors)
-        return tuple(a for a in tensors if a.is_written or (self.op and a.name not in self.nondiff_args))
+        return tuple(a for a in tensors if a.is_mutated or (self.op and a.name not in self.nondiff_args))
 
 
 #: Of an op that says nothing of it: everything is differentiable.

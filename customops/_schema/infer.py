@@ -117,7 +117,7 @@ def _alias_returns(
     if torch.Tag.inplace in tags:
         targets = [a for a in arguments if not a.kwarg_only][:1]
     elif torch.Tag.out in tags:
-        targets = [a for a in arguments if a.is_written]
+        targets = [a for a in arguments if a.is_mutated]
     if len(targets) != len(returns):
         return returns
     return tuple(Return(r.type, target.alias) for r, target in zip(returns, targets, strict=True))

@@ -60,7 +60,7 @@ class Typed:
         return self.is_tensor or self.is_tensor_list
 
     @property
-    def is_written(self) -> bool:
+    def is_mutated(self) -> bool:
         return self.alias is not None and self.alias.write
 
     @property
@@ -130,7 +130,7 @@ class Schema:
 
     @functools.cached_property
     def mutated(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if a.is_written)
+        return tuple(a for a in self.arguments if a.is_mutated)
 
     @functools.cached_property
     def takes_tensors(self) -> bool:

@@ -73,6 +73,6 @@ def plan_of(op: Any) -> FallbackPlan:
 
 def _returned(value: Return, schema: Schema, keys: dict[str, int | str]) -> int | str | None:
     """The mutated argument of the same alias set as a return."""
-    if not value.is_written:
+    if not value.is_mutated:
         return None
     return next((keys[a.name] for a in schema.mutated if a.alias == value.alias), None)
