@@ -164,7 +164,7 @@ _NO_ROW = TypeRow("")
 
 def row_of(type_: str) -> TypeRow:
     """The row of a type, or of its items and theirs: that of ``SymInt`` for ``SymInt[2]?``."""
-    return ROWS.get(type_.split("[", 1)[0].rstrip("?"), _NO_ROW)
+    return ROWS.get(type_) or ROWS.get(type_.split("[", 1)[0].rstrip("?"), _NO_ROW)
 
 
 def item_type(type_: str) -> str | None:
