@@ -30,7 +30,7 @@ from customops._autograd.untracked import (
     record_untracked,
 )
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._schema.model import Schema
 from customops.errors import AutogradError, ContextError, UnsupportedError, where
 
@@ -49,7 +49,7 @@ def is_flat(schema: Schema) -> bool:
     return converts_nothing(schema) and bool(schema.returns) and not (schema.mutated or schema.keyword_only)
 
 
-def make_node_class(definition: Definition, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Any:
+def make_node_class(definition: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Any:
     """The autograd.Function of an op and its formulas. Its first argument reaches the op.
 
     That is a `Call`; for an op that `is_flat`, what the arguments are given to.
@@ -76,7 +76,7 @@ def make_node_class(definition: Definition, layout: Layout, backward: Formula | 
     return function
 
 
-def _missing_attribute(definition: Definition, set_up: SetUp, formulas: list[Formula]) -> Fn:
+def _missing_attribute(definition: OperatorHandle, set_up: SetUp, formulas: list[Formula]) -> Fn:
     """What Python calls where `ctx` has no attribute of a name."""
 
     def missing(ctx: Any, name: str) -> Any:
@@ -107,7 +107,7 @@ def _recorded_write() -> Iterator[None]:
 
 
 def _forward(
-    definition: Definition,
+    definition: OperatorHandle,
     layout: Layout,
     set_up: SetUp,
     finish: Outputs,
@@ -188,7 +188,7 @@ def _laid_out(ctx: Any, call: FlattenedCall, layout: Layout, outputs: tuple[Any,
     return leaves[0] if len(leaves) == 1 else leaves
 
 
-def _backward(definition: Definition, layout: Layout, formula: Formula, compares: GradientCheck) -> Fn:
+def _backward(definition: OperatorHandle, layout: Layout, formula: Formula, compares: GradientCheck) -> Fn:
     """The backward of any op."""
     user_backward, op = formula.fn, str(definition.name)
     check = InputGradients(layout, op, user_backward, compares)
@@ -211,14 +211,14 @@ def _backward(definition: Definition, layout: Layout, formula: Formula, compares
     return backward
 
 
-def _missing(definition: Definition) -> Fn:
+def _missing(definition: OperatorHandle) -> Fn:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise _no_formula(definition)
 
     return backward
 
 
-def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
+def _jvp(definition: OperatorHandle, layout: Layout, formula: Formula) -> Fn:
     user_jvp, op = formula.fn, str(definition.name)
     check = OutputTangents(layout, op, user_jvp)
 
@@ -243,7 +243,7 @@ def _jvp(definition: Definition, layout: Layout, formula: Formula) -> Fn:
     return jvp
 
 
-def _missing_jvp(definition: Definition) -> Fn:
+def _missing_jvp(definition: OperatorHandle) -> Fn:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise UnsupportedError(
             "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
@@ -254,7 +254,7 @@ def _missing_jvp(definition: Definition) -> Fn:
     return jvp
 
 
-def _no_formula(definition: Definition) -> AutogradError:
+def _no_formula(definition: OperatorHandle) -> AutogradError:
     if not definition.differentiable.op:
         problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
         fix = "call it under torch.no_grad() or on x.detach()"

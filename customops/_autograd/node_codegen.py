@@ -24,7 +24,7 @@ from customops._autograd.untracked import (
 )
 from customops._codegen.function import Source, always_passed, as_tuple, compile_on_first_call, variable_name
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._schema.model import Schema
 
 
@@ -121,7 +121,7 @@ def _expect(source: Source, schema: Schema, compares: GradientCheck) -> None:
     source.line(f"    $ctx._customops_expected = {as_tuple(direct)}")
 
 
-def backward(definition: Definition, layout: Layout, formula: Formula, compares: GradientCheck) -> Fn:
+def backward(definition: OperatorHandle, layout: Layout, formula: Formula, compares: GradientCheck) -> Fn:
     """``backward(ctx, *grads)``, written for the op, with what the formula returns compared."""
     schema, op = definition.schema, str(definition.name)
     source = Source("backward", schema)

@@ -18,7 +18,7 @@ from customops import _compat
 from customops._autograd.context import flat_items, flat_metadata, materialize_zeros
 from customops._autograd.untracked import NoTensors, may_be_differentiated
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.operator import Definition
+from customops._dispatch.operator import OperatorHandle
 from customops._schema.differentiability import is_differentiable
 from customops._schema.model import Schema
 from customops.errors import AutogradError, name_of, where
@@ -33,7 +33,7 @@ class Formulas(NamedTuple):
     originals: tuple[str, ...]
 
 
-def formulas(fn: Fn, definition: Definition, *, recompute: bool) -> Formulas:
+def formulas(fn: Fn, definition: OperatorHandle, *, recompute: bool) -> Formulas:
     """The formulas of an op that computes what `fn` does.
 
     Raises:

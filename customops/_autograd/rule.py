@@ -17,7 +17,7 @@ from customops._autograd.options import BackwardOptions, Formula, GradientOption
 from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.operator import CurrentKernel, Definition
+from customops._dispatch.operator import CurrentKernel, OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
@@ -40,7 +40,7 @@ class NodeRef:
 class AutogradRule:
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
-    definition: Definition
+    definition: OperatorHandle
     #: What is there without being registered: without a formula, backward says how to register one.
     _with_op: tuple[str, ...] = ("backward",)
 
@@ -49,7 +49,7 @@ class AutogradRule:
         self._node = NodeRef(self.explain)
         self._current: ActiveFormulas | None = None
 
-    def bind(self, definition: Definition, guard_changed: Callable[[], None]) -> None:
+    def bind(self, definition: OperatorHandle, guard_changed: Callable[[], None]) -> None:
         self.definition, self._guard_changed = definition, guard_changed
         self._node.apply = self._current = None
         self._slots.reset(with_op=self._with_op if definition.has_own_rules else ())
@@ -226,7 +226,7 @@ class _CaptureCheck:
 class ActiveFormulas:
     """What holds for the formulas of the moment."""
 
-    def __init__(self, definition: Definition, backward: Formula | None, jvp: Formula | None) -> None:
+    def __init__(self, definition: OperatorHandle, backward: Formula | None, jvp: Formula | None) -> None:
         formulas = [formula for formula in (backward, jvp) if formula is not None]
         self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
         ignored = [
@@ -273,7 +273,7 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     return _AS_THEY_ARE
 
 
-def _redispatch(definition: Definition, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         with _modes_of_lower_levels(keyset):
             return definition.overload.redispatch(keyset & _compat.dispatch.after_autograd, *args, **kwargs)
@@ -282,7 +282,7 @@ def _redispatch(definition: Definition, keyset: Any, /, *args: Any, **kwargs: An
         raise
 
 
-def _general(rule: AutogradRule, definition: Definition) -> Fn:
+def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
     schema, direct = definition.schema, definition.direct.at_autograd
@@ -337,7 +337,7 @@ def _general(rule: AutogradRule, definition: Definition) -> Fn:
     return _compat.dynamo.outside_dynamo(general)
 
 
-def _out_error(definition: Definition) -> AutogradError:
+def _out_error(definition: OperatorHandle) -> AutogradError:
     return AutogradError(
         f"{definition.name.name}(): functions with out=... arguments don't support automatic differentiation, "
         "but one of the arguments requires grad",

@@ -327,9 +327,6 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
 
 
-Definition = OperatorHandle
-
-
 def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
