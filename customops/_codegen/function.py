@@ -6,6 +6,7 @@ import functools
 import inspect
 import keyword
 import linecache
+import textwrap
 import types
 import weakref
 import zlib
@@ -39,6 +40,23 @@ class Source:
         """Add a line. `objects` are what its ``$names`` stand for, where these are not variables of the function."""
         self.lines.append(self.indent + text)
         self.objects |= objects
+
+    def fill(self, template: str, /, **holes: str | list[str]) -> None:
+        """Add the lines of a function given whole, ``{name}`` being a hole: for text, or alone on its line for lines.
+
+        The first line is ``def name({parameters}):``, and gives the parameters.
+        """
+        _, *lines = textwrap.dedent(template).strip("\n").splitlines()
+        self.parameters = [*holes.pop("parameters")]
+        texts = {name: hole for name, hole in holes.items() if isinstance(hole, str)}
+        for line in lines:
+            text = line.removeprefix("    ")
+            hole = holes.get(text.strip()[1:-1]) if text.strip().startswith("{") else None
+            if isinstance(hole, list):
+                indent = text[: len(text) - len(text.lstrip())]
+                self.lines += [self.indent + indent + each for each in hole]
+            else:
+                self.lines.append(self.indent + text.format_map(texts))
 
     @property
     def text(self) -> str:
