@@ -442,6 +442,8 @@ def test_the_code_can_be_printed(registry: Registry, ns: str) -> None:
         "# Autograd",
         "# CompositeExplicitAutograd",
         "# CompositeExplicitAutograd, called directly",
+        "# Autograd, apply",
+        "# Autograd, forward",
     ]
     for line in (
         "def autograd(_keyset, /, x, y, *_rest):",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from customops import _compat
-from customops._autograd import backward_codegen, forward_codegen
+from customops._autograd import apply_codegen, backward_codegen, forward_codegen
 from customops._autograd.context import Outputs, SetUp, flat_items, materialize_zeros, set_materialize_grads
 from customops._autograd.gradient_checks import GradientCheck, OutputTangents
 from customops._autograd.inplace import Mutation, written_tangent
@@ -58,7 +58,7 @@ def make_node(definition: Definition, layout: Layout, backward: Formula | None, 
     function = type(name, (_compat.autograd.SingleLevelFunction,), marked)
     _compat.autograd.context_class(function).set_materialize_grads = set_materialize_grads
     _compat.autograd.context_class(function).__getattr__ = _missing_attribute(definition, set_up, formulas)
-    return Node(function, forward_codegen.apply(arguments, function))
+    return Node(function, apply_codegen.apply(arguments, function))
 
 
 def _missing_attribute(definition: Definition, set_up: SetUp, formulas: list[Formula]) -> Fn:
