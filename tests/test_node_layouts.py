@@ -479,6 +479,16 @@ def test_names_do_not_meet_those_of_the_generated_functions(registry: Registry, 
     assert [x.tolist() for x in torch.autograd.grad(result.sum(), inputs)] == [[i, i] for i in range(len(names))]
 
 
+def test_names_of_arguments_that_may_be_left_out(registry: Registry, ns: str) -> None:
+    schema = "(Tensor rest, Tensor result, Tensor? likes=None) -> Tensor"
+    op = registry.custom_op(f"{ns}::f", lambda rest, result, likes=None: rest * 1, mutates_args=(), schema=schema)
+    op.register_autograd(lambda ctx, grad: (grad, grad * 2, grad * 3 if ctx.needs_input_grad[2:] else None))
+    inputs = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    for count in (2, 3):
+        found = torch.autograd.grad(op(*inputs[:count]).sum(), inputs[:count])
+        assert [x.tolist() for x in found] == [[i, i] for i in range(1, count + 1)]
+
+
 def test_results_of_the_benchmark_agree() -> None:
     command = [sys.executable, "benchmarks/node_overhead.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")

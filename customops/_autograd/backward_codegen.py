@@ -124,7 +124,7 @@ def _emit_take(arguments: NodeArguments) -> list[str]:
     """Lines for a variable for each gradient, and for what it is to be like."""
     in_schema = arguments.order if arguments.is_plain else range(len(arguments.inputs))
     grads = [*(_grad(arguments, i) for i in in_schema), *_rest_of(arguments, "*$rest")]
-    likes = [*(_like(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$like_rest")]
+    likes = [*(_like(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest_likes")]
     lines = [f"{', '.join(grads)}, = $result", f"{', '.join(likes)}, = $likes"] if grads else []
     for i in arguments.order:
         if arguments.inputs[i].is_tensor_list:
@@ -134,7 +134,7 @@ def _emit_take(arguments: NodeArguments) -> list[str]:
 
 
 def _all_fit(arguments: NodeArguments) -> str:
-    of_rest = _rest_of(arguments, "$fit($rest, $like_rest)")
+    of_rest = _rest_of(arguments, "$fit($rest, $rest_likes)")
     return " and ".join([*(_fits(arguments, i) for i in arguments.order), *of_rest]) or "True"
 
 
