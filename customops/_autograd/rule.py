@@ -130,7 +130,8 @@ class AutogradRule:
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
-        return _general(self, self.definition), self._node
+        is_used = is_direct(self.definition.schema) and torch.Tag.out not in self.definition.tags
+        return _general(self, self.definition), self._node if is_used else None
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
@@ -176,7 +177,7 @@ class AutogradRule:
                     _check_agreement(str(self.definition.name), *current.formulas)
                     current.node = make_node(self.definition, current.layout, *current.formulas)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
-                    if self._current is current and is_direct(self.definition.schema) and not current.ignores:
+                    if self._current is current and not current.ignores:
                         self._node.apply = current.node.apply
         return current.node
 
