@@ -57,6 +57,7 @@ docs: $(DEVELOPING)
 
 bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
+	$(BIN)/python benchmarks/node_overhead.py
 
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check

@@ -27,7 +27,7 @@ class SetUp:
         self.fill = filler(schema)
         self.has_keywords = bool(schema.keyword_only)
         #: The only callback, if it is called with what the kernel got.
-        is_simple = len(self.callbacks) == 1 and self.fill is None and not self.has_keywords
+        is_simple = len(self.callbacks) == 1 and self.fill is None
         self.simple = self.callbacks[0] if is_simple else None
         #: Is a backward not to be differentiated? Then it is to be known what it could have been differentiated by.
         self.once = any(formula.once_differentiable for formula in formulas)

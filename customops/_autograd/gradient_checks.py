@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
 from customops import _compat
 from customops._autograd.layout import Layout
+from customops._autograd.node_arguments import NodeArguments
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import CheckPolicy
 from customops.errors import AutogradError, where
 
-#: Of a tensor, `_compat.metadata`; of what has no gradient, None; a list of these for a list of tensors.
+#: What a gradient is to be like. Of a tensor, `_compat.autograd.metadata`; of what has no gradient, None; a list of
+#: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.
 Expected = Any
 
-
-def expected_of(value: Any, needs: Any, compares: bool) -> Expected:
-    """What the gradient of an input has to be like; `needs` is its entry of ``ctx.needs_input_grad``."""
-    if isinstance(needs, list):
-        return [expected_of(item, flag, compares) for item, flag in zip(value, needs, strict=True)]
-    return _compat.autograd.metadata(value) if needs and compares else None
+LEFT_OUT: Final = "left out"
 
 
 class GradientCheck:
@@ -46,38 +43,41 @@ class GradientCheck:
 class InputGradients:
     """Checks what the backward of an op returns, and makes it like the inputs."""
 
-    def __init__(self, layout: Layout, op: str, backward: Fn, compares: GradientCheck) -> None:
-        self.layout = layout
+    def __init__(self, arguments: NodeArguments, op: str, backward: Fn, compares: GradientCheck) -> None:
+        self.arguments = arguments
+        self.layout = arguments.layout
         self.op = op
         self.backward = backward
         self.compares = compares
 
-    def flat(
-        self, result: Any, passed: Sequence[int], expected: Sequence[Expected], *, none_allowed: bool
-    ) -> list[Any]:
-        """The gradients of the inputs that were passed, lists laid out flat.
+    def flat(self, result: Any, expected: Sequence[Expected], *, none_allowed: bool) -> list[Any]:
+        """The gradients of the node's inputs, lists flattened.
 
         Args:
             result: a gradient for each input, or for each one that was passed, or a dict by name.
-            passed: the inputs, by index.
-            expected: for each of them, see `expected_of`.
+            expected: for each input of the node.
             none_allowed: None may stand for zero: a return was not used, and its gradient was None too.
         """
         inputs = self.layout.inputs
+        indices = self.arguments.indices(len(expected))
+        passed = [i for i, each in zip(indices, expected, strict=True) if each is not LEFT_OUT]
         gradients = self._by_name(result) if isinstance(result, dict) else result
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
             count = len(passed) if are_first else len(inputs)
-            raise self._wrong_count(len(gradients), count, dict(zip(passed, expected, strict=True)))
+            raise self._wrong_count(len(gradients), count, dict(zip(indices, expected, strict=True)))
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
                 raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
         returned: list[Any] = []
         flat: list[Any] = []
-        for i, each in zip(passed, expected, strict=True):
-            name, gradient = inputs[i].name, gradients[i]
-            if isinstance(each, list):
+        for i, each in zip(indices, expected, strict=True):
+            name, gradient = inputs[i].name, None if each is LEFT_OUT else gradients[i]
+            if each is LEFT_OUT:
+                flat.append(None)
+                returned.append(None)
+            elif isinstance(each, list):
                 items = self._items(gradient, name, len(each))
                 for k, (item, of_item) in enumerate(zip(items, each, strict=True)):
                     flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))

@@ -2,19 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._autograd.layout import Layout
+from customops._autograd.context import flat_items
+from customops._autograd.layout import Layout, Lengths, flatten
 from customops._dispatch.results import tensors_in
 from customops._schema.differentiability import is_differentiable
 from customops.errors import AutogradError
 
 __tracebackhide__ = True  # pytest leaves the frames out
+
+
+class Outcome:
+    """What one call of a node is told, beside the outputs that autograd passes on."""
+
+    __slots__ = ("followed", "lengths", "mutated", "new_values")
+
+    def __init__(self) -> None:
+        #: How many flat outputs each output became.
+        self.lengths: Lengths = ()
+        #: Tensors that were mutated, and the flat outputs that are their new values: see `attach_graph`.
+        self.mutated: list[Tensor] = []
+        self.new_values: list[int] = []
+        #: The tensors of which the node is the new history.
+        self.followed: list[Tensor] = []
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _recorded_write() -> Iterator[None]:
+    """AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient."""
+    guard = _compat.dispatch.below_autograd()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        del guard
+
+
+class Mutation:
+    """What the forward of an op that mutates does beside that. `inputs` are by index, lists as lists."""
+
+    def __init__(self, layout: Layout, op: str, *, has_formula: bool) -> None:
+        self.layout, self.op, self.has_formula = layout, op, has_formula
+
+    def begin(self, inputs: dict[int, Any], flat: tuple[Any, ...]) -> tuple[dict[int, Any], list[Tensor]]:
+        """Copies of the inputs that setup_context gets as they were, and the tensors to be followed."""
+        if self.has_formula:
+            check_writes(self.layout, inputs, flat, self.op)
+        originals = copies_of_originals(self.layout, inputs)
+        return originals, tensors_to_mark_dirty(self.layout, inputs, self.has_formula)
+
+    def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Context manager for the call of the kernel."""
+        return _recorded_write() if dirty and _compat.dispatch.functionalizing() else _AS_IT_IS
+
+    def end(
+        self, ctx: Any, outcome: Outcome, inputs: dict[int, Any], outputs: tuple[Any, ...], dirty: list[Tensor]
+    ) -> tuple[Any, ...]:
+        """The outputs of the node. What cannot be marked dirty is replaced in them and the inputs: `attach_graph`."""
+        outcome.followed = dirty
+        if not dirty:
+            return outputs
+        if self.layout.in_place or (len(dirty) == 1 and all(x is dirty[0] for x in flat_items(outputs))):
+            ctx.mark_dirty(*dirty)
+            ctx._customops_writes = True
+            return outputs
+        outcome.mutated, outcome.followed = dirty, [*map(_compat.autograd.without_history, dirty)]
+        for i, value in inputs.items():
+            inputs[i] = _replaced(value, dirty, outcome.followed)
+        return cast(tuple[Any, ...], _replaced(outputs, dirty, outcome.followed))
+
+    def known(self, inputs: dict[int, Any], originals: dict[int, Any], outputs: tuple[Any, ...]) -> list[Any]:
+        """The tensors that have a graph, or need none."""
+        mutated = flat_items(inputs[i] for i in self.layout.written)
+        untouched = (x for x in flat_items(inputs.values()) if all(x is not each for each in mutated))
+        returned = (each for each, flag in zip(outputs, self.layout.outputs, strict=True) if flag)
+        return [*untouched, *flat_items(originals.values()), *flat_items(returned)]
+
+    def flatten_outputs(self, ctx: Any, outcome: Outcome, outputs: tuple[Any, ...]) -> Any:
+        """What the node returns: its outputs, lists flattened, and last what else it is the new history of."""
+        leaves, lengths = flatten(outputs, self.layout.list_outputs)
+        followed = outcome.followed
+        leaves += tuple(x for x in followed if all(x is not leaf for leaf in leaves))
+        if outcome.mutated:
+            outcome.new_values = [next(i for i, leaf in enumerate(leaves) if leaf is x) for x in followed]
+        ctx._customops_outputs = outcome.lengths = lengths
+        return leaves[0] if len(leaves) == 1 else leaves
+
+
+def _replaced(value: Any, mutated: list[Tensor], new: list[Tensor]) -> Any:
+    """`value`, or what it holds, with new tensors in the place of those that were mutated."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(item, mutated, new) for item in value)
+    return next((other for tensor, other in zip(mutated, new, strict=True) if tensor is value), value)
 
 
 def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], op: str) -> None:
@@ -124,11 +213,11 @@ def written_tangent(before: Tensor | None, new: Tensor | None) -> Tensor | None:
     return before.zero_() if new is None else before.copy_(new)
 
 
-def attach_graph(written: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Give tensors that were written the history of their new values. The write itself was counted when it was done."""
-    for tensor, value in zip(written, new, strict=True):
+def attach_graph(outcome: Outcome, result: tuple[Tensor, ...]) -> None:
+    """Give tensors that were mutated the graph of their new values. The write was counted when it was done."""
+    for tensor, i in zip(outcome.mutated, outcome.new_values, strict=True):
         with _compat.autograd.uncounted(tensor):
-            _compat.autograd.apply_function(_NewValue, tensor, value)
+            _compat.autograd.apply_function(_NewValue, tensor, result[i])
 
 
 def unfollowed_write_error(argument: str, op: str) -> AutogradError:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from customops import _compat
-from customops._autograd import node
-from customops._autograd.inplace import attach_graph, captured_error
-from customops._autograd.layout import FlattenedCall, Layout, list_outputs, unflatten
+from customops._autograd.inplace import captured_error
+from customops._autograd.layout import Layout
+from customops._autograd.node import Node, is_direct, make_node
 from customops._autograd.options import BackwardOptions, Formula, GradientOptions, mutated_names, mutated_values
 from customops._codegen import autograd
 from customops._codegen.function import source_of
@@ -134,7 +134,8 @@ class AutogradRule:
         return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
-        return _general(self, self.definition), self._node if node.is_flat(self.definition.schema) else None
+        is_used = is_direct(self.definition.schema) and torch.Tag.out not in self.definition.tags
+        return _general(self, self.definition), self._node if is_used else None
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
@@ -163,8 +164,9 @@ class AutogradRule:
 
     def sources(self) -> dict[str, str]:
         """The source of the node, which runs where there is something to differentiate."""
-        function = self.function(self.current())
-        return {f"Autograd, {step}": source_of(getattr(function, step)) for step in ("forward", "backward")}
+        function, apply = self.node(self.current())
+        steps = {"apply": apply, "forward": function.forward, "backward": function.backward}
+        return {f"Autograd, {step}": source_of(fn) for step, fn in steps.items()}
 
     def explain(self, error: Exception) -> None:
         """Raise, in the place of what torch says to a ctx that setup_context has filled, what names op and place."""
@@ -174,17 +176,17 @@ class AutogradRule:
                 op = str(self.definition.name)
                 raise AutogradError(problem, op=op, got=str(error), where=where(callback), fix=fix) from None
 
-    def function(self, current: ActiveFormulas) -> Any:
+    def node(self, current: ActiveFormulas) -> Node:
         """The node of an op, made when it is first differentiated."""
-        if current.function is None:
+        if current.node is None:
             with lock:
-                if current.function is None:
+                if current.node is None:
                     _check_agreement(str(self.definition.name), *current.formulas)
-                    current.function = node.make_node_class(self.definition, current.layout, *current.formulas)
+                    current.node = make_node(self.definition, current.layout, *current.formulas)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
-                    if self._current is current and node.is_flat(self.definition.schema) and not current.ignores:
-                        self._node.apply = current.function.apply
-        return current.function
+                    if self._current is current and not current.ignores:
+                        self._node.apply = current.node.apply
+        return current.node
 
 
 #: How what torch says begins -> what was wrong, and what to do.
@@ -237,7 +239,7 @@ class ActiveFormulas:
         #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
         self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
         self.formulas = backward, jvp
-        self.function: Any = None
+        self.node: Node | None = None
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments that matter."""
@@ -286,10 +288,8 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
     schema, direct = definition.schema, definition.direct.at_autograd
-    is_out, converts_nothing = torch.Tag.out in definition.tags, node.converts_nothing(schema)
-    returns_one = len(schema.returns) == 1 and not schema.returns[0].type.startswith("(")
-    returns, tensors = len(list_outputs(schema)), tuple(argument.name for argument in schema.keyword_only_tensors)
-    is_flat, any_requires_grad = node.is_flat(schema), autograd.any_requires_grad(schema)
+    is_out, calls_directly = torch.Tag.out in definition.tags, is_direct(schema)
+    any_requires_grad = autograd.any_requires_grad(schema)
     written = mutated_results(schema, definition.tags)
 
     def general(keyset: Any, cell: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -315,24 +315,13 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
                 definition.explain(error)
                 raise
             return written(args, kwargs) if written is not None else result
-        fn = cell.direct if cell is not None and converts_nothing else None
+        fn = cell.direct if cell is not None and calls_directly else None
         fn = fn or functools.partial(_redispatch, definition, keyset)
         try:
-            if is_flat:
-                return _compat.autograd.apply_function(rule.function(current), fn, *args)
-            call = FlattenedCall(fn, args, kwargs, tensors)
-            result = _compat.autograd.apply_function(
-                rule.function(current), call, *call.flatten(args, kwargs, current.layout)
-            )
-            if call.written:
-                attach_graph(call.written, [result[i] for i in call.new_values])
+            return _compat.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
         except (TypeError, RuntimeError) as error:
             rule.explain(error)
             raise
-        if not schema.returns:
-            return None
-        outputs = unflatten(result if isinstance(result, tuple) else (result,), call.output_lengths)
-        return outputs[0] if returns_one else outputs[:returns]
 
     return _compat.dynamo.outside_dynamo(general)
 

@@ -100,17 +100,13 @@ class Source:
         self.objects: dict[str, Any] = {}
         #: Objects that are other ones for each op: functions that make them of its name.
         self.objects_of_op: dict[str, Callable[[str], Any]] = {}
-        self.parameters: list[str] = []
-        self.lines: list[str] = []
-        self.indent = ""
         self._prefix = "_"
         while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
             self._prefix += "_"
 
-    def line(self, text: str, **objects: Any) -> None:
-        """Add a line to a function without a template. `objects` are what its ``$names`` stand for."""
-        self.lines.append(self.indent + text)
-        self.objects |= objects
+    def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
+        """Set the template, with its holes filled: see `fill`."""
+        self.template = fill(template.lstrip("\n"), **holes)
 
     def build(self, op: str = "", **objects: Any) -> Any:
         """The function for one op, with the objects that are its own. It is compiled once."""
@@ -124,9 +120,7 @@ class Source:
     @functools.cached_property
     def _first(self) -> Any:
         """The function without the objects of an op."""
-        body = "".join(f"    {line}\n" for line in self.lines)
-        template = self.template or f"def {self.name}({', '.join(self.parameters)}):\n{body}"
-        code, names = _compiled(template, self._prefix, self.name)
+        code, names = _compiled(self.template, self._prefix, self.name)
         objects, common = self.objects, vars(builtins)
         namespace = {self._prefix + name: objects[name] for name in names if name in objects}
         namespace |= {self._prefix + name: common[name] for name in names if name not in objects and name in common}

@@ -71,12 +71,12 @@ def without_tangent(value: Any) -> Any:
     return value
 
 
-def apply_function(function: Any, *args: Any) -> Any:
-    """``function.apply(*args)`` of a subclass of `SingleLevelFunction`, also inside functorch transforms."""
+def apply_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """``function.apply(*args, **kwargs)`` of a `SingleLevelFunction`, also inside functorch transforms."""
     if not transforms_active():
-        return function.apply(*args)
+        return function.apply(*args, **kwargs)
     with enable_single_level_autograd_function():
-        return function.apply(*args)
+        return function.apply(*args, **kwargs)
 
 
 def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Function

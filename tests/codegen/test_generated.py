@@ -127,7 +127,7 @@ def functions(op: Any) -> dict[str, Callable[..., Any]]:
     """The generated functions of an op that bypasses the dispatcher and has a backward."""
     kernels = op._definition.newest_kernels()
     rule = op._rules.autograd
-    node = rule.function(rule.current())
+    node = rule.node(rule.current()).function
     return {
         "__call__": type(op).__call__,
         "autograd": kernels["Autograd"].fn,

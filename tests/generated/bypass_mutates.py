@@ -35,6 +35,13 @@ def autograd(_keyset, /, x, y, **_named):
     if _current is not None and _forward_ad._current_level < 0:
         if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
             return _current.direct(x, y, **_named)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, y, **_named)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x, y), _named)
 
 # CompositeExplicitAutograd
@@ -72,3 +79,31 @@ def kernel(x, y, *, n=_default_2):
     if _result is not None:
         _result = _structure(_result, _fn)
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, y, **_named):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, _named, x, y)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return None
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, _named, x, y):
+    _flat = (x, y)
+    _inputs = {0: x, 1: y}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(x, y, **_named)
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, (), _dirty)
+    x = _inputs[0]
+    y = _inputs[1]
+    _needs = _ctx.needs_input_grad[3:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1])
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, None)
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None)
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

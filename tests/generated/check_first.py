@@ -89,8 +89,7 @@ def forward(_ctx, _kernel, x):
         _result = _tuple(_result)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if True:
-        _finish(_ctx, (x,), _result)
+    _finish(_ctx, (x,), _result)
     if not _compares.is_on:
         _ctx._customops_expected = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
@@ -102,19 +101,19 @@ def forward(_ctx, _kernel, x):
 # Autograd, backward
 def backward(_ctx, *_grads):
     if '_customops_zeros' in _ctx.__dict__:
-        _grads = _tuple(_map(_or_zeros, _grads, _ctx._customops_zeros))
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
     _seen = _ctx
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
     if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
-        _seen = _watched(_ctx, _op)
+        _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _0, = _result
-        _like_0, = _likes
-        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0):
+        _grad_x, = _result
+        _like_x, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x):
             _was_right()
-            return None, _0
+            return None, _grad_x
     _none_allowed = _any(grad is None for grad in _grads)
-    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -64,14 +64,14 @@ def backward(_ctx, *_grads):
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
     if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
-        _seen = _watched(_ctx, _op)
+        _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _0, *_rest, = _result
-        _like_0, *_like_rest, = _likes
-        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and _fit(_rest, _like_rest):
+        _grad_x, *_rest, = _result
+        _like_x, *_rest_likes, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _fit(_rest, _rest_likes):
             _was_right()
-            return None, _0, *_rest
+            return None, _grad_x, *_rest
     _none_allowed = _any(grad is None for grad in _grads)
-    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -7,6 +7,13 @@ def autograd(_keyset, /, x, y, *_rest):
     if _current is not None and _forward_ad._current_level < 0:
         if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
             return _current.direct(x, y, *_rest)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, y, *_rest)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x, y, *_rest), {})
 
 # CompositeExplicitAutograd
@@ -44,3 +51,56 @@ def kernel(x, y, alpha=_default_2):
     if _result is not x:
         raise _result_error(_result, _fn)
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, y, *_rest):
+    _passed = 2 + _len(_rest)
+    alpha, = (*_rest, None)[:1]
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, _passed, x, y, alpha)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[0]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, _passed, x, y, alpha):
+    _flat = (x, y, alpha)
+    _inputs = {0: x, 1: y, 2: alpha}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(*(x, y, alpha)[:_passed])
+    _result = x
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
+    x = _inputs[0]
+    y = _inputs[1]
+    alpha = _inputs[2]
+    _needs = _ctx.needs_input_grad[3:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1], False)[:_passed]
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, None, _left_out if _passed <= 2 else None)
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, _left_out if _passed <= 2 else None)
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _grads = _unflatten(_grads, _ctx._customops_outputs)
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 3:
+        _grad_x, _grad_y, _grad_alpha, = _result
+        _like_x, _like_y, _like_alpha, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _grad_alpha is None:
+            _was_right()
+            return None, None, None, _grad_x, _grad_y, _grad_alpha
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, None, None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -6,6 +6,13 @@ def autograd(_keyset, /, x, **_named):
     if _current is not None and _forward_ad._current_level < 0:
         if not (_any_requires_grad(x, **_named) and _is_grad_enabled()):
             return _current.direct(x, **_named)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, **_named)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x,), _named)
 
 # CompositeExplicitAutograd
@@ -36,3 +43,41 @@ def kernel(x, *, y=_default_1):
     if _alias and _share_memory((x, y), (_result,)):
         raise _alias_error(_result, _fn, (x,), {'y': y})
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, *, y=None):
+    _result = _function(_kernel, x, y)
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, x, y):
+    _result = _kernel(x, y=y)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1])
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (x, y), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, _left_out if y is None else None)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _left_out if y is None else _metadata(y) if _needs[1] else None)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, _left_out if y is None else (y.shape, y.dtype, y.device) if _needs[1] else None)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 2:
+        _grad_x, _grad_y, = _result
+        _like_x, _like_y, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and (_grad_y is None if _like_y is _left_out else (_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y):
+            _was_right()
+            return None, _grad_x, _grad_y
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

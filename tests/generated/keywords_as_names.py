@@ -64,14 +64,14 @@ def backward(___ctx, *___grads):
     if '_customops_hooked' in ___ctx.__dict__:
         ___seen = ___unpacked_once(___ctx)
     if '_customops_lost' in ___ctx.__dict__ and ___may_be_differentiated():
-        ___seen = ___watched(___ctx, ___op)
+        ___seen = ___guarded(___ctx, ___op)
     ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected
     if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
-        ___0, ___1, *___rest, = ___result
-        ___like_0, ___like_1, *___like_rest, = ___likes
-        if ((___like_0 is None or ___like_0 == (___0.shape, ___0.dtype, ___0.device)) if ___isinstance(___0, ___Tensor) else ___0 is ___like_0) and ___1 is None and ___fit(___rest, ___like_rest):
+        ___grad_from, ___grad___debug__, *___rest, = ___result
+        ___like_from, ___like___debug__, *___rest_likes, = ___likes
+        if ((___like_from is None or ___like_from == (___grad_from.shape, ___grad_from.dtype, ___grad_from.device)) if ___isinstance(___grad_from, ___Tensor) else ___grad_from is ___like_from) and ___grad___debug__ is None and ___fit(___rest, ___rest_likes):
             ___was_right()
-            return None, ___0, ___1, *___rest
+            return None, ___grad_from, ___grad___debug__, *___rest
     ___none_allowed = ___any(grad is None for grad in ___grads)
-    return None, *___check(___result, ___range(___len(___likes)), ___likes, none_allowed=___none_allowed)
+    return None, *___check(___result, ___likes, none_allowed=___none_allowed)

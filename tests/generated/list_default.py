@@ -6,6 +6,13 @@ def autograd(_keyset, /, x, *_rest, **_named):
     if _current is not None and _forward_ad._current_level < 0:
         if not (x.requires_grad and _is_grad_enabled()):
             return _current.direct(x, *_rest, **_named)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, *_rest, **_named)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x, *_rest), _named)
 
 # CompositeExplicitAutograd
@@ -39,3 +46,43 @@ def kernel(x, sizes=_default_1, *, more=_default_2):
     if _alias and _share_memory((x,), (_result,)):
         raise _alias_error(_result, _fn, (x, sizes), {'more': more})
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, *_rest, **_named):
+    _passed = 1 + _len(_rest)
+    sizes, = (*_rest, None)[:1]
+    _result = _function(_kernel, _named, _passed, x, sizes)
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, _named, _passed, x, sizes):
+    _result = _kernel(*(x, (None if sizes is None else _list(sizes)))[:_passed], **_named)
+    _needs = _ctx.needs_input_grad[3:]
+    _ctx.needs_input_grad = (_needs[0], False)[:_passed]
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (x, sizes), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, _left_out if _passed <= 1 else None)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _left_out if _passed <= 1 else None)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, _left_out if _passed <= 1 else None)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 2:
+        _grad_x, _grad_sizes, = _result
+        _like_x, _like_sizes, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _grad_sizes is None:
+            _was_right()
+            return None, None, None, _grad_x, _grad_sizes
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, None, None, *_check(_result, _likes, none_allowed=_none_allowed)

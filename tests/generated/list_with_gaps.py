@@ -28,6 +28,13 @@ def autograd(_keyset, /, xs):
             if _alias and _share_memory((xs,), (_result[0], _result[1])):
                 raise _alias_error(_result, _fn, (xs,), {})
             return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, xs)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (xs,), {})
 
 # CompositeExplicitAutograd
@@ -55,3 +62,51 @@ def kernel(xs):
     if _alias and _share_memory((xs,), (_result[0], _result[1])):
         raise _alias_error(_result, _fn, (xs,), {})
     return _result
+
+# Autograd, apply
+def apply(_kernel, xs):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, *xs)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[:2]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, *_flat):
+    xs = _flat[0:]
+    _result = _kernel(_list(xs))
+    _result = (_result[0], _list(_result[1]))
+    _needs = _ctx.needs_input_grad[2:]
+    _needs_xs = _list(_needs[0:])
+    _ctx.needs_input_grad = (_needs_xs,)
+    _finish(_ctx, _flat, _result)
+    if not _compares.is_on:
+        _ctx._customops_expected = ([None] * _len(xs),)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = ([_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
+    else:
+        _ctx._customops_expected = ([(x.shape, x.dtype, x.device) if flag else None for x, flag in _zip(xs, _needs_xs)],)
+    _result, _outcome.lengths = _flatten(_result, (False, True))
+    _ctx._customops_outputs = _outcome.lengths
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _grads = _unflatten(_grads, _ctx._customops_outputs)
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 1:
+        _grad_xs, = _result
+        _like_xs, = _likes
+        if _grad_xs is None:
+            _grad_xs = _none_for_each(_like_xs)
+        if _list_fits(_grad_xs, _like_xs):
+            _was_right()
+            return None, None, *_grad_xs
+    _none_allowed = _any(grad is None for grad in _flat_items(_grads))
+    return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

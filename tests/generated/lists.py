@@ -28,6 +28,13 @@ def autograd(_keyset, /, xs, y):
             if _alias and _share_memory((xs, y), (_result,)):
                 raise _alias_error(_result, _fn, (xs, y), {})
             return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, xs, y)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (xs, y), {})
 
 # CompositeExplicitAutograd
@@ -55,3 +62,50 @@ def kernel(xs, y):
     if _alias and _share_memory((xs, y), (_result,)):
         raise _alias_error(_result, _fn, (xs, y), {})
     return _result
+
+# Autograd, apply
+def apply(_kernel, xs, y):
+    _result = _function(_kernel, y, *xs)
+    return _list(_result)
+
+# Autograd, forward
+def forward(_ctx, _kernel, *_flat):
+    y = _flat[0]
+    xs = _flat[1:]
+    _result = _kernel(_list(xs), y)
+    if _type(_result) is not _list:
+        _result = _list(_result)
+    _needs = _ctx.needs_input_grad[1:]
+    _needs_xs = _list(_needs[1:])
+    _ctx.needs_input_grad = (_needs_xs, _needs[0])
+    _finish(_ctx, _flat, (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, [None] * _len(xs))
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(y) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
+    else:
+        _ctx._customops_expected = ((y.shape, y.dtype, y.device) if _needs[0] else None, [(x.shape, x.dtype, x.device) if flag else None for x, flag in _zip(xs, _needs_xs)])
+    return _tuple(_result)
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _grads = ([*_grads],)
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 2:
+        _grad_xs, _grad_y, = _result
+        _like_y, _like_xs, = _likes
+        if _grad_xs is None:
+            _grad_xs = _none_for_each(_like_xs)
+        if ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _list_fits(_grad_xs, _like_xs):
+            _was_right()
+            return None, _grad_y, *_grad_xs
+    _none_allowed = _any(grad is None for grad in _flat_items(_grads))
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -94,14 +94,14 @@ def backward(_ctx, *_grads):
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
     if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
-        _seen = _watched(_ctx, _op)
+        _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _0, _1, _2, _3, = _result
-        _like_0, _like_1, _like_2, _like_3, = _likes
-        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and ((_like_1 is None or _like_1 == (_1.shape, _1.dtype, _1.device)) if _isinstance(_1, _Tensor) else _1 is _like_1) and ((_like_2 is None or _like_2 == (_2.shape, _2.dtype, _2.device)) if _isinstance(_2, _Tensor) else _2 is _like_2) and ((_like_3 is None or _like_3 == (_3.shape, _3.dtype, _3.device)) if _isinstance(_3, _Tensor) else _3 is _like_3):
+        _grad_a, _grad_b, _grad_c, _grad_d, = _result
+        _like_a, _like_b, _like_c, _like_d, = _likes
+        if ((_like_a is None or _like_a == (_grad_a.shape, _grad_a.dtype, _grad_a.device)) if _isinstance(_grad_a, _Tensor) else _grad_a is _like_a) and ((_like_b is None or _like_b == (_grad_b.shape, _grad_b.dtype, _grad_b.device)) if _isinstance(_grad_b, _Tensor) else _grad_b is _like_b) and ((_like_c is None or _like_c == (_grad_c.shape, _grad_c.dtype, _grad_c.device)) if _isinstance(_grad_c, _Tensor) else _grad_c is _like_c) and ((_like_d is None or _like_d == (_grad_d.shape, _grad_d.dtype, _grad_d.device)) if _isinstance(_grad_d, _Tensor) else _grad_d is _like_d):
             _was_right()
-            return None, _0, _1, _2, _3
+            return None, _grad_a, _grad_b, _grad_c, _grad_d
     _none_allowed = _any(grad is None for grad in _grads)
-    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

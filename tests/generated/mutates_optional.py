@@ -32,6 +32,13 @@ def autograd(_keyset, /, x, seen):
             if _alias and _share_memory((x, seen), (_result,)):
                 raise _alias_error(_result, _fn, (x, seen), {})
             return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, seen)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x, seen), {})
 
 # CompositeExplicitAutograd
@@ -92,3 +99,52 @@ def kernel(x, seen):
     if _alias and _share_memory((x, seen), (_result,)):
         raise _alias_error(_result, _fn, (x, seen), {})
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, seen):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, x, seen)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[0]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, x, seen):
+    _flat = (x, seen)
+    _inputs = {0: x, 1: seen}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(x, seen)
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
+    x = _inputs[0]
+    seen = _inputs[1]
+    _needs = _ctx.needs_input_grad[2:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1])
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, None)
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(seen) if _needs[1] else None)
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _grads = _unflatten(_grads, _ctx._customops_outputs)
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 2:
+        _grad_x, _grad_seen, = _result
+        _like_x, _like_seen, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_seen is None or _like_seen == (_grad_seen.shape, _grad_seen.dtype, _grad_seen.device)) if _isinstance(_grad_seen, _Tensor) else _grad_seen is _like_seen):
+            _was_right()
+            return None, None, _grad_x, _grad_seen
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -29,6 +29,13 @@ def autograd(_keyset, /, x, ys):
             if _alias and _share_memory((x, ys), (_result,)):
                 raise _alias_error(_result, _fn, (x, ys), {})
             return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x, ys)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x, ys), {})
 
 # CompositeExplicitAutograd
@@ -83,3 +90,56 @@ def kernel(x, ys):
     if _alias and _share_memory((x, ys), (_result,)):
         raise _alias_error(_result, _fn, (x, ys), {})
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, ys):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, x, *ys)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[0]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, *_flat):
+    x = _flat[0]
+    ys = _flat[1:]
+    _inputs = {0: x, 1: _list(ys)}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(x, _list(ys))
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
+    x = _inputs[0]
+    ys = _inputs[1]
+    _needs = _ctx.needs_input_grad[2:]
+    _needs_ys = _list(_needs[1:])
+    _ctx.needs_input_grad = (_needs[0], _needs_ys)
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, [None] * _len(ys))
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(ys, _needs_ys)])
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    _grads = _unflatten(_grads, _ctx._customops_outputs)
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == 2:
+        _grad_x, _grad_ys, = _result
+        _like_x, _like_ys, = _likes
+        if _grad_ys is None:
+            _grad_ys = _none_for_each(_like_ys)
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _list_fits(_grad_ys, _like_ys):
+            _was_right()
+            return None, None, _grad_x, *_grad_ys
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

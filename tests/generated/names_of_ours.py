@@ -90,14 +90,14 @@ def backward(___ctx, *___grads):
     if '_customops_hooked' in ___ctx.__dict__:
         ___seen = ___unpacked_once(___ctx)
     if '_customops_lost' in ___ctx.__dict__ and ___may_be_differentiated():
-        ___seen = ___watched(___ctx, ___op)
+        ___seen = ___guarded(___ctx, ___op)
     ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected
     if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
-        ___0, ___1, ___2, ___3, = ___result
-        ___like_0, ___like_1, ___like_2, ___like_3, = ___likes
-        if ((___like_0 is None or ___like_0 == (___0.shape, ___0.dtype, ___0.device)) if ___isinstance(___0, ___Tensor) else ___0 is ___like_0) and ((___like_1 is None or ___like_1 == (___1.shape, ___1.dtype, ___1.device)) if ___isinstance(___1, ___Tensor) else ___1 is ___like_1) and ___2 is None and ___3 is None:
+        ___grad__result, ___grad___fn, ___grad_type, ___grad_len, = ___result
+        ___like__result, ___like___fn, ___like_type, ___like_len, = ___likes
+        if ((___like__result is None or ___like__result == (___grad__result.shape, ___grad__result.dtype, ___grad__result.device)) if ___isinstance(___grad__result, ___Tensor) else ___grad__result is ___like__result) and ((___like___fn is None or ___like___fn == (___grad___fn.shape, ___grad___fn.dtype, ___grad___fn.device)) if ___isinstance(___grad___fn, ___Tensor) else ___grad___fn is ___like___fn) and ___grad_type is None and ___grad_len is None:
             ___was_right()
-            return None, ___0, ___1, ___2, ___3
+            return None, ___grad__result, ___grad___fn, ___grad_type, ___grad_len
     ___none_allowed = ___any(grad is None for grad in ___grads)
-    return None, *___check(___result, ___range(___len(___likes)), ___likes, none_allowed=___none_allowed)
+    return None, *___check(___result, ___likes, none_allowed=___none_allowed)

@@ -20,6 +20,13 @@ def autograd(_keyset, /, x):
             if _result is not None:
                 _result = _structure(_result, _fn)
             return _result
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, x)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (x,), {})
 
 # CompositeExplicitAutograd
@@ -38,3 +45,23 @@ def kernel(x):
     if _result is not None:
         _result = _structure(_result, _fn)
     return _result
+
+# Autograd, apply
+def apply(_kernel, x):
+    _result = _function(_kernel, x)
+    return None
+
+# Autograd, forward
+def forward(_ctx, _kernel, x):
+    _result = _kernel(x)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = (_needs[0],)
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (x,), ())
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None,)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None,)
+    return ()

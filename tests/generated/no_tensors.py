@@ -7,6 +7,13 @@ def autograd(_keyset, /, size, **_named):
     if _current is not None and _forward_ad._current_level < 0:
         if not False:
             return _current.direct(size, **_named)
+        _apply = _node.apply
+        if _apply is not None:
+            try:
+                return _apply(_current.direct, size, **_named)
+            except _errors as _error:
+                _node.explain(_error)
+                raise
     return _general(_keyset, _current, (size,), _named)
 
 # CompositeExplicitAutograd
@@ -24,4 +31,24 @@ def kernel(size, *, device):
         _result = _fn(size, device=device)
     if not _isinstance(_result, _Tensor):
         _result = _structure(_result, _fn)
+    return _result
+
+# Autograd, apply
+def apply(_kernel, size, **_named):
+    _result = _function(_kernel, _named, size)
+    return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, _named, size):
+    _result = _kernel(_list(size), **_named)
+    _needs = _ctx.needs_input_grad[2:]
+    _ctx.needs_input_grad = (False,)
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, (size,), (_result,))
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (None,)
+    else:
+        _ctx._customops_expected = (None,)
     return _result

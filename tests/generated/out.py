@@ -44,3 +44,31 @@ def kernel(x, *, out):
     if _result is not out:
         raise _result_error(_result, _fn)
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, *, out):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, x, out)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[0]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, x, out):
+    _flat = (x, out)
+    _inputs = {0: x, 1: out}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(x, out=out)
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
+    x = _inputs[0]
+    out = _inputs[1]
+    _needs = _ctx.needs_input_grad[2:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1])
+    if '_customops_materialize' in _ctx.__dict__:
+        _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, None)
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(out) if _needs[1] else None)
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

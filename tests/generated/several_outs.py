@@ -43,3 +43,33 @@ def kernel(x, *, u, v):
     if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
         raise _result_error(_result, _fn)
     return _result
+
+# Autograd, apply
+def apply(_kernel, x, *, u, v):
+    _outcome = _Outcome()
+    _result = _function(_kernel, _outcome, x, u, v)
+    if _outcome.mutated:
+        _attach_graph(_outcome, _result)
+    return _unflatten((_result if _isinstance(_result, _tuple) else (_result,)), _outcome.lengths)[:2]
+
+# Autograd, forward
+def forward(_ctx, _kernel, _outcome, x, u, v):
+    _flat = (x, u, v)
+    _inputs = {0: x, 1: u, 2: v}
+    _originals, _dirty = _mutation.begin(_inputs, _flat)
+    with _mutation.recorded(_dirty):
+        _result = _kernel(x, u=u, v=v)
+    if _type(_result) is not _tuple:
+        _result = _tuple(_result)
+    _outputs = _mutation.end(_ctx, _outcome, _inputs, _result, _dirty)
+    x = _inputs[0]
+    u = _inputs[1]
+    v = _inputs[2]
+    _needs = _ctx.needs_input_grad[2:]
+    _ctx.needs_input_grad = (_needs[0], _needs[1], _needs[2])
+    _finish(_ctx, _flat, _outputs)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None, None, None)
+    else:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(u) if _needs[1] else None, _metadata(v) if _needs[2] else None)
+    return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

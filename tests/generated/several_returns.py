@@ -95,11 +95,10 @@ def forward(_ctx, _kernel, x, y):
         if _saved is not x and _saved is not y and _saved is not _result[0] and _saved is not _result[1]:
             _lost = True
     if _lost:
-        _remember_lost(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
+        _record_untracked(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
     if _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
-    if True:
-        _finish(_ctx, (x, y), _result)
+    _finish(_ctx, (x, y), _result)
     if not _compares.is_on:
         _ctx._customops_expected = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
@@ -111,19 +110,19 @@ def forward(_ctx, _kernel, x, y):
 # Autograd, backward
 def backward(_ctx, *_grads):
     if '_customops_zeros' in _ctx.__dict__:
-        _grads = _tuple(_map(_or_zeros, _grads, _ctx._customops_zeros))
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
     _seen = _ctx
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
     if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
-        _seen = _watched(_ctx, _op)
+        _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _0, _1, = _result
-        _like_0, _like_1, = _likes
-        if ((_like_0 is None or _like_0 == (_0.shape, _0.dtype, _0.device)) if _isinstance(_0, _Tensor) else _0 is _like_0) and ((_like_1 is None or _like_1 == (_1.shape, _1.dtype, _1.device)) if _isinstance(_1, _Tensor) else _1 is _like_1):
+        _grad_x, _grad_y, = _result
+        _like_x, _like_y, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y):
             _was_right()
-            return None, _0, _1
+            return None, _grad_x, _grad_y
     _none_allowed = _any(grad is None for grad in _grads)
-    return None, *_check(_result, _range(_len(_likes)), _likes, none_allowed=_none_allowed)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -57,3 +57,39 @@ def kernel(x):
     if _alias and _share_memory((x,), (_result[0],)):
         raise _alias_error(_result, _fn, (x,), {})
     return _result
+
+# Autograd, forward
+def forward(_ctx, _kernel, x):
+    _result = _kernel(x)
+    if _type(_result) is not _tuple:
+        _result = _tuple(_result)
+    _needs = _ctx.needs_input_grad[1:]
+    _ctx.needs_input_grad = _needs
+    _finish(_ctx, (x,), _result)
+    if not _compares.is_on:
+        _ctx._customops_expected = (None,) * _len(_needs)
+    elif _type(_kernel) is _partial:
+        _ctx._customops_expected = (_metadata(x) if _needs[0] else None,)
+    else:
+        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None,)
+    return _result
+
+# Autograd, backward
+def backward(_ctx, *_grads):
+    if '_customops_zeros' in _ctx.__dict__:
+        _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
+    _seen = _ctx
+    if '_customops_hooked' in _ctx.__dict__:
+        _seen = _unpacked_once(_ctx)
+    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+        _seen = _guarded(_ctx, _op)
+    _result = _fn(_seen, *_grads)
+    _likes = _ctx._customops_expected
+    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+        _grad_x, = _result
+        _like_x, = _likes
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x):
+            _was_right()
+            return None, _grad_x
+    _none_allowed = _any(grad is None for grad in _grads)
+    return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -1,0 +1,309 @@
+"""Generates the forward of a node: a whole function, of which an op's arguments fill the holes."""
+
+from __future__ import annotations
+
+import functools
+from typing import cast
+
+from customops import _compat
+from customops._autograd.context import Outputs, SetUp, mask
+from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck
+from customops._autograd.inplace import Mutation
+from customops._autograd.layout import flatten
+from customops._autograd.node_arguments import NodeArguments
+from customops._autograd.untracked import HOLD_NO_TENSORS, links_to, record_untracked
+from customops._codegen.function import Source, as_tuple, variable_name
+from customops._dispatch.callbacks import Fn
+
+_FORWARD = """
+def forward({parameters}):
+    {take}
+    $result = $kernel({call})
+    {arrange_result}
+    {needs}
+    {set_up}
+    {finish}
+    if not $compares.is_on:
+        $ctx._customops_expected = {expected_unknown}
+    elif $type($kernel) is $partial:
+        $ctx._customops_expected = {expected_of_any}
+    else:
+        $ctx._customops_expected = {expected_of_plain}
+    {return_flat}
+"""
+
+#: The same for an op that mutates: see `inplace.Mutation`.
+_MUTATING_FORWARD = """
+def forward({parameters}):
+    {take}
+    $inputs = {inputs}
+    $originals, $dirty = $mutation.begin($inputs, {flat})
+    with $mutation.recorded($dirty):
+        $result = $kernel({call})
+    {arrange_result}
+    $outputs = $mutation.end($ctx, $outcome, $inputs, {outputs}, $dirty)
+    {take_changed}
+    {needs}
+    {set_up}
+    {finish}
+    if not $compares.is_on:
+        $ctx._customops_expected = {expected_unknown}
+    else:
+        $ctx._customops_expected = {expected_of_any}
+    return $mutation.flatten_outputs($ctx, $outcome, $outputs)
+"""
+
+
+def forward(
+    arguments: NodeArguments, set_up: SetUp, finish: Outputs, compares: GradientCheck, mutation: Mutation
+) -> Fn:
+    """``forward(ctx, kernel, ..., *flat_inputs)``: call the kernel and setup_context, and note what backward needs."""
+    source = Source("forward", arguments.schema)
+    source.objects |= {
+        "compares": compares,
+        "finish": finish,
+        "flatten": flatten,
+        "left_out": LEFT_OUT,
+        "len": len,
+        "list": list,
+        "map": map,
+        "mask": mask,
+        "metadata": _compat.autograd.metadata,
+        "mutation": mutation,
+        "partial": functools.partial,
+        "tuple": tuple,
+        "type": type,
+        "zip": zip,
+    }
+    mutates = bool(arguments.schema.mutated)
+    values = {i: arguments.given(i) for i in range(len(arguments.inputs))}
+    source.fill(
+        _MUTATING_FORWARD if mutates else _FORWARD,
+        parameters=["$ctx", *arguments.head, *arguments.flat_parameters],
+        take=_emit_take(arguments),
+        inputs="{" + ", ".join(f"{i}: {value}" for i, value in values.items()) + "}",
+        flat=arguments.flat,
+        call=_call(arguments, values),
+        arrange_result=_emit_arrange_result(arguments),
+        outputs=_outputs(arguments),
+        take_changed=[f"{arguments.variable(i)} = $inputs[{i}]" for i in arguments.order],
+        needs=_emit_needs(source, arguments),
+        set_up=_emit_set_up(source, arguments, set_up, values, for_jvp=finish.for_jvp) if set_up.callbacks else [],
+        finish=_emit_finish(arguments, finish),
+        expected_unknown=_expected(arguments, None),
+        expected_of_any=_expected(arguments, "$metadata({0})"),
+        expected_of_plain=_expected(arguments, "({0}.shape, {0}.dtype, {0}.device)"),
+        return_flat=_emit_return(arguments),
+    )
+    return cast(Fn, source.build())
+
+
+def _emit_take(arguments: NodeArguments) -> list[str]:
+    """Lines that take the inputs out of the flat ones, where there are lists among them."""
+    if not arguments.has_lists:
+        names = as_tuple(map(arguments.variable, arguments.order))
+        return [f"$flat = {names}"] if arguments.schema.mutated else []
+    lines: list[str] = []
+    for i in arguments.order:
+        place, name = arguments.place(i), arguments.variable(i)
+        if i in arguments.measured:
+            start, end = place.split(":")
+            length = arguments.length(i)
+            if arguments.may_be_none(i):
+                lines.append(f"{end} = {start} + (1 if {length} is None else {length})")
+            else:
+                lines.append(f"{end} = {start} + {length}" if start != "0" else f"{end} = {length}")
+        if arguments.inputs[i].is_tensor_list and arguments.may_be_none(i):
+            lines.append(f"{name} = None if {arguments.length(i)} is None else $flat[{place}]")
+        else:
+            lines.append(f"{name} = $flat[{place}]")
+    return lines
+
+
+def _call(arguments: NodeArguments, values: dict[int, str]) -> str:
+    if not arguments.is_plain:
+        return arguments.call(values)
+    names = [values[i] for i in arguments.order]
+    rest = arguments.inputs[arguments.always :]
+    if any("[" in argument.type for argument in rest):
+        return ", ".join([*names, "*[$list(x) if $type(x) is $list else x for x in $rest]"])
+    return ", ".join([*names, *(["*$rest"] if rest else [])])
+
+
+def _emit_arrange_result(arguments: NodeArguments) -> list[str]:
+    """Lines for a result that the dispatcher, if it were called, would make a tuple, or one with lists, of."""
+    if arguments.layout.in_place:
+        return [f"$result = {arguments.variable(0)}"]
+    lists = arguments.layout.list_outputs[: len(arguments.layout.outputs) - len(arguments.layout.new_values)]
+    if not arguments.returns_tuple:
+        return ["if $type($result) is not $list:", "    $result = $list($result)"] if lists == (True,) else []
+    if any(lists):
+        items = (f"$list($result[{i}])" if is_list else f"$result[{i}]" for i, is_list in enumerate(lists))
+        return [f"$result = {as_tuple(items)}"]
+    return ["if $type($result) is not $tuple:", "    $result = $tuple($result)"]
+
+
+def _outputs(arguments: NodeArguments) -> str:
+    """What the node returns, lists as lists."""
+    if arguments.returns_tuple and not arguments.layout.new_values:
+        return "$result"
+    result = [] if not arguments.schema.returns else ["*$result"] if arguments.returns_tuple else ["$result"]
+    return as_tuple([*result, *map(arguments.variable, arguments.layout.new_values)])
+
+
+def _emit_return(arguments: NodeArguments) -> list[str]:
+    if arguments.has_outcome:
+        return [
+            f"$result, $outcome.lengths = $flatten({_outputs(arguments)}, {arguments.layout.list_outputs})",
+            "$ctx._customops_outputs = $outcome.lengths",
+            "return $result",
+        ]
+    if not arguments.schema.returns:
+        return ["return ()"]
+    return ["return $tuple($result)" if arguments.layout.list_outputs == (True,) else "return $result"]
+
+
+# Which inputs need a gradient -----------------------------------------------------------------------------------
+
+
+def _emit_needs(source: Source, arguments: NodeArguments) -> list[str]:
+    """Lines that set ``needs_input_grad`` to what a backward is to see: an entry for each argument, lists as lists.
+
+    That is for each positional argument that was passed; if there are tensors that are keyword-only, for each
+    positional argument and each of them, so that each has its place.
+    """
+    layout, count = arguments.layout, len(arguments.inputs)
+    lines = [f"$needs = $ctx.needs_input_grad[{len(arguments.head)}:]"]
+    if arguments.is_plain:
+        if any(a.holds_tensors and not flag for a, flag in zip(layout.inputs, layout.differentiable, strict=True)):
+            source.objects["differentiable"] = layout.differentiable
+            lines.append("$needs = $tuple($map($mask, $needs, $differentiable))")
+        return [*lines, "$ctx.needs_input_grad = $needs"]
+    for i in arguments.order:
+        if arguments.inputs[i].is_tensor_list:
+            lines.append(f"$needs_{arguments.inputs[i].name} = {_flags_of_list(arguments, i)}")
+    flags = as_tuple(_flag(arguments, i) for i in range(count))
+    cut = "[:$passed]" if arguments.is_padded and layout.positional == count else ""
+    return [*lines, f"$ctx.needs_input_grad = {flags}{cut}"]
+
+
+def _flags_of_list(arguments: NodeArguments, i: int) -> str:
+    name = arguments.variable(i)
+    flags = f"$list($needs[{arguments.place(i)}])"
+    if not arguments.layout.differentiable[i]:
+        flags = f"[False] * $len({name})"
+    return f"False if {name} is None else {flags}" if arguments.may_be_none(i) else flags
+
+
+def _flag(arguments: NodeArguments, i: int) -> str:
+    """An expression for the entry of an input in ``needs_input_grad``."""
+    if arguments.is_plain:
+        return f"$needs[{i}]"
+    if not arguments.layout.differentiable[i]:
+        return f"$needs_{arguments.inputs[i].name}" if arguments.inputs[i].is_tensor_list else "False"
+    return (
+        f"$needs_{arguments.inputs[i].name}" if arguments.inputs[i].is_tensor_list else f"$needs[{arguments.place(i)}]"
+    )
+
+
+# What gradients are to be like ----------------------------------------------------------------------------------
+
+
+def _expected(arguments: NodeArguments, metadata: str | None) -> str:
+    """An expression for what the gradients of all inputs are to be like, in the order in which the node has them.
+
+    See `_compat.autograd.metadata`. A kernel that is called directly gets plain tensors, with shapes that can be
+    compared; else it is a partial. `metadata` is what to keep of a tensor, None if gradients are not compared.
+    """
+    if metadata is None and arguments.is_plain:
+        return "(None,) * $len($needs)"
+    items = [_expected_of(arguments, i, metadata) for i in arguments.order]
+    if arguments.is_plain and arguments.has_rest:
+        items.append(f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{arguments.always}:]))")
+    return as_tuple(items)
+
+
+def _expected_of(arguments: NodeArguments, i: int, metadata: str | None) -> str:
+    argument, name = arguments.inputs[i], arguments.variable(i)
+    if argument.is_tensor_list:
+        flags = f"$needs_{argument.name}"
+        one = f"{metadata.format('x')} if flag else None" if metadata else "None"
+        expected = f"[{one} for x, flag in $zip({name}, {flags})]" if metadata else f"[None] * $len({name})"
+        expected = f"None if {name} is None else {expected}" if arguments.may_be_none(i) else expected
+    elif argument.holds_tensors and metadata and (flag := _flag(arguments, i)) != "False":
+        expected = f"{metadata.format(name)} if {flag} else None"
+    else:
+        expected = "None"
+    if not arguments.may_be_left_out(i):
+        return expected
+    is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {i}"
+    return f"$left_out if {is_left_out} else {expected}"
+
+
+# setup_context --------------------------------------------------------------------------------------------------
+
+
+def _emit_finish(arguments: NodeArguments, finish: Outputs) -> list[str]:
+    outputs = "$outputs" if arguments.schema.mutated else _outputs(arguments)
+    call = f"$finish($ctx, {arguments.flat}, {outputs})"
+    return ["if '_customops_materialize' in $ctx.__dict__:", f"    {call}"] if finish.is_idle else [call]
+
+
+def _emit_set_up(
+    source: Source, arguments: NodeArguments, set_up: SetUp, values: dict[int, str], *, for_jvp: bool
+) -> list[str]:
+    """Lines that call setup_context, and look at what it keeps."""
+    lines: list[str] = []
+    for i in arguments.layout.originals:
+        values = {**values, i: f"$original_{arguments.inputs[i].name}"}
+        lines.append(f"{values[i]} = $originals.get({i}, {arguments.variable(i)})")
+    positional, keyword_only = arguments.positional(values), arguments.keyword_only(values)
+    call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
+    source.objects["set_up"] = set_up
+    if set_up.simple is None:
+        lines.append(call)
+    else:
+        source.objects |= {"transforms_active": _compat.dispatch.transforms_active, "callback": set_up.simple}
+        named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
+        lines += [
+            "if $transforms_active():",
+            f"    {call}",
+            "else:",
+            f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",
+        ]
+    lines += _emit_record_untracked(source, arguments, for_jvp=for_jvp)
+    if set_up.once:
+        source.objects["links_to"] = links_to
+        lines.append(f"$ctx._customops_links = $links_to({arguments.flat})")
+    source.objects["saved_tensors_hooks"] = _compat.autograd.saved_tensors_hooks
+    return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
+
+
+def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp: bool) -> list[str]:
+    """Lines that look for kept tensors without an autograd graph, in the usual case at little cost."""
+    source.objects |= {"record_untracked": record_untracked, "no_tensors": HOLD_NO_TENSORS, "id": id}
+    record = f"$record_untracked($ctx, {arguments.flat}, {{}})"
+    if arguments.schema.mutated:
+        return [record.format("$mutation.known($inputs, $originals, $outputs)")]
+    returns = _differentiable_returns(arguments)
+    saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
+    lines = [
+        "$kept = $ctx.__dict__",
+        "$lost = $ctx.non_differentiable or ($kept and not $no_tensors.issuperset($map($type, $kept.values())))",
+    ]
+    if arguments.has_lists or any(name.startswith("*") for name in returns):
+        known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"
+        lines += [known, f"for $saved in {saved}:", "    if $id($saved) not in $known:"]
+    else:
+        names = [variable_name(arguments.inputs[i]) for i in arguments.order if arguments.inputs[i].holds_tensors]
+        is_unknown = " and ".join(f"$saved is not {name}" for name in [*names, *returns]) or "True"
+        lines += [f"for $saved in {saved}:", f"    if {is_unknown}:"]
+    everything = f"(*{arguments.flat}, {', '.join(returns)})"
+    return [*lines, "        $lost = True", "if $lost:", f"    {record.format(everything)}"]
+
+
+def _differentiable_returns(arguments: NodeArguments) -> list[str]:
+    layout = arguments.layout
+    names = [f"$result[{i}]" for i in range(len(layout.outputs))] if arguments.returns_tuple else ["$result"]
+    starred = [f"*{name}" if is_list else name for name, is_list in zip(names, layout.list_outputs, strict=True)]
+    return [name for name, flag in zip(starred, layout.outputs, strict=True) if flag]
