@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from customops import Registry
 from customops.errors import AutogradError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Case(NamedTuple):

@@ -250,7 +250,7 @@ def test_lines_are_kept_as_long_as_the_code(monkeypatch: pytest.MonkeyPatch) -> 
 
     def made(number: int) -> Any:
         source = function.Source("made", parse("(Tensor x) -> Tensor"))
-        source.line(f"return {number}")
+        source.template = f"def made():\n    return {number}\n"
         return source.build()
 
     def lines(fn: Any) -> str:

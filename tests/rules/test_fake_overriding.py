@@ -195,7 +195,7 @@ def test_overriding_can_be_refused(double: Any, foreign: Any) -> None:
         first = here(above=1)
         with pytest.raises(RuntimeError, match=rf"already has a fake impl.*{re.escape(first)}"):
             customops.register_fake(op, rows(4), allow_override=False)
-        with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake\.py:\d+"):
+        with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake_overriding\.py:\d+"):
             op.register_fake(allow_override=False)(rows(4))
         assert fake_shape(op, torch.ones(2)) == [3]
 
@@ -218,7 +218,7 @@ def test_overriding_our_fake_from_a_library_can_be_refused(double: Any, ns: str)
     assert fake_shape(double, torch.ones(2)) == [3]
     rules._destroy()
     customops.register_fake(double, rows(4))
-    with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake\.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake_overriding\.py:\d+"):
         customops.register_fake(double, rows(5), lib=Library(ns, "FRAGMENT"), allow_override=False)
 
 
