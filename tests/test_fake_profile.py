@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import io
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 import pytest
 import torch
+from helpers.compiling import draft_export
 from helpers.functions import add_fn
 from torch import Tensor
 from torch._library import fake_profile as torchs
@@ -286,15 +285,6 @@ def test_inside_a_scope(registry: Registry, add: Any, ns: str) -> None:
             assert fake_call(add, x, x).dtype == torch.float32
         assert fake_call(add, x, x).dtype == torch.bfloat16
     assert fake_call(add, x, x).dtype == torch.bfloat16
-
-
-def draft_export(*args: Any) -> Any:
-    """torch's, which leaves its log files open."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        drafted = torch.export.draft_export(*args)
-        gc.collect()
-    return drafted
 
 
 def test_export(add: Any, ns: str) -> None:

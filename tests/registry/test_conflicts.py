@@ -36,7 +36,7 @@ def test_replace_is_the_default_and_takes_effect_at_once(registry: Registry, ns:
 def test_the_replaced_object_raises_and_names_its_successor(registry: Registry, ns: str) -> None:
     old = define(registry, f"{ns}::f")
     define(registry, f"{ns}::f", add_two)
-    with pytest.raises(UnregisteredError, match=r"was replaced by the definition at .*test_registry\.py:\d+"):
+    with pytest.raises(UnregisteredError, match=r"was replaced by the definition at .*test_conflicts\.py:\d+"):
         old(torch.ones(1))
 
 
@@ -73,7 +73,7 @@ def test_an_op_of_a_plain_library_is_not_replaced(registry: Registry, ns: str) -
     lib.define("f(Tensor x) -> Tensor")
     lib.impl("f", add_two, "CompositeExplicitAutograd")
     for policy in ("replace", "error", "reuse"):
-        with pytest.raises(DefinitionError, match=rf"{ns}::f: an op of this name exists, defined at .*test_registry"):
+        with pytest.raises(DefinitionError, match=rf"{ns}::f: an op of this name exists, defined at .*test_conflicts"):
             define(registry, f"{ns}::f", on_conflict=policy)
     assert getattr(torch.ops, ns).f(torch.ones(1)).item() == 3
     lib._destroy()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.compiling import draft_export
 from helpers.fakes import fake_shape, meta_shape, rows, source_of
 from helpers.functions import add_fn, double_fn
 from torch import Tensor
@@ -111,7 +112,7 @@ def test_draft_export_infers_a_fake(add: Any) -> None:
     x, y = torch.rand(3, 4), torch.rand(3, 4)
     with pytest.raises(Exception, match="no fake impl"):
         torch.export.export(Module(), (x, y), strict=False)
-    program = torch.export.draft_export(Module(), (x, y))
+    program = draft_export(Module(), (x, y))
     report = program._report
     assert [failure.failure_type.name for failure in report.failures] == ["MISSING_FAKE_KERNEL"]
     assert report.failures[0].data == {"op": str(add._opoverload)}
@@ -195,7 +196,7 @@ def test_overriding_can_be_refused(double: Any, foreign: Any) -> None:
         first = here(above=1)
         with pytest.raises(RuntimeError, match=rf"already has a fake impl.*{re.escape(first)}"):
             customops.register_fake(op, rows(4), allow_override=False)
-        with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake\.py:\d+"):
+        with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake_overriding\.py:\d+"):
             op.register_fake(allow_override=False)(rows(4))
         assert fake_shape(op, torch.ones(2)) == [3]
 
@@ -218,7 +219,7 @@ def test_overriding_our_fake_from_a_library_can_be_refused(double: Any, ns: str)
     assert fake_shape(double, torch.ones(2)) == [3]
     rules._destroy()
     customops.register_fake(double, rows(4))
-    with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake\.py:\d+"):
+    with pytest.raises(RuntimeError, match=r"already has a fake impl.*test_fake_overriding\.py:\d+"):
         customops.register_fake(double, rows(5), lib=Library(ns, "FRAGMENT"), allow_override=False)
 
 
