@@ -287,6 +287,7 @@ def test_inside_a_scope(registry: Registry, add: Any, ns: str) -> None:
     assert fake_call(add, x, x).dtype == torch.bfloat16
 
 
+@pytest.mark.compile
 def test_export(add: Any, ns: str) -> None:
     # What draft_export records is enough for a strict one
     class Model(torch.nn.Module):
@@ -305,6 +306,7 @@ def test_export(add: Any, ns: str) -> None:
     assert read_profiles_from_yaml(generate_yaml_from_profiles(recorded)) == {f"{ns}.add.default": {MATRICES}}
 
 
+@pytest.mark.compile
 @pytest.mark.parity(95)
 def test_draft_export_goes_on_without_a_profile(add: Any, ns: str) -> None:
     class Model(torch.nn.Module):

@@ -19,6 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from customops.backend import BackendError, get_backend, sending
 from customops.testing import run_isolated
 
+pytestmark = pytest.mark.process
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -81,6 +81,7 @@ def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "check", "printed"),
     [
@@ -160,6 +161,7 @@ def test_one_shape_is_compiled_once(registry: Registry, ns: str) -> None:
     assert first is not second
 
 
+@pytest.mark.slow
 def test_nothing_of_an_op_is_kept(registry: Registry, ns: str) -> None:
 
     gc.collect()
@@ -181,6 +183,7 @@ def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:
     assert customops.adopt(f"{ns}::f") is op
 
 
+@pytest.mark.process
 def test_where_code_cannot_be_marked_functions_are_wrapped() -> None:
     """As on a torch in which Dynamo has no way to skip a code object."""
     script = """
@@ -290,6 +293,7 @@ def test_the_source_of_a_generated_function_is_found(registry: Registry, ns: str
     assert "is_dynamo_compiling" in inspect.getsource(type(bypass).__call__)
 
 
+@pytest.mark.slow
 def test_lines_are_kept_as_long_as_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function, "_compiled", functools.lru_cache(maxsize=1)(function._compiled.__wrapped__))
 
