@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -34,7 +34,11 @@ demo: $(TESTING)
 	$(BIN)/python -m customops check $(EXAMPLES)
 
 test: $(TESTING)
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+# What neither compiles nor starts processes nor takes seconds: for the time between two edits.
+test-fast: $(TESTING)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not compile and not process"
 
 # Writes tests/generated anew, to be reviewed.
 generated: $(TESTING)

@@ -59,6 +59,13 @@ def _reset_dynamo() -> Iterator[None]:
         dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def _inductor_without_vectors(request: pytest.FixtureRequest) -> None:
+    """The C++ compiler needs half the time for inductor's code without vector instructions, which are not ours."""
+    if request.node.get_closest_marker("compile") or "torch._inductor.config" in sys.modules:
+        torch._inductor.config.cpp.simdlen = 1
+
+
 @pytest.fixture
 def registry() -> Iterator[customops.Registry]:
     """A fresh registry; its ops are gone after the test."""

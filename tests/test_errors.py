@@ -68,6 +68,7 @@ def define(registry: Registry, form: str, name: str) -> None:
         registry.define(name, "(Tensor x) -> Tensor")
 
 
+@pytest.mark.compile
 def test_names_that_look_like_others_and_are_none(registry: Registry, ns: str) -> None:
     names = [f"{ns}::{name}" for name in ("match", "self", "op", "f.name", "g.self", "h.two")]
     for name in [*names, f"print_{ns}::f"]:
@@ -208,6 +209,7 @@ def test_a_write_to_what_is_no_tensor(registry: Registry, ns: str, schema: str, 
 # Calls ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("bypass", [False, True])
 def test_a_device_without_a_kernel(registry: Registry, ns: str, bypass: bool) -> None:
     op = registry.custom_op(f"{ns}::f", double, mutates_args=(), device_types=["cuda", "xpu"], bypass=bypass)
@@ -316,6 +318,7 @@ def mark_a_float(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_dirty(inputs[1])
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("setup_context", "problem", "fix"),
     [
@@ -354,6 +357,7 @@ def test_what_setup_context_gives_to_ctx(scaled: Any, setup_context: Any, proble
     assert fix in text
 
 
+@pytest.mark.compile
 def test_an_attribute_that_ctx_has_not(scaled: Any) -> None:
     def backward(ctx: Any, grad: Tensor) -> Any:
         assert getattr(ctx, "other", None) is None
@@ -390,6 +394,7 @@ def test_flat_gradients_for_a_list(registry: Registry, ns: str) -> None:
         assert text.endswith(f"fix:      xs is a list: return [{items}]")
 
 
+@pytest.mark.compile
 def test_formulas_are_registered_by_decorators(registry: Registry, ns: str, scaled: Any) -> None:
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.by = inputs[1]

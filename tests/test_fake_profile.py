@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import io
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 import pytest
 import torch
+from helpers.compiling import draft_export
 from helpers.functions import add_fn
 from torch import Tensor
 from torch._library import fake_profile as torchs
@@ -288,15 +287,7 @@ def test_inside_a_scope(registry: Registry, add: Any, ns: str) -> None:
     assert fake_call(add, x, x).dtype == torch.bfloat16
 
 
-def draft_export(*args: Any) -> Any:
-    """torch's, which leaves its log files open."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        drafted = torch.export.draft_export(*args)
-        gc.collect()
-    return drafted
-
-
+@pytest.mark.compile
 def test_export(add: Any, ns: str) -> None:
     # What draft_export records is enough for a strict one
     class Model(torch.nn.Module):
@@ -315,6 +306,7 @@ def test_export(add: Any, ns: str) -> None:
     assert read_profiles_from_yaml(generate_yaml_from_profiles(recorded)) == {f"{ns}.add.default": {MATRICES}}
 
 
+@pytest.mark.compile
 @pytest.mark.parity(95)
 def test_draft_export_goes_on_without_a_profile(add: Any, ns: str) -> None:
     class Model(torch.nn.Module):

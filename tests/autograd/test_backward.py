@@ -45,6 +45,7 @@ def test_setup_context_by_keyword_needs_the_keywords(scale: Any) -> None:
         scale.register_autograd(times(3), setup_context=lambda ctx, inputs, output: None)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(50)
 def test_keyword_only_arguments_under_transforms_and_compile(scale: Any) -> None:
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:

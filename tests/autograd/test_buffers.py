@@ -51,6 +51,7 @@ def test_a_counter(count: Any, dtype: torch.dtype) -> None:
     assert counter.is_leaf
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_counter_compiled(count: Any, backend: str, dtype: torch.dtype) -> None:
@@ -146,6 +147,7 @@ def plain_buffer(x: Tensor) -> Tensor:
     return out * x
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_buffer_becomes_part_of_the_graph(sin_into: Any, backend: str) -> None:
     f = through_buffer(sin_into)
@@ -158,6 +160,7 @@ def test_a_buffer_becomes_part_of_the_graph(sin_into: Any, backend: str) -> None
     torch.testing.assert_close(x.grad, y.grad)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_buffer_from_outside(sin_into: Any, backend: str) -> None:
     compiled = torch.compile(sin_into, fullgraph=True, backend=backend)

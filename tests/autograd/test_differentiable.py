@@ -36,6 +36,7 @@ def bins(registry: Registry, ns: str) -> Any:
     return bins
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_op_that_is_not_differentiable(bins: Any, backend: str) -> None:
     x = leaf_of(X)
@@ -105,6 +106,7 @@ def sorted_of(registry: Registry, ns: str) -> Any:
     return sorted_of
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_flags_of_returns(sorted_of: Any, backend: str) -> None:
     x = leaf_of(X)
@@ -190,6 +192,7 @@ def masked(registry: Registry, ns: str, request: Any) -> Any:
     return masked
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_arguments_without_a_gradient(masked: Any, backend: str) -> None:
     x, mask, other = leaf_of(X), leaf_of(X + 1), leaf_of(X)

@@ -200,6 +200,7 @@ def test_threads(product: Any, exp: Any, combine: Any) -> None:
     assert failures == []
 
 
+@pytest.mark.compile
 def test_formulas_that_call_ops(registry: Registry, ns: str) -> None:
     """sin and cos in numpy, each the derivative of the other."""
     sin = registry.custom_op(f"{ns}::sin", lambda x: torch.from_numpy(np.sin(x.numpy(force=True))),

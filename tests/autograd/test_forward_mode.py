@@ -197,6 +197,7 @@ def test_transforms(registry: Registry, ns: str, make: Any, transform: str) -> N
     torch.testing.assert_close(run(program.op, *args), run(program.reference, *args))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("make", [product, lists])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("transform", ["jvp", "jacfwd", "jacfwd(jacrev)", "hessian", "dual numbers"])
@@ -233,6 +234,7 @@ def test_nothing_to_do_without_tangents(registry: Registry, ns: str) -> None:
     assert not calls
 
 
+@pytest.mark.compile
 def test_a_compiled_level_does_not_go_unseen(registry: Registry, ns: str) -> None:
     """A graph opens its level where Python does not hear of it; what was called directly before must look."""
     program = product(registry, ns)

@@ -123,6 +123,7 @@ def test_setup_context_runs_once_for_each_level(product: Any) -> None:
     assert sorted(needed) == [(False, True), (True, False)]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_transforms(product: Any, backend: str) -> None:
     f, reference = quintic(product), quintic(plain)
@@ -205,6 +206,7 @@ def test_forward_mode_raises_for_a_list(combine: Any) -> None:
         torch.func.jacfwd(lambda x: combine([x, x]))(X[:2])
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["jvp", "jvp of the other", "jacfwd", "dual numbers"])
 @slow_vmap

@@ -72,6 +72,7 @@ AUTOGRAD_TAKES: dict[str, Any] = {
 }
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["one by one", "a list"])
 @pytest.mark.parametrize("returned", AUTOGRAD_TAKES)
@@ -109,6 +110,7 @@ def test_gradients_that_autograd_takes(registry: Registry, ns: str, returned: st
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])  # inductor warns of complex numbers
 def test_a_complex_gradient_of_a_real_tensor(registry: Registry, ns: str, backend: str) -> None:
     op = registry.custom_op(f"{ns}::turn", lambda z, r: z * r, mutates_args=(),
@@ -142,6 +144,7 @@ def test_gradients_that_are_not_summed_have_gradients(registry: Registry, ns: st
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_a_view_that_is_mutated_are_summed(registry: Registry, ns: str, backend: str) -> None:
     op = registry.custom_op(f"{ns}::add_", lambda x, y: x.add_(y), mutates_args={"x"}, tags=torch.Tag.inplace,
@@ -183,6 +186,7 @@ def test_when_gradients_are_compared(registry: Registry, ns: str) -> None:
         once(x, bias).sum().backward()
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_zeros_for_integers_take_no_memory(registry: Registry, ns: str, backend: str) -> None:
     @registry.custom_op(f"{ns}::order", mutates_args=(), differentiable=(True, True, False))
@@ -218,6 +222,7 @@ def test_none_where_the_gradient_was_none_too(registry: Registry, ns: str) -> No
     assert (x.grad.tolist(), y.grad) == ([2, 2, 2], None)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_gradients_with_symbolic_shapes(registry: Registry, ns: str, is_summed: bool) -> None:
     op = add_bias(registry, ns, lambda ctx, g: (g, g.sum(0) if is_summed else g))
@@ -230,6 +235,7 @@ def test_gradients_with_symbolic_shapes(registry: Registry, ns: str, is_summed: 
         assert bias.grad.tolist() == [size] * (size + 1)
 
 
+@pytest.mark.compile
 def test_gradients_with_symbolic_shapes_for_a_fixed_one(registry: Registry, ns: str) -> None:
     op = add_bias(registry, ns, lambda ctx, g: (g, g))
     op.register_fake(lambda x, bias: x.new_empty(x.shape))

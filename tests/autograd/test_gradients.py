@@ -22,6 +22,7 @@ from customops.errors import AutogradError, UnsupportedError
 
 #: torch warns when it batches an op by a loop, and of what it does itself.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
     pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated"),

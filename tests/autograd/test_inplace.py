@@ -74,6 +74,7 @@ def program(exp_: Any, mul_: Any) -> Any:
 PLAIN = program(torch.Tensor.exp_, torch.Tensor.mul_)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(30)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_inplace(exp_: Any, mul_: Any, backend: str) -> None:
@@ -179,6 +180,7 @@ def test_a_saved_tensor_that_is_mutated_later(mul_: Any) -> None:
 # From torch operations ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_inplace_from_torch_operations(registry: Registry, ns: str, backend: str) -> None:
     @registry.custom_op(f"{ns}::mul_", mutates_args={"x"}, tags=INPLACE)

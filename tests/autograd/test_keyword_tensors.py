@@ -78,6 +78,7 @@ def arguments(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     return tuple((X + i).to(dtype).requires_grad_() for i in range(4))
 
 
+@pytest.mark.compile
 @pytest.mark.parity(18)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -100,6 +101,7 @@ def test_keyword_only_tensors_by_finite_differences(affine: Any, call: Any) -> N
     assert gradgradcheck(f, xs, check_fwd_over_rev=True)
 
 
+@pytest.mark.compile
 def test_keyword_only_tensors_compiled_by_inductor(affine: Any) -> None:
     ours, plain = arguments(), arguments()
     torch.compile(lambda *xs: CALLS[1](affine, *xs).sum(), fullgraph=True)(*ours).backward()

@@ -115,6 +115,7 @@ LISTS: list[Callable[..., tuple[Any, Any]]] = [
 ]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("lists", LISTS)
 def test_empty_lists_and_lists_with_none(optional_sum: Any, lists: Callable[..., tuple[Any, Any]]) -> None:
     def reference(a: Tensor, y: Tensor, b: Tensor) -> Tensor:
@@ -135,6 +136,7 @@ def test_empty_lists_and_lists_with_none(optional_sum: Any, lists: Callable[...,
         assert torch.allclose(a, b)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("hint", [Optional[List[Tensor]], Optional[List[Optional[Tensor]]]])
 @pytest.mark.parametrize("ys", [lambda a, b: None, lambda a, b: [], lambda a, b: [a, b], lambda a, b: (b,)])
 def test_optional_lists(registry: Registry, ns: str, hint: Any, ys: Callable[..., Any]) -> None:

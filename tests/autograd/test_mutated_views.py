@@ -181,6 +181,7 @@ WAYS: dict[str, Any] = {
 }
 
 
+@pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("make", [rope, accumulate_into_a_view, a_list_of_views])
 @pytest.mark.parametrize("way", WAYS)
@@ -222,6 +223,7 @@ def test_views_that_are_written_without_a_formula(registry: Registry, ns: str) -
         base.sum().backward()
 
 
+@pytest.mark.compile
 def test_a_list_of_buffers(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::fan_out", mutates_args={"outs"})
     def fan_out(x: Tensor, outs: list[Tensor]) -> None:
@@ -246,6 +248,7 @@ def test_a_list_of_buffers(registry: Registry, ns: str) -> None:
         torch.testing.assert_close(x.grad, 4 * X + 3)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_keyword_only_buffer(registry: Registry, ns: str, backend: str) -> None:
     @registry.custom_op(f"{ns}::scaled", mutates_args={"out"})

@@ -49,6 +49,7 @@ def test_outputs_that_are_no_tensors(stats: Any) -> None:
     assert seen[1] == [torch.float32, None, torch.int64, None, None]  # zeros, as in torch
 
 
+@pytest.mark.compile
 def test_outputs_that_are_no_tensors_under_transforms_and_compile(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::op", mutates_args=())
     def op(x: Tensor) -> Tuple[Tensor, int, Tensor, float, bool]:

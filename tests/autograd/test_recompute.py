@@ -116,6 +116,7 @@ def test_transforms(registry: Registry, ns: str, make: Any, transform: str) -> N
     torch.testing.assert_close(run(program.op, x, y), run(program.reference, x, y))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("make", [plain, mixed])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(registry: Registry, ns: str, make: Any, backend: str) -> None:
@@ -127,6 +128,7 @@ def test_compiled(registry: Registry, ns: str, make: Any, backend: str) -> None:
     torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("transform", ["grad", "jvp", "hessian"])
 def test_compiled_transforms(registry: Registry, ns: str, transform: str) -> None:
     program, run = plain(registry, ns), TRANSFORMS[transform]
@@ -273,6 +275,7 @@ WAYS: dict[str, Any] = {
 }
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(registry: Registry, ns: str, way: str, recompute: bool) -> None:

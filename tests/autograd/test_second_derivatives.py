@@ -112,6 +112,7 @@ def test_a_second_derivative_in_forward_mode_through_what_was_not_recorded(
             second()
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_a_first_derivative_does_not_mind(registry: Registry, ns: str, kind: str) -> None:
@@ -259,6 +260,7 @@ SECOND_DERIVATIVES: dict[str, Any] = {
 ROWS = torch.tensor([[1.0, 2.0, 4.0], [1.0, 0.0, 0.5]])
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("transform", SECOND_DERIVATIVES)
 def test_a_second_derivative_by_a_return_without_one(registry: Registry, ns: str, kind: str, transform: str) -> None:
@@ -276,6 +278,7 @@ def test_a_second_derivative_by_a_return_without_one(registry: Registry, ns: str
     assert transform == "compiled" or isinstance(raised.value, AutogradError)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("transform", ["eager", "grad(grad)", "vmap(grad(grad))", "compiled"])
 def test_a_return_without_a_gradient_may_be_a_constant(registry: Registry, ns: str, transform: str) -> None:
     @registry.custom_op(f"{ns}::positive", mutates_args=(), differentiable=(True, False))
@@ -301,6 +304,7 @@ def test_a_return_without_a_gradient_may_be_a_constant(registry: Registry, ns: s
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("transform", SECOND_DERIVATIVES)
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_a_second_derivative_by_a_buffer_that_was_written(
@@ -340,6 +344,7 @@ def test_a_second_derivative_by_a_buffer_that_was_written(
     assert transform == "compiled" or isinstance(raised.value, AutogradError)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("transform", SECOND_DERIVATIVES)
 @pytest.mark.parametrize("kind", ["one tensor", "a list"])
 def test_once_differentiable(registry: Registry, ns: str, kind: str, transform: str) -> None:

@@ -36,6 +36,7 @@ def test_make_fx_of_a_training_step(product: Any, ns: str, tracing_mode: str) ->
     torch.testing.assert_close(graph(x, weight), training_step(plain)(x, weight))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "aot_eager_decomp_partition"])
 def test_compiled_training(product: Any, backend: str, dynamic: bool) -> None:
@@ -48,6 +49,7 @@ def test_compiled_training(product: Any, backend: str, dynamic: bool) -> None:
         assert_same_gradients(forward, lambda x, w: (plain(plain(x, w), w) - 1).pow(2), x, weight)
 
 
+@pytest.mark.compile
 def test_inductor(product: Any, ns: str) -> None:
     class Model(torch.nn.Module):
         def __init__(self, f: Callable[..., Tensor]) -> None:
@@ -72,6 +74,7 @@ def test_inductor(product: Any, ns: str) -> None:
         assert torch.allclose(got, wanted, atol=1e-6)
 
 
+@pytest.mark.compile
 def test_export_keeps_the_op_and_its_gradient(product: Any, ns: str) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -92,6 +95,7 @@ def test_export_keeps_the_op_and_its_gradient(product: Any, ns: str) -> None:
     assert torch.allclose(gradient, 2 * x * x)
 
 
+@pytest.mark.compile
 def test_registering_again_reaches_compiled_functions_after_a_reset(product: Any) -> None:
     compiled = torch.compile(lambda x: product(x, x), backend="aot_eager", fullgraph=True)
     assert_same_gradients(compiled, lambda x: plain(x, x), X)

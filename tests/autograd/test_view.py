@@ -366,6 +366,7 @@ def test_function_transforms(registry: Registry, ns: str) -> None:
     assert_close(torch.func.grad(lambda t: torch.func.grad(of_op)(t).sum())(t), 6 * t * torch.tensor([[0.0], [1], [0]]))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_dynamo_takes_it(registry: Registry, ns: str, requires_grad: bool) -> None:
     op, t = define(registry, ns), torch.randn(3, 2, requires_grad=requires_grad)
@@ -373,6 +374,7 @@ def test_dynamo_takes_it(registry: Registry, ns: str, requires_grad: bool) -> No
     assert_close(compiled(t), torch.select(t, 0, 1) * 2)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(98)
 def test_aot_refuses_it(registry: Registry, ns: str) -> None:
     op = define(registry, ns)

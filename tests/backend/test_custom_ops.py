@@ -14,6 +14,9 @@ import customops
 from customops import custom_op, opcheck
 from customops.backend import get_backend
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -16,6 +16,8 @@ from torch.testing import assert_close
 from customops.backend import register_backend
 from customops.backend.errors import NoKernelError
 
+pytestmark = pytest.mark.process
+
 
 def register() -> None:
     warnings.simplefilter("ignore")  # complex32 is experimental, says torch

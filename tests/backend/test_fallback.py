@@ -15,6 +15,9 @@ from torch.testing import assert_close
 from customops.backend import BackendError, get_backend, register_backend
 from customops.backend.coverage import journal
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -12,6 +12,9 @@ from torch.testing import assert_close
 
 from customops.backend import BackendError, get_backend
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -17,6 +17,9 @@ from torch.testing import assert_close
 from customops.backend import BackendError, get_backend, register_backend
 from customops.errors import UnsupportedError
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -19,6 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from customops.backend import BackendError, get_backend, sending
 from customops.testing import run_isolated
 
+pytestmark = pytest.mark.process
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -380,8 +383,8 @@ def test_queues() -> None:
 SPAWNED = """
 import sys
 import torch
-sys.path.insert(0, {tests!r})
-import test_backend_models as models  # a spawned process runs this, too
+sys.path[:0] = {paths!r}
+import test_models as models  # a spawned process runs this, too
 models.register()
 
 def main():
@@ -398,7 +401,8 @@ if __name__ == "__main__":
 
 
 def test_spawned_processes(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(SPAWNED.format(tests=str(Path(__file__).parent)), encoding="utf-8")
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    (tmp_path / "program.py").write_text(SPAWNED.format(paths=paths), encoding="utf-8")
     assert run_isolated(tmp_path / "program.py").value == "done"
 
 

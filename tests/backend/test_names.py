@@ -30,6 +30,9 @@ from customops.backend import (
 )
 from customops.backend.registration import FALLBACKS
 
+pytestmark = pytest.mark.process
+
+
 fresh = isolated()
 
 

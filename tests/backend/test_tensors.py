@@ -13,6 +13,9 @@ from torch.testing import assert_close
 
 from customops.backend import get_backend
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -23,6 +23,9 @@ from customops.backend import BackendError, get_backend, register_backend
 from customops.errors import UnsupportedError
 from customops.testing import run_isolated
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 alone = isolated()
 

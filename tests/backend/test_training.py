@@ -16,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from customops.backend import register_backend
 
+pytestmark = pytest.mark.process
+
+
 on_device = isolated(register)
 
 

@@ -143,6 +143,7 @@ except AssertionError as error:
 """
 
 
+@pytest.mark.process
 def test_a_device_of_ones_own() -> None:
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", PRIVATEUSE1], cwd=root, capture_output=True, text=True)

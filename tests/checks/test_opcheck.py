@@ -236,6 +236,7 @@ def test_inputs_and_random_state_are_left_alone(define: Ops) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.process
 @pytest.mark.parity(86)
 def test_nothing_but_torch_is_needed() -> None:
     script = """
@@ -333,6 +334,7 @@ def test_type():
 """
 
 
+@pytest.mark.process
 def test_a_failure_under_pytest_is_short(tmp_path: Path, ns: str) -> None:
     (tmp_path / "test_them.py").write_text(FAILURES.replace("{ns}", ns))
     command = [sys.executable, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]

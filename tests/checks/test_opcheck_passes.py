@@ -127,6 +127,7 @@ CUSTOM: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "args", "kwargs"), CUSTOM.values(), ids=CUSTOM)
 def test_custom_ops_pass(op: Any, args: Any, kwargs: Any) -> None:
     before = [_memory.bits(x).clone() for x in tensors_in((args, kwargs))]

@@ -120,7 +120,7 @@ def test_write_to_a_list_and_by_keyword(define: Ops) -> None:
 
 
 def test_write_to_sparse(define: Ops) -> None:
-    op = define("f(Tensor x) -> Tensor", lambda x: then(x.clone(), x._values().zero_()), "SparseCPU")
+    op = define("f(Tensor x) -> Tensor", lambda x: then(x.clone(), x._values().zero_()), key="SparseCPU")
     with pytest.raises(SchemaCheckError, match=MUTATED):
         schema_check(op, (torch.eye(3).to_sparse(),))
 
@@ -152,7 +152,7 @@ def test_slices_of_one_buffer_are_told_apart(define: Ops, dim: int) -> None:
 
 @pytest.mark.parametrize("kernel", [lambda x: x[:], lambda x: x, lambda x: x[1:]], ids=["view", "itself", "part"])
 def test_undeclared_alias(define: Ops, kernel: Callable[..., Any]) -> None:
-    op = define("f(Tensor x) -> Tensor", kernel, "CompositeExplicitAutograd")
+    op = define("f(Tensor x) -> Tensor", kernel, key="CompositeExplicitAutograd")
     with pytest.raises(SchemaCheckError, match=ALIASED):
         schema_check(op, (torch.ones(3),))
 
@@ -215,21 +215,21 @@ def test_aten_passes(op: Any, args: Any, kwargs: Any) -> None:
 
 
 def test_no_tensor_inputs(define: Ops) -> None:
-    op = define("f(int x, int y=3, str z='a') -> int", lambda x, *_: x + 1, "CompositeExplicitAutograd")
+    op = define("f(int x, int y=3, str z='a') -> int", lambda x, *_: x + 1, key="CompositeExplicitAutograd")
     schema_check(op, (3,))
     schema_check(op, (), {"x": 3, "z": "b"})
 
 
 def test_parts_of_a_composite_are_judged(define: Ops) -> None:
     part = define("part(Tensor x) -> Tensor", lambda x: x[:])
-    whole = define("whole(Tensor x) -> Tensor", lambda x: part(x) + 1, "CompositeImplicitAutograd")
+    whole = define("whole(Tensor x) -> Tensor", lambda x: part(x) + 1, key="CompositeImplicitAutograd")
     with pytest.raises(SchemaCheckError, match=ALIASED) as caught:
         schema_check(whole, (torch.ones(2),))
     assert caught.value.op == part.name()
 
 
 def test_a_composite_of_aten_is_not_exercised(define: Ops) -> None:
-    op = define("f(Tensor x) -> Tensor", lambda x: x + 1, "CompositeImplicitAutograd")
+    op = define("f(Tensor x) -> Tensor", lambda x: x + 1, key="CompositeImplicitAutograd")
     with pytest.raises(NotExercised, match="made of aten operators"):
         schema_check(op, (torch.ones(2),))
 
@@ -259,7 +259,7 @@ def test_sparsity_of_an_input(define: Ops) -> None:
         return then(x.clone(), x.sparse_resize_and_clear_((3, 3), 2, 0))
 
     with pytest.raises(SchemaCheckError, match=MUTATED):
-        schema_check(define("f(Tensor x) -> Tensor", shrink, "SparseCPU"), (torch.eye(3).to_sparse(),))
+        schema_check(define("f(Tensor x) -> Tensor", shrink, key="SparseCPU"), (torch.eye(3).to_sparse(),))
 
 
 def test_inference_tensors(define: Ops) -> None:

@@ -15,6 +15,9 @@ from helpers.isolated import isolated
 from customops.backend import get_backend, register_backend
 from customops.backend.coverage import journal, opinfo, report
 
+pytestmark = pytest.mark.process
+
+
 DEVICE = """\
 import torch
 from customops.backend import register_backend

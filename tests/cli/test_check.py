@@ -423,6 +423,7 @@ def test_two_targets_define_the_same_op(check: Check) -> None:
 # -- as a program ------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_examples_pass() -> None:
     """In a pipe there are no escape codes, and nothing is cut."""
     files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py"))
@@ -437,6 +438,7 @@ def test_examples_pass() -> None:
     assert ", 0 failed, " in out
 
 
+@pytest.mark.process
 def test_ascii_output(here: Path) -> None:
     code, out, _ = in_shell("check", str(here / write("ops.py", GOOD)), PYTHONIOENCODING="ascii")
     assert code == 0
@@ -451,6 +453,7 @@ def test_terminal(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cli::good" in err  # the progress bar
 
 
+@pytest.mark.process
 def test_without_rich() -> None:
     script = "import sys; sys.modules['rich'] = None; from customops.__main__ import main; sys.exit(main())"
     code, out, err = in_shell("check", "examples/out.py", script=script)

@@ -192,6 +192,7 @@ def test_transforms(scale: Any) -> None:
             scale(dual, dual, 2.0, 1, None)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled(scale: Any, backend: str) -> None:
     f = torch.compile(lambda x, y: scale(x, y, 2.0, 1, None).sin(), fullgraph=True, backend=backend)

@@ -157,6 +157,7 @@ def test_registering_while_others_call(op: Any) -> None:
     assert not failures
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_while_another_thread_registers() -> None:
     script = """

@@ -79,6 +79,7 @@ def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "check", "printed"),
     [
@@ -129,6 +130,7 @@ def test_one_shape_is_compiled_once(registry: Registry, ns: str) -> None:
     assert first is not second
 
 
+@pytest.mark.slow
 def test_nothing_of_an_op_is_kept(registry: Registry, ns: str) -> None:
 
     gc.collect()
@@ -150,6 +152,7 @@ def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:
     assert customops.adopt(f"{ns}::f") is op
 
 
+@pytest.mark.process
 def test_where_code_cannot_be_marked_functions_are_wrapped() -> None:
     """As on a torch in which Dynamo has no way to skip a code object."""
     script = """

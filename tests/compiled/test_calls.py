@@ -14,6 +14,9 @@ from torch.testing import assert_close
 
 from customops import Registry
 
+pytestmark = pytest.mark.compile
+
+
 # Compiled calls -------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from customops import Registry
 from customops.errors import UnregisteredError
 
+pytestmark = pytest.mark.compile
+
+
 ROOT = Path(__file__).parents[2]
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 

@@ -24,6 +24,9 @@ from torch.testing import assert_close
 
 from customops import custom_op
 
+pytestmark = pytest.mark.process
+
+
 # -- kernels -----------------------------------------------------------------------------------
 
 

@@ -21,6 +21,9 @@ from helpers.cpp_device import (
 from torch import nn
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.process
+
+
 # -- memory and devices ------------------------------------------------------------------------
 
 

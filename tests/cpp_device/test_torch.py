@@ -27,6 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.process
+
+
 # -- random numbers ----------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ class Mine(Exception):
     """An error of a kernel."""
 
 
+@pytest.mark.compile
 def test_an_error_in_a_kernel_comes_through(registry: Registry, ns: str) -> None:
     def kernel(x: Tensor, fail: bool) -> Tensor:
         if fail:
@@ -145,6 +146,7 @@ def test_registering_while_other_threads_call(registry: Registry, ns: str) -> No
 # Dynamo stays out -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 def test_kernels_are_not_traced(registry: Registry, ns: str) -> None:
     """Between two graphs the op runs while Dynamo listens to every frame, kernels included."""
     seen: dict[str, bool] = {}
@@ -204,6 +206,7 @@ def frames_offered_to_dynamo() -> Iterator[list[str]]:
         set_eval_frame(before)
 
 
+@pytest.mark.compile
 def test_dynamo_is_offered_none_of_the_frames_below_a_call(registry: Registry, ns: str) -> None:
     """Kernels with and without defaults, selection by device, version counting, fakes, gradients."""
 

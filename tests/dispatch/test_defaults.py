@@ -296,6 +296,7 @@ def test_kernels_of_every_device_get_defaults(registry: customops.Registry, ns: 
     assert seen == [([inf, 1.0], 1)]
 
 
+@pytest.mark.compile
 def test_compiled_call_gets_defaults(registry: customops.Registry, ns: str) -> None:
     recorder = Recorder.define(registry, ns, float, -inf, False)
     compiled = torch.compile(lambda x: recorder.op(x) + recorder.op(x, z=2), backend="eager", fullgraph=True)
@@ -364,6 +365,7 @@ def scale(
 LEFT_OUT = "has no parameter for k, sizes, s, device. It is called without"
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_callback_may_leave_out_what_has_a_default(registry: customops.Registry, ns: str, mine: bool) -> None:
     """As in torch, where the dispatcher does not pass what equals its default."""
@@ -423,6 +425,7 @@ def test_a_function_with_a_schema_may_leave_out_defaults(registry: customops.Reg
         op(torch.ones(1), 3)
 
 
+@pytest.mark.compile
 def test_a_kernel_is_bound_by_its_own_parameters(registry: customops.Registry, ns: str) -> None:
     def plan(x: Tensor, workspace: Tensor, k: int) -> Tensor:
         return x * k + workspace

@@ -104,6 +104,7 @@ def test_a_factory_needs_a_device_argument_for_kernels_by_device(registry: Regis
         op.register_kernel("cpu")(fn)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(23)
 def test_a_factory_without_a_device_argument_serves_every_device(registry: Registry, ns: str) -> None:
     op = define_factory(registry, ns, no_device, device_types=None)

@@ -97,6 +97,7 @@ def test_same_numbers(registry: Registry, ns: str, kernel: str, caller: str, req
             torch.testing.assert_close(result.detach(), wanted)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("autocast", [False, True])
@@ -131,6 +132,7 @@ def test_autocast_of_the_op_acts_on_its_inputs(registry: Registry, ns: str) -> N
     assert seen == [(torch.bfloat16, False, torch.bfloat16)]
 
 
+@pytest.mark.compile
 def test_what_is_recorded_inside_stays_inside(registry: Registry, ns: str) -> None:
     """The value and its gradient in one kernel, and a formula that uses it."""
 

@@ -2,6 +2,7 @@
 
 from typing import Any, List, Optional
 
+import pytest
 import torch
 from helpers.defaults import (
     Recorder,
@@ -15,6 +16,9 @@ from torch.types import Number
 import customops
 from customops._schema.infer import schema_of
 from customops._schema.parse import parse
+
+pytestmark = pytest.mark.slow
+
 
 #: Tests may share the machine.
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -230,6 +230,7 @@ def test_aliasing_is_looked_for_in_every_call(registry: Registry, ns: str) -> No
             op(x)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(19)
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_aliasing_is_looked_for_in_every_mode(registry: Registry, ns: str, context: Any) -> None:

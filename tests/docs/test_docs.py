@@ -13,6 +13,9 @@ from sybil.parsers.myst import PythonCodeBlockParser
 
 from customops.testing import run_isolated
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Pages that make a device: in a process of their own, because a device stays.

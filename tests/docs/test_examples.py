@@ -22,6 +22,9 @@ import customops
 from customops import CustomOpDef, Sample
 from customops.testing import run_isolated
 
+pytestmark = pytest.mark.compile
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: They make a device, each in a process of its own (see below), and define no op.
 DEVICES = {"numpy_device"}

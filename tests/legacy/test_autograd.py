@@ -80,6 +80,7 @@ def test_forward_mode_raises(ns: str) -> None:
             legacy.impl_backward(f"{ns}::foo", func=lambda ctx, x, grad: {"x": grad * x.cos()})
 
 
+@pytest.mark.compile
 @pytest.mark.parity(73)
 def test_a_formula(ns: str) -> None:
     op = sine(ns)

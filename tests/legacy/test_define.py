@@ -230,6 +230,7 @@ def test_defining_twice(ns: str, lib: Library) -> None:
     assert str(op_of(ns)._schema) == f"{ns}::foo(Tensor x) -> Tensor"
 
 
+@pytest.mark.slow
 @pytest.mark.parity(69)
 def test_destroy_and_define_again(ns: str) -> None:
     for factor in (2, 3, 4):

@@ -212,6 +212,7 @@ def test_a_fake_of_an_op_of_a_library_goes_with_its_entry(ns: str, lib: Library)
         op_of(ns)(torch.ones(2, device="meta"))
 
 
+@pytest.mark.compile
 def test_get_ctx_makes_sizes(ns: str) -> None:
     def foo(x: Tensor) -> Tensor:
         raise NotImplementedError

@@ -108,6 +108,7 @@ def test_the_second_definition_is_told_where_the_first_is(registry: Registry, ns
         registry.custom_op(f"{ns}::f", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor")
 
 
+@pytest.mark.compile
 def test_all_rules_attach(registry: Registry, ns: str) -> None:
     registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
     op = registry.adopt(f"{ns}::f")
@@ -373,6 +374,7 @@ def test_impl_with_a_library_in_front(ns: str) -> None:
     lib._destroy()
 
 
+@pytest.mark.slow
 def test_nothing_is_kept(registry: Registry, ns: str) -> None:
     """A kernel is freed with its op."""
 

@@ -263,6 +263,7 @@ def test_a_fake_for_an_ordinary_op_gives_no_warning(registry: Registry, ns: str)
 # In-place: compiled ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parity(32)
 @pytest.mark.parametrize(
     "options",
@@ -281,6 +282,7 @@ def test_inplace_compiled(registry: Registry, ns: str, options: Any) -> None:
     assert_close(x, expected)
 
 
+@pytest.mark.compile
 def test_inplace_compiled_by_aot(registry: Registry, ns: str) -> None:
     op = define_add_(registry, ns)
     x, y = torch.randn(3), torch.randn(3)
@@ -289,6 +291,7 @@ def test_inplace_compiled_by_aot(registry: Registry, ns: str) -> None:
     assert_close(x, expected)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_the_written_argument_is_right_after_several_compiled_writes(registry: Registry, ns: str, backend: str) -> None:
     op = define_add_(registry, ns)
@@ -311,6 +314,7 @@ def test_the_written_argument_is_right_after_several_compiled_writes(registry: R
 # result still lives in it. Ops of torch.library suffer it; ours go another way there.
 
 
+@pytest.mark.compile
 @pytest.mark.parity(32)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_the_result_of_a_compiled_inplace_op_is_the_argument(registry: Registry, ns: str, backend: str) -> None:
@@ -327,6 +331,7 @@ def test_the_result_of_a_compiled_inplace_op_is_the_argument(registry: Registry,
     assert_close(torch.compile(program, fullgraph=True, backend=backend)(x), (x.sin() * 2, y * 2, y))
 
 
+@pytest.mark.compile
 def test_the_result_of_a_compiled_inplace_op_keeps_its_memory(registry: Registry, ns: str) -> None:
     op, other = define_add_(registry, ns), define_sincos(registry, ns)
 

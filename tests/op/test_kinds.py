@@ -280,6 +280,7 @@ def test_no_grad_and_inference_mode_with_tensors_that_require_grad(registry: Reg
         assert not result.requires_grad
 
 
+@pytest.mark.compile
 @pytest.mark.parity(27)
 @every_kind
 def test_compiled(registry: Registry, ns: str, kind: Kind) -> None:
@@ -287,6 +288,7 @@ def test_compiled(registry: Registry, ns: str, kind: Kind) -> None:
     check_compiled(torch.compile(functools.partial(kind.program, op), fullgraph=True, backend="eager"), kind, x)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(27)
 @kinds(lambda kind: kind.takes_aot)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -305,6 +307,7 @@ def check_compiled(compiled: Callable[[Tensor], Tensor], kind: Kind, x: Tensor) 
 
 # One compilation for all kinds, as inductor takes seconds for each. Those that return what they write to
 # have one of their own in test_inplace.py and test_out.py: inductor may hand their buffers out again too early.
+@pytest.mark.compile
 @pytest.mark.parity(27)
 def test_compiled_by_inductor(registry: Registry, ns: str) -> None:
     names = KINDS.keys() - {"view", "in-place", "out"}
@@ -319,6 +322,7 @@ def test_compiled_by_inductor(registry: Registry, ns: str) -> None:
     assert_close(torch.compile(everything, fullgraph=True)(x), expected)
 
 
+@pytest.mark.compile
 @kinds(lambda kind: kind.takes_aot and kind.differentiable)
 def test_compiled_gradients(registry: Registry, ns: str, kind: Kind) -> None:
     op, x = kind.define(registry, ns), sample().requires_grad_()

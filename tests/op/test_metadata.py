@@ -37,6 +37,7 @@ def test_any_sequence_arrives_as_a_list(registry: Registry, ns: str, given: Any)
     assert type(seen[0]) is list
 
 
+@pytest.mark.compile
 def test_numpy_in_a_kernel(registry: Registry, ns: str) -> None:
     def sine(x: Tensor) -> Tensor:
         return torch.from_numpy(np.sin(x.numpy()))
@@ -131,6 +132,7 @@ class Holder(torch.nn.Module):
         return result
 
 
+@pytest.mark.compile
 def test_a_module_may_hold_an_op(registry: Registry, ns: str) -> None:
     module = Holder(registry.custom_op(f"{ns}::increment", increment, mutates_args=()))
     module.op.register_fake(torch.empty_like)

@@ -191,6 +191,7 @@ def test_versions_with_a_mode_and_in_inference_mode(registry: Registry, ns: str)
     assert_close([x, y], [torch.full((2,), 7.0)] * 2)
 
 
+@pytest.mark.process
 @pytest.mark.parity(20)
 @pytest.mark.parametrize(
     "definition",
@@ -260,12 +261,14 @@ def test_results_come_back_in_the_arguments(registry: Registry, ns: str) -> None
             assert_close(use(op, x), expected(x))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled(registry: Registry, ns: str, backend: str) -> None:
     op, x = define(registry, ns), torch.randn(9)
     assert_close(torch.compile(lambda x: use(op, x), fullgraph=True, backend=backend)(x), expected(x))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_writes_reach_the_inputs_their_views_and_bases(registry: Registry, ns: str, backend: str) -> None:
     def fill(xs: list[Tensor], by: float) -> None:
@@ -293,6 +296,7 @@ def test_compiled_writes_reach_the_inputs_their_views_and_bases(registry: Regist
     assert_close(inputs, others)
 
 
+@pytest.mark.compile
 def test_a_write_orders_the_ops_around_it(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", write, mutates_args=("x",), schema="(Tensor(a!) x) -> ()")
 
@@ -319,6 +323,7 @@ def test_fake_and_meta_tensors_need_no_fake_impl(registry: Registry, ns: str) ->
     assert bumps(lambda: op(meta, meta.clone(), None), meta) == [0]
 
 
+@pytest.mark.compile
 def test_an_op_that_writes_and_returns_needs_a_fake(registry: Registry, ns: str) -> None:
     def pop(x: Tensor) -> Tensor:
         last = x[-1].clone()
@@ -451,6 +456,7 @@ def test_what_is_not_written_keeps_its_history(registry: Registry, ns: str) -> N
     assert gradient.item() == 5
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_backward_of_what_was_written_raises(registry: Registry, ns: str, backend: str) -> None:
     op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=torch.Tag.inplace)

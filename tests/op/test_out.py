@@ -294,6 +294,7 @@ def test_out_versions(registry: Registry, ns: str) -> None:
 # Out: compiled --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parity(38)
 @pytest.mark.parametrize(
     "options",
@@ -310,6 +311,7 @@ def test_out_compiled(registry: Registry, ns: str, options: Any) -> None:
     assert_close((a, b), (torch.sin(x), torch.cos(x)))
 
 
+@pytest.mark.compile
 @pytest.mark.parity(38)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_out_compiled_values(registry: Registry, ns: str, backend: str) -> None:
@@ -320,6 +322,7 @@ def test_out_compiled_values(registry: Registry, ns: str, backend: str) -> None:
     assert_close((a, b), (torch.sin(x), torch.cos(x)))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_the_outs_are_right_after_compiled_writes(registry: Registry, ns: str, backend: str) -> None:
     one, two = define_double(registry, ns), define_sincos(registry, ns)
@@ -336,6 +339,7 @@ def test_the_outs_are_right_after_compiled_writes(registry: Registry, ns: str, b
     assert_close(a, x + x)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_the_result_of_a_compiled_out_op_is_the_argument(registry: Registry, ns: str, backend: str) -> None:
     op = define_sincos(registry, ns)

@@ -51,6 +51,7 @@ def test_adopt_sees_that_an_op_was_defined_anew(registry: Registry, ns: str) -> 
     lib._destroy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [True, False])
 def test_rules_for_an_op_of_others_end_when_custom_op_takes_its_name(registry: Registry, ns: str, gone: bool) -> None:
     schema = "(Tensor x) -> Tensor"

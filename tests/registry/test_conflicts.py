@@ -36,7 +36,7 @@ def test_replace_is_the_default_and_takes_effect_at_once(registry: Registry, ns:
 def test_the_replaced_object_raises_and_names_its_successor(registry: Registry, ns: str) -> None:
     old = define(registry, f"{ns}::f")
     define(registry, f"{ns}::f", add_two)
-    with pytest.raises(UnregisteredError, match=r"was replaced by the definition at .*registries\.py:\d+"):
+    with pytest.raises(UnregisteredError, match=r"was replaced by the definition at .*helpers/registries\.py:\d+"):
         old(torch.ones(1))
 
 

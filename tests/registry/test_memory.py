@@ -17,6 +17,9 @@ from torch.library import Library
 
 from customops import Registry
 
+pytestmark = pytest.mark.slow
+
+
 HERE = Path(__file__).parent
 SCHEMA = "(Tensor x, float by=2.0) -> Tensor"
 
@@ -100,7 +103,7 @@ def test_registering_again(registry: Registry, ns: str) -> None:
     assert grown(again, 2000)[0] < 100
 
 
-@pytest.mark.parametrize(("needs_grad", "calls"), [(False, 1_000_000), (True, 50_000)])
+@pytest.mark.parametrize(("needs_grad", "calls"), [(False, 300_000), (True, 50_000)])
 def test_calls(registry: Registry, ns: str, needs_grad: bool, calls: int) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x, by: x * by, mutates_args=(), schema=SCHEMA)
     op.register_autograd(
@@ -115,4 +118,4 @@ def test_calls(registry: Registry, ns: str, needs_grad: bool, calls: int) -> Non
 
     new_objects, new_bytes = grown(call, calls)
     assert new_objects < 100
-    assert new_bytes < 12 * 1_000_000
+    assert new_bytes < 4_000_000

@@ -131,6 +131,7 @@ def test_the_default_registry_serves_custom_op(ns: str) -> None:
     assert f"{ns}::f" not in customops.default_registry
 
 
+@pytest.mark.slow
 def test_definitions_leave_no_libraries_behind(registry: Registry, ns: str) -> None:
     def libraries() -> int:
         gc.collect()

@@ -97,6 +97,7 @@ def test_an_op_from_cpp(ns: str) -> None:
     assert cast_to(foobar) is F32
 
 
+@pytest.mark.slow
 @pytest.mark.parity(60)
 @pytest.mark.parametrize("end", ["destroyed", "collected"])
 @pytest.mark.parametrize("which", ["sin", "foreign"])
@@ -406,6 +407,7 @@ def test_grad_modes(sin: Any) -> None:
 # Tracing --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_compiled(sin: Any, backend: str, inside: bool) -> None:
@@ -426,6 +428,7 @@ def test_compiled(sin: Any, backend: str, inside: bool) -> None:
         assert torch.equal(compiled(x), torch.sin(x))
 
 
+@pytest.mark.compile
 def test_compiled_with_autocast_switched_off_inside(sin: Any) -> None:
     sin.register_autocast("cpu", BF16)
 
@@ -455,6 +458,7 @@ def test_traced(sin: Any, ns: str) -> None:
     assert torch.equal(graph(x), reference(x))
 
 
+@pytest.mark.compile
 def test_exported(sin: Any) -> None:
     sin.register_autocast("cpu", BF16)
 

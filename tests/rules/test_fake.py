@@ -108,6 +108,7 @@ def test_an_op_from_cpp_gets_a_fake_and_loses_it(ns: str) -> None:
         meta_shape(foobar, torch.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["destroyed", "collected"])
 def test_a_fake_ends_with_its_library(foreign: Any, ns: str, end: str) -> None:
     rules = Library(ns, "FRAGMENT")
@@ -223,6 +224,7 @@ def test_strides_and_dtypes_are_those_of_the_fake(registry: Registry, ns: str) -
     assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
+@pytest.mark.compile
 def test_mutation_alone_needs_no_fake(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::fill_", mutates_args={"x"})
     def fill_(x: Tensor, value: float) -> None:
@@ -284,6 +286,7 @@ def test_a_fake_on_an_inplace_or_out_op_warns_and_counts(registry: Registry, ns:
     assert calls == ["inplace", "out"]
 
 
+@pytest.mark.compile
 @pytest.mark.parity(31)
 @pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
 @pytest.mark.parametrize("wrong", [lambda x: torch.empty_like(x), lambda x: x.view(x.shape), lambda x: x.new_empty(7)])
@@ -305,6 +308,7 @@ def test_a_fake_that_does_not_return_what_is_mutated(registry: Registry, ns: str
             torch.compile(call, fullgraph=True, backend="aot_eager")(torch.ones(2))
 
 
+@pytest.mark.compile
 @pytest.mark.parity(31)
 @pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
 def test_a_fake_of_an_inplace_or_out_op_is_called_in_compiled_code(registry: Registry, ns: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.compiling import draft_export
 from helpers.fakes import fake_shape, meta_shape, rows, source_of
 from helpers.functions import add_fn, double_fn
 from torch import Tensor
@@ -44,6 +45,7 @@ def missing(op: Any, name: str) -> str:
     )
 
 
+@pytest.mark.compile
 @pytest.mark.parity(41)
 def test_the_message_without_a_fake_is_exact(add: Any) -> None:
     with pytest.raises(RuntimeError) as raised, FakeTensorMode():
@@ -56,6 +58,7 @@ def test_the_message_without_a_fake_is_exact(add: Any) -> None:
     assert str(raised.value) == missing(add, "add_fn")
 
 
+@pytest.mark.compile
 @pytest.mark.parity(27, 41)
 def test_compiling_needs_a_fake_and_registering_it_then_helps(add: Any) -> None:
     compiled = torch.compile(lambda x, y: add(x, y), backend="eager", fullgraph=True)
@@ -86,6 +89,7 @@ def test_torch_is_told_of_a_scoped_fake(double: Any, ns: str) -> None:
     assert not has_fake_kernel(double._opoverload)
 
 
+@pytest.mark.compile
 @pytest.mark.parity(41)
 def test_real_tensors_propagate_where_there_is_no_fake(add: Any) -> None:
     x = torch.rand(3, 4).t()
@@ -101,6 +105,7 @@ def test_real_tensors_propagate_where_there_is_no_fake(add: Any) -> None:
     assert str(raised.value) == missing(add, "add_fn")
 
 
+@pytest.mark.compile
 @pytest.mark.parity(41)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_draft_export_infers_a_fake(add: Any) -> None:
@@ -111,7 +116,7 @@ def test_draft_export_infers_a_fake(add: Any) -> None:
     x, y = torch.rand(3, 4), torch.rand(3, 4)
     with pytest.raises(Exception, match="no fake impl"):
         torch.export.export(Module(), (x, y), strict=False)
-    program = torch.export.draft_export(Module(), (x, y))
+    program = draft_export(Module(), (x, y))
     report = program._report
     assert [failure.failure_type.name for failure in report.failures] == ["MISSING_FAKE_KERNEL"]
     assert report.failures[0].data == {"op": str(add._opoverload)}
@@ -331,6 +336,7 @@ def test_a_scoped_fake_reaches_a_mode_that_knows_the_op(double: Any, ns: str) ->
     assert [list(shape) for shape in shapes] == [[3], [4], [3]]
 
 
+@pytest.mark.compile
 def test_registering_again_reaches_compiled_functions_after_a_reset(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::head", mutates_args=())
     def head(x: Tensor, n: int) -> Tensor:

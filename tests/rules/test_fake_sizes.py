@@ -108,6 +108,7 @@ def test_a_data_dependent_op_passes_opcheck(nonzero: Any, x: Tensor) -> None:
     assert list(results.values()) == ["SUCCESS"] * 4
 
 
+@pytest.mark.compile
 @pytest.mark.parity(47)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiling_a_data_dependent_op_breaks_the_graph_once(nonzero: Any, dynamic: bool | None) -> None:
@@ -132,6 +133,7 @@ def test_compiling_a_data_dependent_op_breaks_the_graph_once(nonzero: Any, dynam
         assert "capture_dynamic_output_shape_ops = True" in reason
 
 
+@pytest.mark.compile
 def test_a_data_dependent_op_is_captured_on_request(nonzero: Any) -> None:
     def run(x: Tensor) -> Tensor:
         return nonzero(x + 1) * 2
@@ -169,6 +171,7 @@ def test_symbolic_sizes_are_nodes_of_the_graph(registry: Registry, ns: str) -> N
     assert torch.equal(graph(other), other.reshape(10, 3))
 
 
+@pytest.mark.compile
 @pytest.mark.parity(48)
 def test_one_graph_serves_all_sizes(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::twice", mutates_args=())

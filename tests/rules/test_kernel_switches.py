@@ -163,6 +163,7 @@ def test_the_default_of_an_op_that_torch_defined(registry: Registry, ns: str) ->
         assert which(op) == 2
 
 
+@pytest.mark.compile
 @pytest.mark.parity(24)
 def test_the_switch_reaches_compiled_code_and_other_threads(registry: Registry, ns: str) -> None:
     op = define(registry, ns, constant(1))

@@ -115,6 +115,7 @@ def test_per_sample_gradients(scale: Any) -> None:
     assert torch.allclose(gradients, (2 * y).expand(4, 3))
 
 
+@pytest.mark.compile
 def test_under_compile(scale: Any) -> None:
     scale.register_vmap(scale_rule)
     scale.register_fake(lambda x, y, by, *, times: torch.empty_like(x * y))

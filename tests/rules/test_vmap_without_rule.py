@@ -105,6 +105,7 @@ def test_without_a_rule_the_op_runs_for_each_element(registry: Registry, ns: str
         torch.testing.assert_close(nested(op), nested(fn))
 
 
+@pytest.mark.compile
 @slow
 @pytest.mark.parametrize("name", WITHOUT_RULE)
 def test_without_a_rule_compiled(registry: Registry, ns: str, name: str) -> None:
@@ -122,6 +123,7 @@ def test_without_a_rule_compiled(registry: Registry, ns: str, name: str) -> None
         torch.testing.assert_close(compiled(x, y), run(fn, x, y))
 
 
+@pytest.mark.compile
 @slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_without_a_rule_gradients(registry: Registry, ns: str, compiled: bool) -> None:
@@ -160,6 +162,7 @@ def test_what_is_said_without_a_rule(scale: Any) -> None:
     torch.vmap(scale)(x, x)
 
 
+@pytest.mark.compile
 @slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_write_to_what_is_not_batched(registry: Registry, ns: str, compiled: bool) -> None:
@@ -184,6 +187,7 @@ def test_a_write_to_what_is_not_batched(registry: Registry, ns: str, compiled: b
     torch.vmap(lambda y: optional(None, y) or y)(batched)  # nothing is there to be written
 
 
+@pytest.mark.compile
 @slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_out_op(registry: Registry, ns: str, compiled: bool) -> None:
@@ -272,6 +276,7 @@ def test_random_numbers_where_they_are_an_error(noise: Any) -> None:
     assert rows_differ(torch.vmap(noise)(x))
 
 
+@pytest.mark.compile
 @slow
 def test_random_numbers_compiled(noise: Any) -> None:
     x = torch.zeros(3, 8)

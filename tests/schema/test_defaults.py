@@ -142,6 +142,7 @@ def test_unsupported_default(
     assert len(registry) == 0
 
 
+@pytest.mark.compile
 def test_a_default_of_none_makes_the_type_optional(registry: customops.Registry, ns: str) -> None:
     """torch writes ``Tensor bias=None``, and refuses the other types or a None that is passed."""
 

@@ -338,7 +338,7 @@ scale: varargs (*xs) are not supported
 
 
 def test_message_for_a_quoted_name() -> None:
-    def scale(x: Vector) -> Tensor: ...  # noqa: F821
+    def scale(x: "Vector") -> Tensor: ...  # noqa: F821
 
     assert_expected_inline(
         complaint(scale),

@@ -59,14 +59,14 @@ def load(path: Path, text: str) -> ModuleType:
     ids=str,
 )
 def test_quoted_annotation(hint: Any, type_: str) -> None:
-    def fn(x: Tensor, y: hint) -> MyTensor: ...
+    def fn(x: Tensor, y: hint) -> "MyTensor": ...
 
     assert infer_schema(fn, mutates_args=()) == f"(Tensor x, {type_} y) -> Tensor"
 
 
 @pytest.mark.parity(9)
 def test_quoted_return() -> None:
-    def fn(x: MyTensor) -> Tuple[MyTensor, MyList[MyTensor]]: ...
+    def fn(x: "MyTensor") -> "Tuple['MyTensor', MyList['MyTensor']]": ...
 
     assert infer_schema(fn, mutates_args=()) == "(Tensor x) -> (Tensor, Tensor[])"
 
@@ -87,7 +87,7 @@ def test_names_of_the_inference_module_do_not_resolve(monkeypatch: pytest.Monkey
 def test_name_that_only_the_function_body_has() -> None:
     Local = Tensor
 
-    def fn(x: Local) -> Tensor: ...
+    def fn(x: "Local") -> Tensor: ...
 
     assert Local is Tensor
     assert "not inside a function" in complaint(fn, r"Unsupported type annotation Local\. It is not a type\.")

@@ -17,6 +17,9 @@ from customops._schema.defaults import default_text
 from customops._schema.model import REQUIRED, Argument, Schema
 from customops._schema.parse import from_dispatcher, parse
 
+pytestmark = pytest.mark.slow
+
+
 DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)

@@ -247,6 +247,7 @@ for k in range(30):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parity(92)
 def test_processes_lose_nothing(path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]

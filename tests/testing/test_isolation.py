@@ -18,6 +18,9 @@ import torch
 from customops.errors import CustomOpsError
 from customops.testing import IsolationError, run_each_isolated, run_isolated
 
+pytestmark = pytest.mark.process
+
+
 state: list[str] = []
 
 

@@ -177,6 +177,7 @@ def test_traced_calls_are_not_checked() -> None:
     assert util.calls == []
 
 
+@pytest.mark.compile
 def test_compile_does_nothing_inside(registry: customops.Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::f", mutates_args=())
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -386,6 +387,7 @@ print([name for name in ("pytest", "expecttest", "torch.testing._internal.common
 """
 
 
+@pytest.mark.process
 @pytest.mark.parity(86)
 def test_no_test_dependency_is_imported() -> None:
     run = subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, check=True, capture_output=True, text=True)

@@ -112,6 +112,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(caught.value)
 
 
+@pytest.mark.process
 @pytest.mark.parity(94)
 def test_script_reproduces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     message = failing(monkeypatch)

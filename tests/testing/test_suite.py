@@ -159,6 +159,7 @@ def test_opting_out_keeps_the_original() -> None:
     assert not hasattr(MiniOpTest, "test_schema__test_opted_out")
 
 
+@pytest.mark.slow
 @pytest.mark.parity(89, 90)
 def test_unittest_runs_them_all(result: unittest.TestResult) -> None:
     assert [*result.failures, *result.errors, *result.unexpectedSuccesses] == []

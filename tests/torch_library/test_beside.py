@@ -59,6 +59,8 @@ def theirs(ns: str) -> Iterator[Any]:
     customops.default_registry.clear()
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_ops_of_both_in_one_graph(product: Any, theirs: Any) -> None:
     def ours(x: Tensor) -> Tensor:
         return theirs(product(theirs(x), x))
@@ -129,6 +131,8 @@ def assert_bare(op: Any, ns: str) -> None:
     assert slope(compiled) == slope(lambda x: op(x, 4.0)) == 4.0
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_torch_takes_over_our_name(registry: Registry, ns: str) -> None:
     ours = decorated(registry.custom_op(f"{ns}::op", double_fn, mutates_args=()))
     assert ours(torch.ones(1)).item() == 77.0
@@ -144,6 +148,8 @@ def test_torch_takes_over_our_name(registry: Registry, ns: str) -> None:
     assert theirs(torch.ones(1)).item() == 3.0
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_we_take_over_a_name_of_torch(registry: Registry, ns: str) -> None:
     decorated(torch.library.custom_op(f"{ns}::op", double_fn, mutates_args=()))
     ours = registry.custom_op(f"{ns}::op", scale_fn, mutates_args=())
@@ -164,6 +170,8 @@ def test_back_and_forth(registry: Registry, ns: str) -> None:
     assert not hasattr(getattr(torch.ops, ns), "op")
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_old_handles_to_an_op_of_torch_raise() -> None:
     output = run("""
         import torch, customops
@@ -228,6 +236,8 @@ def run_loaded(load: str, library: Any, path: Path) -> str:
     ).strip()
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_an_exported_program_is_loaded_in_a_fresh_process(op_library: Any, tmp_path: Path) -> None:
     file = tmp_path / "model.pt2"
     torch.export.save(exported(op_library), file)
@@ -235,6 +245,8 @@ def test_an_exported_program_is_loaded_in_a_fresh_process(op_library: Any, tmp_p
     assert loaded == str([[5.0, 5.0]] * 3)
 
 
+@pytest.mark.process
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++, and there is no g++")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own
 def test_a_package_of_aotinductor_is_loaded_in_a_fresh_process(op_library: Any, tmp_path: Path) -> None:
@@ -258,6 +270,8 @@ def test_counting_flops(product: Any, ns: str) -> None:
     assert counter.get_total_flops() == 2 * 2 * 3 * 4 + 2 * (2 * 3)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("compiled", [False, True])
 def test_selective_checkpointing(product: Any, compiled: bool) -> None:
     calls: list[int] = []
@@ -305,6 +319,8 @@ def test_symbolic_tracing_with_fx(product: Any) -> None:
     assert graph(torch.tensor([2.0])).item() == 9.0
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # compiled autograd looks at that of every input
 def test_compiled_autograd(product: Any) -> None:
     x = leaf(1.0, 2.0)

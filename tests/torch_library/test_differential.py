@@ -47,15 +47,18 @@ from customops import Registry
 from customops.errors import UnsupportedError
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{text}")
-    for text in (
-        "torch.quantize_per_tensor",  # deprecated on 2.15
-        "The PyTorch API of nested tensors is in prototype stage",
-        "Sparse CSR tensor support is in beta state",
-        "There is a performance drop",
-        "Casting complex values to real",
-        "Warning only once for all operators",  # tests override kernels
-    )
+    pytest.mark.slow,
+    *(
+        pytest.mark.filterwarnings(f"ignore:{text}")
+        for text in (
+            "torch.quantize_per_tensor",  # deprecated on 2.15
+            "The PyTorch API of nested tensors is in prototype stage",
+            "Sparse CSR tensor support is in beta state",
+            "There is a performance drop",
+            "Casting complex values to real",
+            "Warning only once for all operators",  # tests override kernels
+        )
+    ),
 ]
 
 

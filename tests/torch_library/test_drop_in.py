@@ -175,6 +175,7 @@ def test_gradients(both: Both) -> None:  # also what is raised by ops without a 
     same(*(lambda program=program: gradients(program) for program in both))
 
 
+@pytest.mark.compile
 @every_program
 def test_compiled(both: Both) -> None:
     calls = []
@@ -223,6 +224,7 @@ def exported(program: Program, ns: str) -> list[str]:
     return [anonymous(str(item), ns) for item in items]
 
 
+@pytest.mark.compile
 @every_program
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # torch's own
 def test_exported(both: Both, ns: str) -> None:

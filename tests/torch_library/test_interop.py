@@ -42,6 +42,7 @@ def test_torch_registers_a_kernel(double: Any, handle: Any) -> None:
         double(torch.ones(1))
 
 
+@pytest.mark.compile
 def test_torch_registers_a_fake(double: Any, handle: Any) -> None:
     assert not has_fake_kernel(double._opoverload)
     torch.library.register_fake(handle, lambda x: x.new_empty(3))

@@ -222,6 +222,7 @@ def test_overload_resolution(registry: Registry, ns: str) -> None:
         f("text")
 
 
+@pytest.mark.compile
 @pytest.mark.parity(98)
 def test_a_return_with_an_alias_annotation_is_not_functionalized(lib: Library, ns: str) -> None:
     lib.define("f(Tensor(a) x) -> Tensor(a)")
@@ -303,6 +304,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
         torch.ops.load_library(tmp_path / "none.so")
 
 
+@pytest.mark.process
 @pytest.mark.parity(98)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_an_autograd_function_in_cpp(tmp_path: Path, registry: Registry, ns: str, beside: Any) -> None:
@@ -396,6 +398,7 @@ def run(*scripts: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parity(99)
 def test_a_backend_in_python() -> None:
     set_up = """
@@ -424,6 +427,7 @@ def test_a_backend_in_python() -> None:
     run(set_up, BACKEND, script)
 
 
+@pytest.mark.process
 @pytest.mark.parity(100)
 def test_a_renamed_backend_and_its_module() -> None:
     rename = """
