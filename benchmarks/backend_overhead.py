@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from customops.backend import register_backend
-from customops.testing import IsolationError
-from customops.testing import run_isolated
+from customops.testing import IsolationError, run_isolated
 
 CPP = Path(__file__).resolve().parents[1] / "examples" / "cpp_device"
 
