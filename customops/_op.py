@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class CustomOpDef(Register, Generic[P, R]):
     """An operator: callable, and the place where its rules are registered.
 
-    Made by `custom_op`, or by `adopt` for an op that somebody else defined. Registering again replaces what was
+    Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
     registered before, at once, also for calls through ``torch.ops``.
 
     Example:
@@ -110,8 +110,8 @@ class CustomOpDef(Register, Generic[P, R]):
             texts["bypass=True"] = source_of(type(self).__call__)
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
-            if kernel.cell is not None and kernel.cell.direct is not kernel.fn:
-                texts[f"{key}, called directly"] = source_of(kernel.cell.direct)
+            if kernel.current_kernel is not None and kernel.current_kernel.direct is not kernel.fn:
+                texts[f"{key}, called directly"] = source_of(kernel.current_kernel.direct)
         texts |= self._rules.autograd.sources()
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 

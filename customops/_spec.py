@@ -112,12 +112,12 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
                 where=where(fn),
                 fix=f"make {argument.name} a Tensor (of no dimensions, for a number), or drop the annotation",
             )
-    written = {argument.name for argument in schema.mutated}
-    if mutates_args != "unknown" and written != set(mutates_args):
+    mutated = {argument.name for argument in schema.mutated}
+    if mutates_args != "unknown" and mutated != set(mutates_args):
         raise SchemaError(
-            f"the schema and mutates_args disagree: by the schema, the op mutates {written or '{}'}",
+            f"the schema and mutates_args disagree: by the schema, the op mutates {mutated or '{}'}",
             op=op,
-            expected=f"mutates_args={tuple(sorted(written))}",
+            expected=f"mutates_args={tuple(sorted(mutated))}",
             got=f"mutates_args={mutates_args!r}, schema={text!r}",
             where=where(fn),
         )

@@ -86,7 +86,7 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
 
 #: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
 _GUARD = [
-    "if '_customops_lost' in $ctx.__dict__ and $may_be_differentiated():",
+    "if '_customops_untracked' in $ctx.__dict__ and $may_be_differentiated():",
     "    $seen = $guarded($ctx, $op)",
 ]
 

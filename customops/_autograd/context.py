@@ -63,7 +63,7 @@ class Outputs:
         self.all_differentiable = all(layout.outputs)
         self.are_several = len(layout.outputs) > 1 or any(layout.list_outputs)
         #: torch would give zeros for the tangent of what is written, too, which then cannot get a batched one.
-        self.fills_tangents = for_jvp and bool(layout.written)
+        self.fills_tangents = for_jvp and bool(layout.mutated)
         #: Is there nothing to be done for an op with one output?
         self.is_idle = self.all_differentiable and materializes and not (for_jvp or self.are_several)
 

@@ -289,7 +289,7 @@ def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp:
     saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
     lines = [
         "$kept = $ctx.__dict__",
-        "$lost = $ctx.non_differentiable or ($kept and not $no_tensors.issuperset($map($type, $kept.values())))",
+        "$untracked = $ctx.non_differentiable or ($kept and not $no_tensors.issuperset($map($type, $kept.values())))",
     ]
     if arguments.has_lists or any(name.startswith("*") for name in returns):
         known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"
@@ -299,7 +299,7 @@ def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp:
         is_unknown = " and ".join(f"$saved is not {name}" for name in [*names, *returns]) or "True"
         lines += [f"for $saved in {saved}:", f"    if {is_unknown}:"]
     everything = f"(*{arguments.flat}, {', '.join(returns)})"
-    return [*lines, "        $lost = True", "if $lost:", f"    {record.format(everything)}"]
+    return [*lines, "        $untracked = True", "if $untracked:", f"    {record.format(everything)}"]
 
 
 def _differentiable_returns(arguments: NodeArguments) -> list[str]:

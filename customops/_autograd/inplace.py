@@ -30,7 +30,7 @@ class Outcome:
         #: Tensors that were mutated, and the flat outputs that are their new values: see `attach_graph`.
         self.mutated: list[Tensor] = []
         self.new_values: list[int] = []
-        #: The tensors of which the node is the new history.
+        #: The tensors of which the node is the new graph.
         self.followed: list[Tensor] = []
 
 
@@ -83,13 +83,13 @@ class Mutation:
 
     def known(self, inputs: dict[int, Any], originals: dict[int, Any], outputs: tuple[Any, ...]) -> list[Any]:
         """The tensors that have a graph, or need none."""
-        mutated = flat_items(inputs[i] for i in self.layout.written)
+        mutated = flat_items(inputs[i] for i in self.layout.mutated)
         untouched = (x for x in flat_items(inputs.values()) if all(x is not each for each in mutated))
         returned = (each for each, flag in zip(outputs, self.layout.outputs, strict=True) if flag)
         return [*untouched, *flat_items(originals.values()), *flat_items(returned)]
 
     def flatten_outputs(self, ctx: Any, outcome: Outcome, outputs: tuple[Any, ...]) -> Any:
-        """What the node returns: its outputs, lists flattened, and last what else it is the new history of."""
+        """What the node returns: its outputs, lists flattened, and last what else it is the new graph of."""
         leaves, lengths = flatten(outputs, self.layout.list_outputs)
         followed = outcome.followed
         leaves += tuple(x for x in followed if all(x is not leaf for leaf in leaves))
@@ -107,8 +107,8 @@ def _replaced(value: Any, mutated: list[Tensor], new: list[Tensor]) -> Any:
 
 
 def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], op: str) -> None:
-    """Raise for a write that would go past the history of a tensor, before it is done."""
-    for i in layout.written:
+    """Raise for a write that would go past the graph of a tensor, before it is done."""
+    for i in layout.mutated:
         followed = layout.in_place or i in layout.new_values
         for tensor in tensors_in((inputs.get(i),)):
             if followed and sum(x is tensor for x in flat) > 1:
@@ -120,7 +120,7 @@ def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], 
 
 
 def copies_of_originals(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:
-    """Copies of inputs from before the write, with their history."""
+    """Copies of inputs from before the write, with their graph."""
     if not layout.originals:
         return {}
     with torch.inference_mode(False):  # the public switch for reverse and forward mode at once
@@ -134,21 +134,21 @@ def copies_of_originals(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any
 
 
 def tensors_to_mark_dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Tensor]:
-    """The tensors of which this node is to be the history.
+    """The tensors of which this node is to be the graph.
 
     Without a formula, all that can have one: else a later backward would go past the write as if it had not happened.
     A leaf that requires grad is left alone, as an optimizer does with it. So are views that autograd cannot follow,
-    unless they have a history already.
+    unless they have a graph already.
     """
     if has_formula:
-        indices = layout.written[:1] if layout.in_place else layout.new_values
+        indices = layout.mutated[:1] if layout.in_place else layout.new_values
         return [tensor for i in indices for tensor in tensors_in((inputs.get(i),))]
-    written = [x for i in layout.written for x in tensors_in((inputs.get(i),)) if is_differentiable(x)]
-    is_only = layout.in_place or len(written) + len(layout.outputs) == 1
-    declared = any(layout.differentiable)  # else nothing is, and only what has a history already is looked after
+    mutated = [x for i in layout.mutated for x in tensors_in((inputs.get(i),)) if is_differentiable(x)]
+    is_only = layout.in_place or len(mutated) + len(layout.outputs) == 1
+    declared = any(layout.differentiable)  # else nothing is, and only what has a graph already is looked after
     return [
         x
-        for x in written
+        for x in mutated
         if (
             not x.is_leaf
             if x.requires_grad
@@ -158,7 +158,7 @@ def tensors_to_mark_dirty(layout: Layout, inputs: dict[int, Any], has_formula: b
 
 
 def check_write(tensor: Tensor, argument: str, op: str) -> None:
-    """Raise where autograd could not take the op into the history of a tensor that it is about to write.
+    """Raise where autograd could not take the op into the graph of a tensor that it is about to write.
 
     The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
     """
@@ -181,10 +181,10 @@ def check_write(tensor: Tensor, argument: str, op: str) -> None:
 
 
 class _NewValue(_compat.autograd.SingleLevelFunction):
-    """A tensor that has the value of `new` by now, and is to have its history.
+    """A tensor that has the value of `new` by now, and is to have its graph.
 
     torch's graph has a place for a node that writes to a view only if that is all it does. So the node of an op with
-    several results gives `new` as one of them, and this one is the last in the history of the view.
+    several results gives `new` as one of them, and this one is the last in the graph of the view.
     """
 
     @staticmethod
@@ -221,7 +221,7 @@ def attach_graph(outcome: Outcome, result: tuple[Tensor, ...]) -> None:
 
 
 def unfollowed_write_error(argument: str, op: str) -> AutogradError:
-    """The error for a tensor with a history that is written, where the formula says nothing about its new value."""
+    """The error for a tensor with a graph that is written, where the formula says nothing about its new value."""
     return AutogradError(
         "the op writes to a tensor that requires grad, and by its formula the new value has no gradient",
         op=op,

@@ -28,7 +28,7 @@ class Layout:
     #: The inputs (by index) whose new values are outputs of the node.
     new_values: tuple[int, ...]
     #: The inputs that are written.
-    written: tuple[int, ...]
+    mutated: tuple[int, ...]
     #: The inputs of which setup_context gets a copy from before the write.
     originals: tuple[int, ...]
     in_place: bool
@@ -55,7 +55,7 @@ class Layout:
             outputs=flags + (True,) * len(grads_of),
             list_outputs=lists + tuple(inputs[names.index(name)].is_tensor_list for name in grads_of),
             new_values=tuple(names.index(name) for name in grads_of),
-            written=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
+            mutated=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
             originals=tuple(i for i, name in enumerate(names) if name in originals),
             in_place=torch.Tag.inplace in tags,
             first=names.index(grads_of[0]) if len(grads_of) == 1 else None,

@@ -30,9 +30,9 @@ def mutated_values(grads_of: Names | None, formula: Formula, schema: Schema, op:
     An op that returns nothing has its results in what it writes; one that returns something is taken by default to
     write only what nobody differentiates, as a counter or a cache.
     """
-    written = [argument.name for argument in schema.mutated]
+    mutated = [argument.name for argument in schema.mutated]
     if grads_of is None:
-        return () if schema.returns else tuple(name for name in written if name not in formula.nondiff_args)
+        return () if schema.returns else tuple(name for name in mutated if name not in formula.nondiff_args)
     chosen = mutated_names(grads_of, "grads_of", schema, op)
     returned = [ret.alias for ret in schema.returns if ret.alias is not None]
     for argument in schema.mutated:
@@ -45,7 +45,7 @@ def mutated_values(grads_of: Names | None, formula: Formula, schema: Schema, op:
             problem = "it is one of nondiff_args"
         if problem is not None:
             raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=argument.name)
-    return tuple(name for name in written if name in chosen)
+    return tuple(name for name in mutated if name in chosen)
 
 
 def mutated_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:

@@ -83,7 +83,7 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """The same tensor, history and tangents included, to be differentiated by."""
+    """The same tensor, graph and tangents included, to be differentiated by."""
     return x.view_as(x)
 
 

@@ -118,7 +118,7 @@ class AutogradRule:
                 fix="register the gradient on an op that returns new tensors, or writes to its arguments",
             )
 
-    def _install_trampoline(self, key: str, apart: bool) -> Undo:
+    def _install_trampoline(self, key: str, own_library: bool) -> Undo:
         definition = self.definition
         if key == "jvp" and definition.library is not None:
             return nothing  # there is one, with the op
@@ -128,10 +128,10 @@ class AutogradRule:
             str(definition.name),
             definition.when,
             definition.differentiable.differentiable_args(definition.schema),
-            definition.direct.at_autograd,
+            definition.fast_path.at_autograd,
             self._make,
         )
-        return definition.impl(trampoline, "Autograd", with_keyset=True, apart=apart)
+        return definition.impl(trampoline, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
         is_used = is_direct(self.definition.schema) and torch.Tag.out not in self.definition.tags
@@ -147,8 +147,8 @@ class AutogradRule:
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
         if not followed:
             return entry
-        written = [(i, a.name) for i, a in enumerate(self.definition.schema.operands) if a.name in followed]
-        return _CaptureCheck(entry, written, self.definition.qualname)
+        mutated = [(i, a.name) for i, a in enumerate(self.definition.schema.operands) if a.name in followed]
+        return _CaptureCheck(entry, mutated, self.definition.qualname)
 
     def current(self) -> ActiveFormulas:
         """What holds for the formulas that are registered now."""
@@ -213,12 +213,12 @@ class _CaptureCheck:
     new value would be a constant to the transform. In a kernel that cannot be told any more.
     """
 
-    def __init__(self, entry: Fn, written: list[tuple[int, str]], op: str) -> None:
-        self.entry, self.written, self.op = entry, written, op
+    def __init__(self, entry: Fn, mutated: list[tuple[int, str]], op: str) -> None:
+        self.entry, self.mutated, self.op = entry, mutated, op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.dispatch.transforms_active():
-            for i, name in self.written:
+            for i, name in self.mutated:
                 tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
                 if any(map(_compat.functorch.is_captured, tensors)):
                     raise captured_error(name, self.op)
@@ -287,21 +287,23 @@ def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs
 def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
-    schema, direct = definition.schema, definition.direct.at_autograd
+    schema, direct = definition.schema, definition.fast_path.at_autograd
     is_out, calls_directly = torch.Tag.out in definition.tags, is_direct(schema)
     any_requires_grad = autograd.any_requires_grad(schema)
-    written = mutated_results(schema, definition.tags)
+    mutated = mutated_results(schema, definition.tags)
 
-    def general(keyset: Any, cell: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if cell is None and keyset.raw_repr() not in direct:
-            cell = definition.find_direct(keyset)
+    def general(
+        keyset: Any, current_kernel: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if current_kernel is None and keyset.raw_repr() not in direct:
+            current_kernel = definition.find_fast_path(keyset)
         current = rule.current()
         watched = current.watched(args, kwargs)
         may_have = _compat.autograd.forward_ad_active() or (
-            definition.direct.tangents_seen and _compat.autograd.tangents_may_hide()
+            definition.fast_path.tangents_seen and _compat.autograd.tangents_may_hide()
         )
         has_tangents = may_have and _compat.autograd.any_tangent(watched)
-        if has_tangents and not definition.direct.tangents_seen:
+        if has_tangents and not definition.fast_path.tangents_seen:
             definition.saw_tangents()
         if torch.is_grad_enabled() and any_requires_grad(*watched):
             if is_out:
@@ -314,8 +316,8 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
             except NotImplementedError as error:
                 definition.explain(error)
                 raise
-            return written(args, kwargs) if written is not None else result
-        fn = cell.direct if cell is not None and calls_directly else None
+            return mutated(args, kwargs) if mutated is not None else result
+        fn = current_kernel.direct if current_kernel is not None and calls_directly else None
         fn = fn or functools.partial(_redispatch, definition, keyset)
         try:
             return _compat.autograd.apply_function(rule.node(current), fn, *args, **kwargs)

@@ -16,7 +16,7 @@ from customops.errors import AutogradError
 class _Untracked(NamedTuple):
     """Tensors that a ctx holds, made where nothing is recorded."""
 
-    links: tuple[Tensor, ...]  # with the history and the tangents of the op's inputs
+    links: tuple[Tensor, ...]  # with the graph and the tangents of the op's inputs
     saved: frozenset[int]
     saved_for_forward: frozenset[int]
     attributes: frozenset[str]
@@ -33,7 +33,7 @@ HOLD_NO_TENSORS = frozenset({NoTensors, int, float, bool, str, type(None), torch
 
 
 class _Link(torch.autograd.Function):
-    """Of nothing, with the history of its arguments."""
+    """An empty tensor, linked to the autograd graph of the arguments."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _Link(torch.autograd.Function):
 
 
 def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tensors of nothing, with the history and the tangents of the inputs that have some."""
+    """Empty tensors, linked to the autograd graph and the tangents of the inputs that have some."""
     if not _compat.dispatch.transforms_active() and not _compat.autograd.forward_ad_active():
         with torch.enable_grad():
             return (cast(Any, _Link).apply(*(x for x in inputs if isinstance(x, Tensor) and x.requires_grad)),)
@@ -55,7 +55,7 @@ def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 class _RaisesInBackward(torch.autograd.Function):
-    """The same tensor, with a history that ends in an error: here something is missing."""
+    """The same tensor, whose autograd graph is an error: a derivative through it is not known."""
 
     generate_vmap_rule = True
 
@@ -77,7 +77,7 @@ class _RaisesInBackward(torch.autograd.Function):
 
 
 def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> None:
-    """Note what a second derivative would take for a constant: tensors kept on `ctx` that have no history.
+    """Record tensors kept on `ctx` without an autograd graph: a second derivative would take them for constants.
 
     `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
     backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
@@ -92,7 +92,7 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
     kept = ctx.__dict__.items()
     attributes = frozenset(name for name, value in kept if any(_is_untracked(x, known_ids) for x in _tensors(value)))
     if saved or for_forward or attributes:
-        ctx._customops_lost = _Untracked(links_to(inputs), saved, for_forward, attributes)
+        ctx._customops_untracked = _Untracked(links_to(inputs), saved, for_forward, attributes)
 
 
 def _is_untracked(value: Any, known: set[int]) -> bool:
@@ -115,19 +115,19 @@ def may_be_differentiated() -> bool:
 
 
 def guarded(ctx: Any, op: str) -> Any:
-    """The `ctx` of a backward that may be differentiated: there, lost tensors raise when asked for a derivative."""
-    lost = ctx.__dict__.get("_customops_lost")
-    return ctx if lost is None else _Guarded(ctx, op, lost.links, lost.saved)
+    """The `ctx` of a backward that may be differentiated: untracked tensors raise when asked for a derivative."""
+    untracked = ctx.__dict__.get("_customops_untracked")
+    return ctx if untracked is None else _Guarded(ctx, op, untracked.links, untracked.saved)
 
 
 def guarded_in_jvp(ctx: Any, op: str) -> Any:
-    """The same for a jvp: if a transform further out differentiates what this one does, lost tensors raise at once."""
-    lost = ctx.__dict__.get("_customops_lost")
-    if lost is None:
+    """The same for a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
+    untracked = ctx.__dict__.get("_customops_untracked")
+    if untracked is None:
         return ctx
     with torch.inference_mode(False):  # else no tangents are seen
-        is_differentiated = any(map(_compat.functorch.is_tracked_further_out, lost.links))
-    return _Guarded(ctx, op, None, lost.saved_for_forward) if is_differentiated else ctx
+        is_differentiated = any(map(_compat.functorch.is_tracked_further_out, untracked.links))
+    return _Guarded(ctx, op, None, untracked.saved_for_forward) if is_differentiated else ctx
 
 
 class UnpackedOnce:
@@ -150,7 +150,7 @@ class UnpackedOnce:
 
 
 class _Guarded(UnpackedOnce):
-    """A ctx of which lost tensors get the history of `links`, or (None) raise."""
+    """A ctx of which untracked tensors get the graph of `links`, or (None) raise."""
 
     def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
         vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
@@ -163,7 +163,7 @@ class _Guarded(UnpackedOnce):
                 for i, tensor in enumerate(value)
             )
             vars(self)[name] = value
-        if name not in self._ctx._customops_lost.attributes:
+        if name not in self._ctx._customops_untracked.attributes:
             return value
         leaves, spec = _compat.tracing.tree_flatten(value)
         return _compat.tracing.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)

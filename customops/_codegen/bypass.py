@@ -37,11 +37,11 @@ def __call__($self, /, *$args, **$kwargs):
         ):
             $keys = $keys_of({first})
             $where = $keys.raw_repr(), $included_keys().raw_repr()
-            $current = $op.direct.of_tensors.get($where)
+            $current = $op.fast_path.of_tensors.get($where)
             if $current is not None{same_keys}:
                 {kernel_call}
-            if $current is None and $where not in $op.direct.of_tensors:
-                $op.find_direct_of($keys, $included_keys())  # for the next call
+            if $current is None and $where not in $op.fast_path.of_tensors:
+                $op.find_fast_path_of($keys, $included_keys())  # for the next call
     try:
         return $self._entry(*$args, **$kwargs)
     except $RuntimeError as $error:

@@ -98,7 +98,7 @@ def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
 
 
 def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
-    """The key of the device of a dense tensor without anything to it, in a thread in which nothing acts, or None.
+    """The device key of a plain dense tensor, in a thread without modes or transforms, or None.
 
     And whether it counts versions: a tensor of inference mode does not, and is plain in inference mode alone; outside,
     a kernel for it runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a

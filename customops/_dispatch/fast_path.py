@@ -11,7 +11,7 @@ from customops._dispatch.registrations import lock
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class DirectKernels:
+class FastPath:
     """Key set, as a number -> the cell of a kernel, or None; the key sets that were not seen yet are missing."""
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class DirectKernels:
 
 
 #: By the name of the op: objects of several registries may stand for one op.
-_direct: weakref.WeakValueDictionary[str, DirectKernels] = weakref.WeakValueDictionary()
+_fast_paths: weakref.WeakValueDictionary[str, FastPath] = weakref.WeakValueDictionary()
 
 
-def _forget_direct(qualname: str | None) -> None:
-    """Somebody registered a kernel past us, for an op or (None) for we do not know which."""
+def _forget_fast_path(qualname: str | None) -> None:
+    """A kernel was registered outside customops, for an op or (None) for any."""
     with lock:
-        for table in [_direct.get(qualname)] if qualname is not None else list(_direct.values()):
+        for table in [_fast_paths.get(qualname)] if qualname is not None else list(_fast_paths.values()):
             if table is not None:
                 table.clear()
 
 
-_compat.libraries.watch_registrations(_forget_direct)
+_compat.libraries.watch_registrations(_forget_fast_path)

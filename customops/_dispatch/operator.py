@@ -12,7 +12,7 @@ import torch
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.fast_path import DirectKernels, _direct
+from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import check_policy
@@ -28,8 +28,8 @@ class Kernel(NamedTuple):
 
     fn: Callable[..., Any]
     with_keyset: bool  # is it given the key set?
-    #: The cell that it reads (see `_trampoline`), if a trampoline above may do in its place what it does.
-    cell: Any
+    #: Its user's kernel, if the fast path may call that in its place.
+    current_kernel: CurrentKernel | None
     #: Is it the user's own, put at a key of their choice?
     raw: bool
 
@@ -66,7 +66,7 @@ class OperatorHandle:
         self.mutation_only: Final = mutation_only
         #: What to raise for an op that is gone.
         self.removed: Exception | None = None
-        self.direct = _direct.setdefault(spec.qualname, DirectKernels())
+        self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.
         self._kernels: dict[str, list[Kernel]] = {}
@@ -124,55 +124,55 @@ class OperatorHandle:
         key: str,
         *,
         with_keyset: bool = False,
-        apart: bool = False,
-        cell: Any = None,
+        own_library: bool = False,
+        current_kernel: CurrentKernel | None = None,
         raw: bool = False,
     ) -> Undo:
         """Install `fn` at a dispatch key; calling what is returned takes it away again.
 
         The dispatcher takes kernels back only with their library. What comes with the op goes through the op's own;
-        what is added later (`apart`) has a library of its own.
+        what is added later (`own_library`) has a library of its own.
         """
-        library, undo = self._library(apart)
+        library, undo = self._library(own_library)
         try:
             _compat.libraries.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         except BaseException:
             undo()
             raise
-        kernel = Kernel(fn, with_keyset, cell, raw)
+        kernel = Kernel(fn, with_keyset, current_kernel, raw)
         self._kernels.setdefault(key, []).append(kernel)
         self._forget_dispatch()
         return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
 
-    def impl_fake(self, fn: Callable[..., Any], source: str, *, apart: bool = False) -> Undo:
+    def impl_fake(self, fn: Callable[..., Any], source: str, *, own_library: bool = False) -> Undo:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
-        library, undo = self._library(apart)
+        library, undo = self._library(own_library)
         if self.library is not None:
             _compat.registries.enter_fake(library, self.qualname, fn, source)
         else:
             _compat.registries.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
 
-    def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, apart: bool = False) -> Undo:
+    def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, own_library: bool = False) -> Undo:
         """Install `fn` as the rule of a dispatch mode or tensor subclass."""
-        library, undo = self._library(apart)
+        library, undo = self._library(own_library)
         _compat.registries.register_torch_dispatch(library, self.name.local, cls, fn)
         return undo
 
     def impl_effect(self, effect: Any) -> Registration:
         """Tell torch which side effect calls of the op have."""
-        library, undo = self._library(apart=True)
+        library, undo = self._library(own_library=True)
         _compat.registries.register_effect(library, self.qualname, effect)
         self.recompile()
         return Registration(undo)
 
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
-        library, _ = self._library(apart=False)
+        library, _ = self._library(own_library=False)
         _compat.libraries.install_view_fallback(library, self.name.local)
 
-    def _library(self, apart: bool) -> tuple[Library, Undo]:
-        if self.library is not None and not apart:
+    def _library(self, own_library: bool) -> tuple[Library, Undo]:
+        if self.library is not None and not own_library:
             return self.library, nothing
         library = Library(self.name.namespace, "FRAGMENT")
         self._added.append(library)
@@ -194,7 +194,7 @@ class OperatorHandle:
         if kernel not in kernels:
             return
         kernels.remove(kernel)
-        # On a living op without a kernel at the key nothing calls what is remembered; with one, it is somebody else's.
+        # On a living op nothing calls what is remembered for a key without a kernel; a kernel there is not ours.
         gone = _compat.libraries.find_overload(self.name.packet, self.name.overload) is None
         if kernels or gone or _compat.dispatch.has_kernel(self.qualname, key):
             newest = kernels[-1][:2] if kernels else None
@@ -206,7 +206,7 @@ class OperatorHandle:
 
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
-        self.direct.clear()
+        self.fast_path.clear()
         _compat.libraries.forget_dispatch(self.overload)
 
     def saw_tangents(self) -> None:
@@ -216,10 +216,10 @@ class OperatorHandle:
         one is. But what it does was traced before, and then this op saw the tangents.
         """
         with lock:
-            self.direct.tangents_seen = True
-            self.direct.clear()
+            self.fast_path.tangents_seen = True
+            self.fast_path.clear()
 
-    def find_direct(self, keyset: Any) -> Any:
+    def find_fast_path(self, keyset: Any) -> Any:
         """The cell of the kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
@@ -227,10 +227,10 @@ class OperatorHandle:
         """
         with lock:
             backend = _compat.dispatch.plain_backend(keyset, writes=bool(self.schema.mutated))
-            self.direct.at_autograd[keyset.raw_repr()] = found = self._find_cell(backend, ["ADInplaceOrView"])
+            self.fast_path.at_autograd[keyset.raw_repr()] = found = self._find_cell(backend, ["ADInplaceOrView"])
         return found
 
-    def find_direct_of(self, keys: Any, included: Any) -> None:
+    def find_fast_path_of(self, keys: Any, included: Any) -> None:
         """The same for the keys of a tensor and those that are active in a thread. An op with autocast has none."""
         with lock:
             backend, counts_versions = _compat.dispatch.plain_tensor(keys, included)
@@ -238,19 +238,21 @@ class OperatorHandle:
             found = self._find_cell(backend, above)
             if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
                 found = None
-            self.direct.of_tensors[keys.raw_repr(), included.raw_repr()] = found
+            self.fast_path.of_tensors[keys.raw_repr(), included.raw_repr()] = found
 
     def _find_cell(self, backend: str | None, above: list[str]) -> Any:
         """The cell of the kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
-        if backend is None or self.removed is not None or self.direct.tangents_seen:
+        if backend is None or self.removed is not None or self.fast_path.tangents_seen:
             return None
         counts = _compat.dispatch.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
             if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
                 return None
-        cell = next((self._kernels[key][-1].cell for key in reversed(below) if self._kernels.get(key)), None)
-        return cell if cell is not None and cell.direct is not None else None
+        current_kernel = next(
+            (self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None
+        )
+        return current_kernel if current_kernel is not None and current_kernel.direct is not None else None
 
     def explain(self, error: RuntimeError) -> None:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines; or add what to do."""
@@ -291,7 +293,7 @@ class OperatorHandle:
             _compat.libraries.destroy_library(library)
         self._added.clear()
         if self.library is not None:
-            _compat.libraries.destroy_library(self.library)  # also where somebody else has destroyed it: see there
+            _compat.libraries.destroy_library(self.library)  # also where it was destroyed outside customops: see there
             _compat.libraries.forget_signature(self.name.packet, self.name.overload)
             _compat.registries.forget_entry(self.qualname)
             _compat.libraries.retire_overload(self.overload, error)
@@ -299,7 +301,7 @@ class OperatorHandle:
             for kernel in list(kernels):
                 self._forget(key, kernel)
         self._forget_dispatch()
-        self.direct = DirectKernels()  # the other one is of the name, which may soon be another op's
+        self.fast_path = FastPath()  # the other one is of the name, which may soon be another op's
         if self.library is not None:
             _compat.libraries.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
@@ -334,13 +336,13 @@ def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
 
 
 class CurrentKernel:
-    """What a kernel's trampoline calls. Registering again, or switching off, changes `fn`; the trampoline stays."""
+    """The user's kernel that a generated function calls. Registering again, or switching off, changes `fn`."""
 
     __slots__ = ("direct", "fn", "unchecked")
 
     def __init__(self, fn: Fn) -> None:
         self.set(fn)
-        #: The kernel's trampoline, for a call that skips the keys between autograd and the device.
+        #: The generated function, for a call on the fast path: it skips the keys between autograd and the device.
         self.direct: Fn | None = None
 
     def set(self, fn: Fn) -> None:

@@ -96,7 +96,7 @@ class Slots(Generic[K, V]):
     called: registering again is an assignment. Registrations can be unregistered in any order.
 
     Args:
-        install: ``install(key, apart)`` installs the function of a key, and returns how to uninstall it.
+        install: ``install(key, own_library)`` installs the function of a key, and returns how to uninstall it.
         changed: called after each change of `values`.
     """
 

@@ -28,7 +28,7 @@ class Rules:
         self.fake = fake or FakeRule()
         self.autograd = autograd or AutogradRule()
         self.vmap = VmapRule()
-        #: Rules of the other kinds, which most ops do not have. They are made when somebody asks for them.
+        #: Rules of the other kinds, which most ops do not have. They are made on first use.
         self._others: dict[type, Any] = {}
 
     @property

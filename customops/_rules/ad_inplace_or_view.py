@@ -60,11 +60,11 @@ def _trampoline(operator: OperatorHandle) -> Callable[..., Any]:
         return _compat.dynamo.outside_dynamo(bump_one)
 
     def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        written = [args[i] for i in positions if i < len(args)]
-        written += [kwargs[name] for name in names if name in kwargs]
+        mutated = [args[i] for i in positions if i < len(args)]
+        mutated += [kwargs[name] for name in names if name in kwargs]
         try:
             return overload.redispatch(keyset & after, *args, **kwargs)
         finally:
-            increment_version(tensors_in(written))
+            increment_version(tensors_in(mutated))
 
     return _compat.dynamo.outside_dynamo(bump)

@@ -55,9 +55,9 @@ class AutocastRule:
     def _recompile(self) -> None:
         self.operator.recompile()
 
-    def _install_at(self, device_type: str, apart: bool) -> Undo:
+    def _install_at(self, device_type: str, own_library: bool) -> Undo:
         key = "Autocast" + _compat.dispatch.device_key(device_type)
-        return self.operator.impl(_trampoline(self, device_type, key), key, apart=apart)
+        return self.operator.impl(_trampoline(self, device_type, key), key, own_library=own_library)
 
 
 def _has_autocast(device_type: str, op: str) -> bool:

@@ -62,7 +62,7 @@ class FakeRule:
         return structure_check(self.operator.schema, self.operator.qualname, "fake impl")
 
     @functools.cached_property
-    def written(self) -> Fn | None:
+    def mutated(self) -> Fn | None:
         """What an in-place or out op returns, of its arguments."""
         return mutated_results(self.operator.schema, self.operator.tags)
 
@@ -124,8 +124,10 @@ class FakeRule:
         record = _compat.registries.fake_record(op)
         return record.source if record is not None else None
 
-    def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.operator.impl_fake(_trampoline(self, self.operator), self.operator.spec.source, apart=apart)
+    def _install_trampoline(self, _: None, own_library: bool) -> Undo:
+        return self.operator.impl_fake(
+            _trampoline(self, self.operator), self.operator.spec.source, own_library=own_library
+        )
 
     def _tell_torch(self) -> None:
         self.operator.recompile()
@@ -142,15 +144,15 @@ def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)
-        fn, fill, written = rule.fn, rule.fill, rule.written
+        fn, fill, mutated = rule.fn, rule.fill, rule.mutated
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if fn is None and not rule.trivial():
             raise rule.missing()
         result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
-        if written is None:
+        if mutated is None:
             return result
-        expected = written(args, kwargs)
+        expected = mutated(args, kwargs)
         if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
             raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
         return expected

@@ -43,7 +43,7 @@ def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:
 def _rule(operator: OperatorHandle) -> Fn:
     """What FunctionalTensorMode does with a call of the op."""
     overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
-    written = mutated_results(operator.schema, operator.tags)
+    mutated = mutated_results(operator.schema, operator.tags)
     schema = operator.schema
     positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
     names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
@@ -52,6 +52,6 @@ def _rule(operator: OperatorHandle) -> Fn:
         kwargs = kwargs or {}
         values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
         result = _compat.functionalization.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
-        return result if written is None else written(args, kwargs)
+        return result if mutated is None else mutated(args, kwargs)
 
     return rule

@@ -42,7 +42,7 @@ class KernelRule:
         self.switches: list[Switch] = []  # of the contexts that are open now
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
-        self._cells: dict[str | None, CurrentKernel] = {}
+        self._current_kernels: dict[str | None, CurrentKernel] = {}
         self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
 
     @property
@@ -52,7 +52,7 @@ class KernelRule:
 
     def bind(self, operator: OperatorHandle) -> None:
         """Install the function that the op was defined from, and everything registered so far."""
-        self.operator, self._cells, self._unselect = operator, {}, None
+        self.operator, self._current_kernels, self._unselect = operator, {}, None
         if self.default is None and operator.spec.fn is not None:
             self._preset(operator.spec.fn)
         self._slots.reset(self._with_op)
@@ -89,8 +89,8 @@ class KernelRule:
 
     def _sync(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
-        for device_type, cell in self._cells.items():
-            cell.set(self._active(device_type))
+        for device_type, current_kernel in self._current_kernels.items():
+            current_kernel.set(self._active(device_type))
 
     def _disabled(self, device_type: str | None) -> bool:
         """The newest switch counts. Contexts of several threads may end in any order."""
@@ -121,32 +121,36 @@ class KernelRule:
         )
         return _Raise(error)
 
-    def _install_at(self, device_type: str | None, apart: bool) -> Undo:
+    def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        cell = CurrentKernel(self._active(device_type))
+        current_kernel = CurrentKernel(self._active(device_type))
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
-        undo = operator.impl(self._trampoline(cell), key, apart=apart, cell=cell)
-        self._cells[device_type] = cell
+        undo = operator.impl(
+            self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
+        )
+        self._current_kernels[device_type] = current_kernel
         if device_type is not None and not operator.schema.takes_tensors and self._unselect is None:
             select = _selector(self, operator)
-            self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, apart=apart)
+            self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)
 
-    def _trampoline(self, cell: CurrentKernel) -> Fn:
+    def _trampoline(self, current_kernel: CurrentKernel) -> Fn:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
         operator = self.operator
         schema = operator.schema
-        write = functools.partial(generate_kernel, schema, operator.tags, operator.qualname, cell, operator.when)
+        write = functools.partial(
+            generate_kernel, schema, operator.tags, operator.qualname, current_kernel, operator.when
+        )
         kernel = write()
         others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # else keys between have more to do
-            cell.direct = write(bump=True) if schema.mutated else kernel
+            current_kernel.direct = write(bump=True) if schema.mutated else kernel
         return kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
-        del self._cells[device_type]
+        del self._current_kernels[device_type]
         undo()
-        if self._unselect is not None and not any(self._cells):
+        if self._unselect is not None and not any(self._current_kernels):
             self._unselect()
             self._unselect = None
 

@@ -62,7 +62,7 @@ class _Raw(Registration):
         operator = self.rule.operator
         with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
             for key in self.keys:
-                undos.callback(operator.impl(self._kernel_at(key), key, apart=True, raw=True))
+                undos.callback(operator.impl(self._kernel_at(key), key, own_library=True, raw=True))
             self.uninstall = undos.pop_all()
 
     def _kernel_at(self, key: str) -> Fn:

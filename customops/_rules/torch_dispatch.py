@@ -12,7 +12,7 @@ from customops._dispatch.registrations import Registration, Slots, Undo
 
 
 class TorchDispatchRule:
-    """class -> rule. torch refuses a second rule for a class, so one function is entered and reads the table."""
+    """class -> rule. torch refuses a second rule for a class, so one function is registered, which reads the table."""
 
     operator: OperatorHandle
 
@@ -34,8 +34,10 @@ class TorchDispatchRule:
     def _recompile(self) -> None:
         self.operator.recompile()
 
-    def _install_for(self, cls: type, apart: bool) -> Undo:
-        return self.operator.impl_torch_dispatch(cls, _trampoline(self._slots, cls, self.operator), apart=apart)
+    def _install_for(self, cls: type, own_library: bool) -> Undo:
+        return self.operator.impl_torch_dispatch(
+            cls, _trampoline(self._slots, cls, self.operator), own_library=own_library
+        )
 
 
 def _trampoline(slots: Slots[type, Fn], cls: type, operator: OperatorHandle) -> Callable[..., Any]:

@@ -87,8 +87,8 @@ class VmapRule:
             self._default = _strategy("sequential", self.operator)
         return self._default
 
-    def _install_trampoline(self, _: None, apart: bool) -> Undo:
-        return self.operator.impl(_trampoline(self, self.operator), "FuncTorchBatched", apart=apart)
+    def _install_trampoline(self, _: None, own_library: bool) -> Undo:
+        return self.operator.impl(_trampoline(self, self.operator), "FuncTorchBatched", own_library=own_library)
 
 
 def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
@@ -135,9 +135,9 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
         with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()
-            written = [argument.name for argument in operator.schema.mutated]
-            if written:
-                raise _unbatched_write(op, written[0])
+            mutated = [argument.name for argument in operator.schema.mutated]
+            if mutated:
+                raise _unbatched_write(op, mutated[0])
             return batch.wrap(_stack([below() for _ in range(batch.size)], op))
 
     return _compat.dynamo.outside_dynamo(random)
@@ -210,9 +210,9 @@ class _Strategy:
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = torch.Tag.inplace in operator.tags or torch.Tag.out in operator.tags
-        written = [i for i, argument in enumerate(operator.schema.operands) if argument.is_mutated]
+        mutated = [i for i, argument in enumerate(operator.schema.operands) if argument.is_mutated]
         #: The operands that the op returns.
-        self.returned = written if returns_written else []
+        self.returned = mutated if returns_written else []
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         operands, others = self.operands.join(args, kwargs)

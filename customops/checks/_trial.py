@@ -52,7 +52,7 @@ class Trial:
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
     @property
-    def written(self) -> dict[str, Any]:
+    def mutated(self) -> dict[str, Any]:
         """The values passed for the arguments that the schema says are written, by name."""
         return {a.name: self.arguments[a.name] for a in self.schema.mutated if a.name in self.arguments}
 

@@ -78,14 +78,14 @@ def _results_of_op(op: _compat.libraries.OpOverload, *args: Any, **kwargs: Any) 
     """All that a call of `op` leaves behind: what it returns, and the arguments it writes."""
     trial = Trial(op, args, kwargs)
     outputs = trial.by_return(op(*args, **kwargs))
-    written = trial.written
+    mutated = trial.mutated
     if hasattr(
         _compat.registries.torch_op_of(trial.name), "_definition"
     ):  # one of ours: a backward through its writes raises
-        written = {name: _detached(value) for name, value in written.items()}
+        mutated = {name: _detached(value) for name, value in mutated.items()}
     return {
         **{f"output {i}": value for i, value in enumerate(outputs)},
-        **{f"argument {name} after the call": value for name, value in written.items()},
+        **{f"argument {name} after the call": value for name, value in mutated.items()},
     }
 
 

@@ -95,7 +95,7 @@ class _Call:
         self.before = {
             name: [_Snapshot(tensor) for tensor in tensors]
             for name, tensors in self.inputs.items()
-            if name not in trial.written
+            if name not in trial.mutated
         }
 
     def run(self) -> Any:
@@ -130,7 +130,7 @@ class _Call:
 
     def _is_part_of_written(self, tensor: torch.Tensor) -> bool:
         """Was the tensor also passed, whole or in part, as an argument that may be written?"""
-        return any(_memory.overlap(tensor, other) for other in tensors_in(self.trial.written))
+        return any(_memory.overlap(tensor, other) for other in tensors_in(self.trial.mutated))
 
     # Aliases ------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class _Call:
                 got=f"output {i} is {same[0]} itself" if same else f"output {i} shares memory with {shared[0]}",
                 fix="return a clone; or, for a view op, declare it: (Tensor(a) x) -> Tensor(a)",
             )
-        if same and not any(name in self.trial.written for name in same):
+        if same and not any(name in self.trial.mutated for name in same):
             raise self._error(
                 f"Argument {same[0]} is returned as it is, which only written arguments may be",
                 argument=same[0],

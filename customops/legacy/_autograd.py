@@ -153,7 +153,7 @@ class GatedAutograd(AutogradRule):
 
 def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
-    return Registration(operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, apart=True))
+    return Registration(operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, own_library=True))
 
 
 def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:

@@ -183,7 +183,7 @@ class CustomOp:
         self._op._record(functools.partial(setattr, pair, half, None))
 
     def _destroy(self) -> None:
-        """Remove the op and its entry; from an op that somebody else defined, what was registered here."""
+        """Remove the op and its entry; from an op defined outside customops, what was registered here."""
         with lock:
             if global_registry.get(self._qualname) is self:
                 del global_registry[self._qualname]

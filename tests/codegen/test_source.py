@@ -19,7 +19,7 @@ from torch import Tensor
 import customops
 from customops import Registry
 from customops._codegen import function
-from customops._dispatch.fast_path import _direct
+from customops._dispatch.fast_path import _fast_paths
 from customops._schema.parse import parse
 from customops.errors import AliasError, DefinitionError, KernelError
 
@@ -134,14 +134,14 @@ def test_one_shape_is_compiled_once(registry: Registry, ns: str) -> None:
 def test_nothing_of_an_op_is_kept(registry: Registry, ns: str) -> None:
 
     gc.collect()
-    before = len(_direct)
+    before = len(_fast_paths)
     for i in range(20):
         op = registry.custom_op(f"{ns}::f{i}", plus(i), mutates_args=(), schema="(Tensor x) -> Tensor")
         op(torch.ones(1))
         op.unregister()
     del op
     gc.collect()
-    assert len(_direct) <= before
+    assert len(_fast_paths) <= before
 
 
 def test_partial_as_a_kernel(registry: Registry, ns: str) -> None:

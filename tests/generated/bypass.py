@@ -18,7 +18,7 @@ def __call__(_self, /, *_args, **_kwargs):
         ):
             _keys = _keys_of(x)
             _where = _keys.raw_repr(), _included_keys().raw_repr()
-            _current = _op.direct.of_tensors.get(_where)
+            _current = _op.fast_path.of_tensors.get(_where)
             if _current is not None and (y is None or _keys_of(y) == _keys):
                 _fn = _current.fn
                 if _autocast_is_on():
@@ -46,8 +46,8 @@ def __call__(_self, /, *_args, **_kwargs):
                 if _alias and _share_memory((x, y), (_result,)):
                     raise _alias_error(_result, _fn, (x, y, by), {})
                 return _result
-            if _current is None and _where not in _op.direct.of_tensors:
-                _op.find_direct_of(_keys, _included_keys())  # for the next call
+            if _current is None and _where not in _op.fast_path.of_tensors:
+                _op.find_fast_path_of(_keys, _included_keys())  # for the next call
     try:
         return _self._entry(*_args, **_kwargs)
     except _RuntimeError as _error:
@@ -143,7 +143,7 @@ def backward(_ctx, *_grads):
     _seen = _ctx
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
-    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+    if '_customops_untracked' in _ctx.__dict__ and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected

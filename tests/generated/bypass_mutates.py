@@ -18,11 +18,11 @@ def __call__(_self, /, *_args, **_kwargs):
         ):
             _keys = _keys_of(x)
             _where = _keys.raw_repr(), _included_keys().raw_repr()
-            _current = _op.direct.of_tensors.get(_where)
+            _current = _op.fast_path.of_tensors.get(_where)
             if _current is not None and _keys_of(y) == _keys:
                 return _current.direct(x, y)
-            if _current is None and _where not in _op.direct.of_tensors:
-                _op.find_direct_of(_keys, _included_keys())  # for the next call
+            if _current is None and _where not in _op.fast_path.of_tensors:
+                _op.find_fast_path_of(_keys, _included_keys())  # for the next call
     try:
         return _self._entry(*_args, **_kwargs)
     except _RuntimeError as _error:

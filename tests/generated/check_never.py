@@ -69,7 +69,7 @@ def backward(_ctx, *_grads):
     _seen = _ctx
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
-    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+    if '_customops_untracked' in _ctx.__dict__ and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected

@@ -63,7 +63,7 @@ def backward(___ctx, *___grads):
     ___seen = ___ctx
     if '_customops_hooked' in ___ctx.__dict__:
         ___seen = ___unpacked_once(___ctx)
-    if '_customops_lost' in ___ctx.__dict__ and ___may_be_differentiated():
+    if '_customops_untracked' in ___ctx.__dict__ and ___may_be_differentiated():
         ___seen = ___guarded(___ctx, ___op)
     ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected

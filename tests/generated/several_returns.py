@@ -90,11 +90,11 @@ def forward(_ctx, _kernel, x, y):
     else:
         _callback(ctx=_ctx, inputs=(x, y), output=_result)
     _kept = _ctx.__dict__
-    _lost = _ctx.non_differentiable or (_kept and not _no_tensors.issuperset(_map(_type, _kept.values())))
+    _untracked = _ctx.non_differentiable or (_kept and not _no_tensors.issuperset(_map(_type, _kept.values())))
     for _saved in _ctx.to_save or ():
         if _saved is not x and _saved is not y and _saved is not _result[0] and _saved is not _result[1]:
-            _lost = True
-    if _lost:
+            _untracked = True
+    if _untracked:
         _record_untracked(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
     if _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
@@ -114,7 +114,7 @@ def backward(_ctx, *_grads):
     _seen = _ctx
     if '_customops_hooked' in _ctx.__dict__:
         _seen = _unpacked_once(_ctx)
-    if '_customops_lost' in _ctx.__dict__ and _may_be_differentiated():
+    if '_customops_untracked' in _ctx.__dict__ and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
