@@ -367,7 +367,7 @@ class Registry:
             old._owner.restore(old)
 
     def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
-        """The library of an op was destroyed outside customops, as by torch.library.custom_op defining its name anew."""
+        """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""
         if _compat.libraries.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
