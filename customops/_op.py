@@ -9,9 +9,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from customops import _compat, _fingerprint
+from customops import _compat
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
+from customops._dispatch import fingerprint
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock
@@ -55,7 +56,7 @@ class CustomOpDef(Register, Generic[P, R]):
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
         self._bind(operator)
-        _fingerprint.ops.add(self)
+        fingerprint.ops.add(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():

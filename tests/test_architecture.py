@@ -25,7 +25,6 @@ ROOMS = (
     "_dispatch",
     "_codegen",
     "_lifetime",
-    "_fingerprint",
     "_samples",
     "_autograd",
     "_rules",

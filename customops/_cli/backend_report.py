@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from customops.backend.coverage import journal, opinfo, report
+from customops.backend import journal
+from customops.backend.coverage import opinfo, report
 from customops.backend.errors import BackendError
 
 #: Exit statuses, as for `check`.

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from customops._dispatch.results import tensors_in
-from customops.backend import _compat
-from customops.backend.coverage import journal
+from customops.backend import _compat, journal
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.fallback_plans import FallbackPlan, plan_of

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from customops._dispatch.results import fits_type, tensors_in
 from customops._schema.model import Return
-from customops.backend import _compat
-from customops.backend.coverage import journal
+from customops.backend import _compat, journal
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallback import Fallback
 from customops.backend.fallback_plans import FallbackPlan

@@ -12,8 +12,7 @@ from helpers.isolated import isolated
 from helpers.npy import backend_kernels, ones, register
 from torch.testing import assert_close
 
-from customops.backend import BackendError, get_backend, register_backend
-from customops.backend.coverage import journal
+from customops.backend import BackendError, get_backend, journal, register_backend
 
 pytestmark = pytest.mark.process
 

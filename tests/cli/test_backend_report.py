@@ -12,8 +12,8 @@ import pytest
 import torch
 from helpers.isolated import isolated
 
-from customops.backend import get_backend, register_backend
-from customops.backend.coverage import journal, opinfo, report
+from customops.backend import get_backend, journal, register_backend
+from customops.backend.coverage import opinfo, report
 
 pytestmark = pytest.mark.process
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from customops import Registry, _fingerprint
+from customops import Registry
+from customops._dispatch import fingerprint
 
 FACTOR = 2
 HELPER = types.ModuleType("digest_helper")
@@ -26,7 +27,7 @@ HELPER.scale = lambda x: x * 3  # type: ignore[attr-defined]
 
 
 def digest(value: Any) -> str:
-    return _fingerprint.of_values([value])
+    return fingerprint.of_values([value])
 
 
 def made(source: str, **names: Any) -> Callable[..., Any]:
@@ -113,18 +114,18 @@ def test_values_that_cannot_be_told_apart(value: Any) -> None:
 def test_a_fingerprint_is_of_all_ops(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", _identity, mutates_args=())
     other = registry.custom_op(f"{ns}::g_", _in_place, mutates_args=("x",), tags=torch.Tag.inplace)
-    assert _fingerprint.fingerprint({"aten::sin"}) is None
-    before = _fingerprint.fingerprint({f"{ns}::f"})
+    assert fingerprint.fingerprint({"aten::sin"}) is None
+    before = fingerprint.fingerprint({f"{ns}::f"})
     assert before is not None
-    assert _fingerprint.fingerprint({f"{ns}::g___writes"}) == before
+    assert fingerprint.fingerprint({f"{ns}::g___writes"}) == before
     op.register_kernel("cpu", lambda x: x + 1)
-    assert _fingerprint.fingerprint({f"{ns}::f"}) == before
+    assert fingerprint.fingerprint({f"{ns}::f"}) == before
     op.register_fake(lambda x: torch.empty_like(x))
-    second = _fingerprint.fingerprint({f"{ns}::f"})
+    second = fingerprint.fingerprint({f"{ns}::f"})
     assert second != before
     other.unregister()
-    assert _fingerprint.fingerprint({f"{ns}::g_"}) is None
-    assert _fingerprint.fingerprint({f"{ns}::f"}) != second
+    assert fingerprint.fingerprint({f"{ns}::g_"}) is None
+    assert fingerprint.fingerprint({f"{ns}::f"}) != second
 
 
 def _identity(x: torch.Tensor) -> torch.Tensor:

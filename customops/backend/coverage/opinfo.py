@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from customops import _compat as _core
-from customops.backend import _compat
+from customops.backend import _compat, journal
 from customops.backend._backend import Backend
-from customops.backend.coverage import journal
 from customops.testing.isolation import in_fork
 
 #: Ops whose results are whatever the memory held.

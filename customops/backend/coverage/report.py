@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from customops.backend import journal
 from customops.backend._backend import Backend
-from customops.backend.coverage import journal, opinfo
+from customops.backend.coverage import opinfo
 from customops.backend.errors import BackendError
 from customops.backend.registration import get_backend
 

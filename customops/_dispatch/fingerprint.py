@@ -88,7 +88,7 @@ def fingerprint(names: set[str]) -> str | None:
 @functools.cache
 def _package() -> str:
     """The digest of this package: another version of it may trace other graphs."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
