@@ -59,8 +59,8 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The strided tensors that hold the elements of tensors."""
-    return [part for tensor in _tensors(values) for part in sparse_parts(tensor) or [tensor] if _is_strided(part)]
+    """The strided tensors that hold the values of tensors. Sparse ones share their indices in torch's own ops, too."""
+    return [part for tensor in _tensors(values) for part in sparse_parts(tensor)[-1:] or [tensor] if _is_strided(part)]
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:
@@ -68,7 +68,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a sparse one is made of."""
+    """The tensors that a sparse one is made of, its values last."""
     if tensor.layout is torch.sparse_coo:
         return coo_parts(tensor)
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

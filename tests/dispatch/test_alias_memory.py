@@ -55,10 +55,12 @@ OWN: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Tensor]]] = {
     "sparse, new": (lambda x: x * 2, lambda: torch.eye(2).to_sparse()),
     "sparse, of a dense one": (lambda x: x.to_sparse(), lambda: torch.eye(2)),
     "dense, of a sparse one": (lambda x: x.to_dense(), lambda: torch.eye(2).to_sparse()),
+    "compressed, with the indices of the argument": (lambda x: x * 2, lambda: torch.eye(2).to_sparse_csr()),
     "no elements": (lambda x: torch.from_numpy(x.numpy()[:0]), lambda: torch.ones(4)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.parametrize("case", OWN)
 def test_memory_of_its_own(registry: Registry, ns: str, case: str) -> None:
     fn, make = OWN[case]
