@@ -109,6 +109,9 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
         return True  # torch resolves no tensors in a list with a None in it, and below a mode ignores their bits
     if case.has("sparse", "sparse leaf", "compressed", "mkldnn") and is_raised(ours["result"], AliasError):
         return case.op == "same"  # torch does not look for aliases of tensors without a storage
+    if case.has("subclass") and case.context == "dispatch mode" and keys(ours, theirs) == ["result"]:
+        # The kernel runs as in a plain call, where ``as_subclass``, by which torch makes its results, makes views.
+        return {**ours["result"], "view": None} == {**theirs["result"], "view": None}
     if case.op == "ramp" and case.call == 1:
         return not is_raised(
             ours["result"], Exception
