@@ -35,7 +35,7 @@ RIGHT, WRONG, ZERO, RAISES, REFUSED = ".x0!-"
 LEGEND = {
     RIGHT: "right",
     WRONG: "another value than that of the same function in plain torch",
-    ZERO: "zeros, or None, where that is not zero, without a word",
+    ZERO: "zeros, or None, where that is not zero, silently",
     RAISES: "an error",
     REFUSED: "an error already when the op or its formula is registered",
 }
