@@ -216,7 +216,7 @@ def holds_tensors(value: Any) -> bool:
 def exported(program: Program, ns: str) -> list[str]:
     model = Model(program)
     found = torch.export.export(model, model.tensors(), strict=True)
-    lower = found.run_decompositions()
+    lower = found.run_decompositions({})  # functionalized; the table of all decompositions takes seconds to make
     items = [found.graph, found.graph_signature]
     overload = getattr(program.op, "_opoverload", None) or getattr(program.op, "default", program.op)
     if not {torch.Tag.inplace, torch.Tag.out} & set(overload.tags):
