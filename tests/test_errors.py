@@ -276,6 +276,8 @@ def test_arguments_that_are_no_tensors(registry: Registry, ns: str, bypass: bool
         assert text.endswith("\nfix: torch.as_tensor(x)")
     for value in (array, [array]):
         assert message(lambda value=value: total(value), RuntimeError).endswith("fix: [torch.as_tensor(x) for x in xs]")
+    assert message(lambda: total(torch.ones(2)), RuntimeError).endswith("fix: [xs]")
+    assert message(lambda: op("x"), RuntimeError).endswith("fix: pass a tensor")
     assert "fix" not in message(lambda: op(torch.ones(2), 3), RuntimeError)
 
 

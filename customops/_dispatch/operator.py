@@ -35,7 +35,9 @@ class Kernel(NamedTuple):
 
 
 #: What the dispatcher says to an argument that is no tensor, where it wants one or a list of them.
-_WRONG_TYPE = re.compile(r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found")
+_WRONG_TYPE = re.compile(
+    r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found type '(\w+)'"
+)
 
 
 class OperatorHandle:
@@ -261,8 +263,11 @@ class OperatorHandle:
             raise self._no_kernel(text.split("'")[3]) from None
         given = _WRONG_TYPE.match(text)
         if given is not None and text.startswith(f"{self.qualname}() "):
-            convert = "[torch.as_tensor(x) for x in {}]" if given[1].startswith("List") else "torch.as_tensor({})"
-            error.args = (f"{text}\nfix: {convert.format(given[2])}",)
+            wanted, name, found = given.groups()
+            convert = f"torch.as_tensor({name})" if found != "str" else "pass a tensor"
+            if wanted != "Tensor":
+                convert = f"[{name}]" if found == "Tensor" else f"[torch.as_tensor(x) for x in {name}]"
+            error.args = (f"{text}\nfix: {convert}",)
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
