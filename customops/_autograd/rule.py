@@ -297,6 +297,9 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     ) -> Any:
         if current_kernel is None and keyset.raw_repr() not in direct:
             current_kernel = definition.find_fast_path(keyset)
+            kernel = None if _compat.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
+            if kernel is not None and not (torch.is_grad_enabled() and any_requires_grad(*args, *kwargs.values())):
+                return kernel(*args, **kwargs)  # as the generated function will from now on
         current = rule.current()
         watched = current.watched(args, kwargs)
         may_have = _compat.autograd.forward_ad_active() or (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +26,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+#: The code objects that are marked, by their ids. `torch.compiler.reset` leaves the marks.
+_marked: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
+
 
 def outside_dynamo(fn: _F) -> _F:
     """Keep Dynamo from tracing the frames of `fn`, which C++ calls, and all frames below them.
@@ -31,11 +36,15 @@ def outside_dynamo(fn: _F) -> _F:
     Marks the code object, so one call serves every closure made from the same ``def``, and calls cost nothing. Where
     torch cannot, the function is wrapped as `torch.compiler.disable` wraps it.
     """
+    code = fn.__code__
+    if _marked.get(id(code)) is code:  # equal ones are others
+        return fn
     frames = _C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
         return cast(_F, torch.compiler.disable(fn))
     skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(fn.__code__, frames._FrameExecStrategy(skip, skip))
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    _marked[id(code)] = code
     return fn
 
 

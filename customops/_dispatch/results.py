@@ -22,10 +22,13 @@ __tracebackhide__ = True  # pytest leaves the frames out
 CheckPolicy = Literal["always", "first", "never"]
 
 
+_POLICIES = get_args(CheckPolicy)
+
+
 def check_policy(given: Any, op: str) -> CheckPolicy:
     """What ``check=`` and the environment say together. The environment is for who runs a program, so it decides."""
     value = os.environ.get("CUSTOMOPS_CHECK") or ("always" if given is None else given)
-    if value not in get_args(CheckPolicy):
+    if value not in _POLICIES:
         source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
         raise DefinitionError(
             f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=brief(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +10,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.name import Name
 from customops._dispatch.results import CheckPolicy
+from customops._schema.cached import cached_property
 from customops._schema.differentiability import ALL, Differentiable
 from customops._schema.model import Schema
 from customops.errors import location_of
@@ -35,7 +35,7 @@ class OpSpec:
     #: ``file:line`` of the definition.
     source: str = ""
 
-    @functools.cached_property
+    @cached_property
     def qualname(self) -> str:
         return str(self.name)
 
@@ -44,12 +44,12 @@ class OpSpec:
         """``file:line`` of the function, else of the definition."""
         return location_of(self.fn) if self.fn is not None else self.source
 
-    @functools.cached_property
+    @cached_property
     def schema_text(self) -> str:
         """What the dispatcher gets, without the name."""
         return self.text or str(self.schema)
 
-    @functools.cached_property
+    @cached_property
     def mutation_only(self) -> OpSpec | None:
         """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
         returns_mutated = torch.Tag.inplace in self.tags or torch.Tag.out in self.tags

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from customops._schema.cached import cached_property
 from customops._schema.defaults import default_text
 
 
@@ -112,7 +112,7 @@ class Schema:
     def __str__(self) -> str:
         return self._text
 
-    @functools.cached_property
+    @cached_property
     def _text(self) -> str:
         parts = [str(argument) for argument in self.positional]
         if self.keyword_only:
@@ -124,32 +124,32 @@ class Schema:
             returns = f"({', '.join(map(str, self.returns))})"
         return f"({', '.join(parts)}) -> {returns}"
 
-    @functools.cached_property
+    @cached_property
     def exact_key(self) -> tuple[Any, ...]:
         """Equal for schemas that are the same to the last default: ``==`` does not tell 1 from 1.0 and True."""
         return self._text, *((type(a.default), repr(a.default)) for a in self.arguments if a.has_default)
 
-    @functools.cached_property
+    @cached_property
     def positional(self) -> tuple[Argument, ...]:
         return tuple(a for a in self.arguments if not a.kwarg_only)
 
-    @functools.cached_property
+    @cached_property
     def keyword_only(self) -> tuple[Argument, ...]:
         return tuple(a for a in self.arguments if a.kwarg_only)
 
-    @functools.cached_property
+    @cached_property
     def mutated(self) -> tuple[Argument, ...]:
         return tuple(a for a in self.arguments if a.is_mutated)
 
-    @functools.cached_property
+    @cached_property
     def takes_tensors(self) -> bool:
         return any(a.holds_tensors for a in self.arguments)
 
-    @functools.cached_property
+    @cached_property
     def keyword_only_tensors(self) -> tuple[Argument, ...]:
         return tuple(a for a in self.keyword_only if a.holds_tensors)
 
-    @functools.cached_property
+    @cached_property
     def operands(self) -> tuple[Argument, ...]:
         """The arguments that rules have an entry for (a gradient, a batch dimension).
 
@@ -157,17 +157,17 @@ class Schema:
         """
         return (*self.positional, *self.keyword_only_tensors)
 
-    @functools.cached_property
+    @cached_property
     def is_view(self) -> bool:
         """Does a return share memory with an argument that the op does not mutate?"""
         return any(r.alias is not None and not r.alias.write for r in self.returns)
 
-    @functools.cached_property
+    @cached_property
     def is_functional(self) -> bool:
         """Does it mutate nothing, and return something, in memory of its own?"""
         return bool(self.returns) and not self.mutated and not self.is_view
 
-    @functools.cached_property
+    @cached_property
     def is_differentiable(self) -> bool:
         """Can it have a formula? Of ops that return a view only those that view a single tensor can."""
         if not self.is_view:
@@ -175,7 +175,7 @@ class Schema:
         tensors_in = sum(a.is_tensor for a in self.arguments)
         return not self.mutated and tensors_in == 1 and sum(r.is_tensor for r in self.returns) == 1
 
-    @functools.cached_property
+    @cached_property
     def device_argument(self) -> Argument | None:
         """The argument ``Device device``, which decides for a factory function where it runs."""
         return next((a for a in self.arguments if a.name == "device" and a.type == "Device"), None)
