@@ -158,7 +158,7 @@ class CustomOpDef(Register, Generic[P, R]):
     def _traced(self) -> tuple[Any, ...]:
         """All that compilers may trace through, or decide by."""
         definition = self._definition
-        said = (str(definition.schema), [str(tag) for tag in definition.tags], definition.differentiable)
+        said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
         return (*said, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class Registry:
         old = _compat.registries.torch_op_of(spec.qualname)
         if not isinstance(old, CustomOpDef):
             raise self._conflict(spec, "it was not made by custom_op, so it cannot be reused", "choose another name")
-        if old.schema != spec.schema or set(old._definition.tags) != set(spec.tags):
+        if old.schema.exact_key != spec.schema.exact_key or set(old._definition.tags) != set(spec.tags):
             raise self._conflict(
                 spec,
                 "on_conflict='reuse' needs the same schema and tags",

@@ -9,6 +9,7 @@ from typing_extensions import Required
 
 from customops import _compat
 from customops._codegen import bypass
+from customops._codegen.function import variable_name
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.name import Name
@@ -72,7 +73,14 @@ def spec_of(
         check_tags(wanted, all_tags, op=op, where=location_of(fn))
     gradients = Differentiable.of(differentiable, nondiff_args, wanted, op)
     policy = check_policy(check, op)
-    return OpSpec(name, wanted, all_tags, schema, fn, device_types, policy, gradients, bypass, user_source())
+    return OpSpec(name, wanted, all_tags, schema, fn, _devices(device_types), policy, gradients, bypass, user_source())
+
+
+def _devices(device_types: DeviceTypes) -> DeviceTypes:
+    """What an iterator gives is read once."""
+    if device_types is None or isinstance(device_types, str) or not isinstance(device_types, Iterable):
+        return device_types
+    return tuple(device_types)
 
 
 def check_spec(spec: OpSpec) -> None:
@@ -83,6 +91,8 @@ def check_spec(spec: OpSpec) -> None:
         bypass.refuse(spec.schema, spec.qualname)
     assert spec.fn is not None
     bind_kernel(spec.fn, spec.schema, spec.qualname, "kernel")
+    for argument in spec.schema.keyword_only:
+        variable_name(argument)  # raises for a keyword of Python
     check_devices(spec.device_types, spec.schema, spec.qualname)
 
 

@@ -23,7 +23,7 @@ def backward({parameters}):
     {group}
     {materialize}
     $seen = $ctx
-    if '_customops_hooked' in $ctx.__dict__:
+    if $ctx._customops_hooked:
         $seen = $unpacked_once($ctx)
     {guard}
     $result = $fn($seen, *$grads)
@@ -86,7 +86,7 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
 
 #: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
 _GUARD = [
-    "if '_customops_untracked' in $ctx.__dict__ and $may_be_differentiated():",
+    "if $ctx._customops_untracked is not None and $may_be_differentiated():",
     "    $seen = $guarded($ctx, $op)",
 ]
 
@@ -103,7 +103,7 @@ def _emit_materialize(arguments: NodeArguments) -> list[str]:
     if len(arguments.layout.outputs) == 1 and not (arguments.has_outcome or any(arguments.layout.list_outputs)):
         return []
     return [
-        "if '_customops_zeros' in $ctx.__dict__:",
+        "if $ctx._customops_zeros is not None:",
         "    $grads = $tuple($map($materialize_zeros, $grads, $ctx._customops_zeros))",
     ]
 

@@ -56,8 +56,11 @@ def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | No
     name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
     marked = {key: staticmethod(_compat.dynamo.outside_dynamo(member)) for key, member in statics.items()}
     function = type(name, (_compat.autograd.SingleLevelFunction,), marked)
-    _compat.autograd.context_class(function).set_materialize_grads = set_materialize_grads
-    _compat.autograd.context_class(function).__getattr__ = _missing_attribute(definition, set_up, formulas)
+    context = _compat.autograd.context_class(function)
+    context.set_materialize_grads = set_materialize_grads
+    context._customops_zeros = context._customops_untracked = None  # compiled autograd reads ctx through another object
+    context._customops_hooked, context._customops_links = False, ()
+    context.__getattr__ = _missing_attribute(definition, set_up, formulas)
     return Node(function, apply_codegen.apply(arguments, function))
 
 

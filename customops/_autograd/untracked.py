@@ -116,13 +116,13 @@ def may_be_differentiated() -> bool:
 
 def guarded(ctx: Any, op: str) -> Any:
     """The `ctx` of a backward that may be differentiated: untracked tensors raise when asked for a derivative."""
-    untracked = ctx.__dict__.get("_customops_untracked")
+    untracked = ctx._customops_untracked
     return ctx if untracked is None else _Guarded(ctx, op, untracked.links, untracked.saved)
 
 
 def guarded_in_jvp(ctx: Any, op: str) -> Any:
     """The same for a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
-    untracked = ctx.__dict__.get("_customops_untracked")
+    untracked = ctx._customops_untracked
     if untracked is None:
         return ctx
     with torch.inference_mode(False):  # else no tangents are seen
@@ -200,7 +200,7 @@ class OnceDifferentiable:
             fix="leave that out, if the backward is made of differentiable operations",
         )
         links = (
-            *ctx.__dict__.get("_customops_links", ()),
+            *ctx._customops_links,
             *filter(is_differentiable, _compat.tracing.tree_leaves(list(grads))),
         )
         leaves, spec = _compat.tracing.tree_flatten(result)

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from customops import _compat
 from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_kernel_call
+from customops._dispatch.callbacks import is_altered
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow
@@ -138,6 +139,11 @@ def _emit_arrives_unchanged(source: Source, argument: Argument) -> str:
         test = f"$type({name}) in ${row.schema.lower()}s"
     if row.unchanged_if:
         test = f"{test} and {row.unchanged_if.format(*[name] * row.unchanged_if.count('{}'))}"
+    if is_altered(argument) or (
+        type(argument.default) is float and argument.default == 0
+    ):  # the dispatcher would put the author's default in its place
+        source.objects[f"default_{name}"] = None if argument.default_is_none_in_text else argument.default
+        return f"{test} and {name} != $default_{name}"
     return f"({name} is None or {test})" if argument.type.endswith("?") else test
 
 

@@ -14,11 +14,11 @@ from customops._compat.libraries import Library, OpOverload
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
-from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.parse import from_dispatcher
-from customops.errors import DefinitionError, RegistrationError, UnsupportedError, user_stacklevel
+from customops.errors import DefinitionError, RegistrationError, UnsupportedError, brief, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -110,6 +110,8 @@ class OperatorHandle:
 
     def check_library(self, lib: Library) -> None:
         """Raise unless registrations on the op can end with `lib`."""
+        if not isinstance(lib, Library):
+            raise RegistrationError("lib= must be a torch.library.Library", op=self.qualname, got=brief(lib))
         if not _compat.libraries.library_alive(lib):
             raise RegistrationError("the library given as lib= has been destroyed", op=self.qualname)
         if lib.ns != self.name.namespace:
@@ -161,12 +163,12 @@ class OperatorHandle:
         _compat.registries.register_torch_dispatch(library, self.name.local, cls, fn)
         return undo
 
-    def impl_effect(self, effect: Any) -> Registration:
+    def impl_effect(self, effect: Any) -> Undo:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(own_library=True)
         _compat.registries.register_effect(library, self.qualname, effect)
         self.recompile()
-        return Registration(undo)
+        return undo
 
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""

@@ -9,6 +9,7 @@ from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
 from customops._rules import ad_inplace_or_view, checkpointing, functionalization
 from customops._rules.autocast import AutocastRule
+from customops._rules.effect import EffectRule
 from customops._rules.fake import FakeRule
 from customops._rules.kernel import KernelRule
 from customops._rules.raw import RawRule
@@ -38,6 +39,10 @@ class Rules:
     @property
     def autocast(self) -> AutocastRule:
         return self._other(AutocastRule)
+
+    @property
+    def effect(self) -> EffectRule:
+        return self._other(EffectRule)
 
     @property
     def torch_dispatch(self) -> TorchDispatchRule:

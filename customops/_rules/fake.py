@@ -130,6 +130,8 @@ class FakeRule:
         )
 
     def _tell_torch(self) -> None:
+        if self.operator.removed is not None:
+            return  # the name may be another op's by now
         self.operator.recompile()
         fake = self._slots.values.get(None)
         _compat.registries.set_fake_source(

@@ -63,10 +63,10 @@ class Register:
             ... def double_cuda(x):
             ...     return launch(x)
         """
-        device_list(device_types, self._qualname)  # a decorator without device types fails at its own line
+        devices: Any = device_list(device_types, self._qualname)  # a decorator without any fails at its own line
         if fn is None:
-            return functools.partial(self.register_kernel, device_types, lib=lib)
-        self._register(lib, self._rules.kernel.register, device_types, fn)
+            return functools.partial(self.register_kernel, devices, lib=lib)
+        self._register(lib, self._rules.kernel.register, devices, fn)
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
@@ -264,4 +264,4 @@ class Register:
 
     def register_effect(self, effect: Any) -> None:
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or (None) as having none."""
-        self._register(None, self._definition.impl_effect, effect)
+        self._register(None, self._rules.effect.register, effect)

@@ -91,12 +91,12 @@ def forward(_ctx, _kernel, _outcome, *_flat):
 # Autograd, backward
 def backward(_ctx, *_grads):
     _grads = _unflatten(_grads, _ctx._customops_outputs)
-    if '_customops_zeros' in _ctx.__dict__:
+    if _ctx._customops_zeros is not None:
         _grads = _tuple(_map(_materialize_zeros, _grads, _ctx._customops_zeros))
     _seen = _ctx
-    if '_customops_hooked' in _ctx.__dict__:
+    if _ctx._customops_hooked:
         _seen = _unpacked_once(_ctx)
-    if '_customops_untracked' in _ctx.__dict__ and _may_be_differentiated():
+    if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected

@@ -87,9 +87,9 @@ def forward(___ctx, ___kernel, _result, __fn, type, len):
 # Autograd, backward
 def backward(___ctx, *___grads):
     ___seen = ___ctx
-    if '_customops_hooked' in ___ctx.__dict__:
+    if ___ctx._customops_hooked:
         ___seen = ___unpacked_once(___ctx)
-    if '_customops_untracked' in ___ctx.__dict__ and ___may_be_differentiated():
+    if ___ctx._customops_untracked is not None and ___may_be_differentiated():
         ___seen = ___guarded(___ctx, ___op)
     ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected

@@ -86,7 +86,7 @@ def forward(_ctx, _kernel, x):
 # Autograd, backward
 def backward(_ctx, *_grads):
     _seen = _ctx
-    if '_customops_hooked' in _ctx.__dict__:
+    if _ctx._customops_hooked:
         _seen = _unpacked_once(_ctx)
     _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
