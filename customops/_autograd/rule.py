@@ -21,6 +21,7 @@ from customops._dispatch.operator import CurrentKernel, OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
+from customops._schema.model import Schema
 from customops.errors import AutogradError, CallbackError, RegistrationError, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -88,10 +89,12 @@ class AutogradRule:
             if not schema.keyword_only:
                 names.remove("keyword_only_inputs")
             bind(setup_context, op, "setup_context", **{name: name for name in names})
+        nondiff_args = tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op)
+        _refuse_only_optional_lists(schema, nondiff_args, op)
         formula = Formula(
             fn,
             setup_context,
-            tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op),
+            nondiff_args,
             originals=mutated_names(options.get("originals", ()), "originals", schema, op),
             materialize_grads=options.get("materialize_grads", True),
         )
@@ -187,6 +190,19 @@ class AutogradRule:
                     if self._current is current and not current.ignores:
                         self._node.apply = current.node.apply
         return current.node
+
+
+def _refuse_only_optional_lists(schema: Schema, nondiff_args: frozenset[str], op: str) -> None:
+    """The dispatcher does not look into an optional list: without another tensor, autograd would not see the call."""
+    lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
+    if lists and not any(argument.type == "Tensor" for argument in schema.operands):
+        raise RegistrationError(
+            "torch does not look for gradients in an optional list of tensors, where no other argument is a tensor",
+            op=op,
+            argument=lists[0],
+            got=str(schema),
+            fix=f"make {lists[0]} a list (an empty one for None), or pass a tensor besides",
+        )
 
 
 #: How what torch says begins -> what was wrong, and what to do.

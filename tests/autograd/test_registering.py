@@ -15,7 +15,7 @@ from torch.library import Library
 
 import customops
 from customops import Registry
-from customops.errors import CallbackError
+from customops.errors import CallbackError, RegistrationError
 
 FORMS = ["op", "name", "overload"]
 
@@ -202,3 +202,11 @@ def test_an_out_op_cannot_have_a_formula(registry: Registry, ns: str) -> None:
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         customops.register_autograd(f"{ns}::foreign", times(3), lib=library)
     library._destroy()
+
+
+def test_an_optional_list_is_not_the_only_tensor(registry: Registry, ns: str) -> None:
+    op: Any = registry.custom_op(f"{ns}::f", lambda xs: xs[0] * 2, mutates_args=(), schema="(Tensor[]? xs) -> Tensor")
+    with pytest.raises(RegistrationError, match="optional list of tensors") as caught:
+        op.register_autograd(lambda ctx, grad: {"xs": [2 * grad]})
+    assert caught.value.argument == "xs"
+    op.register_autograd(lambda ctx, grad: {}, nondiff_args="xs")
