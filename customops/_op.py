@@ -16,6 +16,7 @@ from customops._dispatch import fingerprint
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock
+from customops._dispatch.removal import remove
 from customops._lifetime import Owner
 from customops._rules import Rules
 from customops._rules.methods import Register
@@ -200,7 +201,7 @@ class CustomOpDef(Register, Generic[P, R]):
 
     def _end(self, error: UnregisteredError) -> None:
         """`_unbind`, but for the tables: who destroyed the op's library sees to these."""
-        self._definition.remove(error)
+        remove(self._definition, error)
         self._compute_entry()
 
     def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:

@@ -14,6 +14,7 @@ from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.name import Name
 from customops._dispatch.operator import OperatorHandle, with_pt2_compliant
+from customops._dispatch.removal import remove
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
@@ -104,7 +105,7 @@ def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomO
         cls: type[CustomOpDef[Any, Any]] = _bypassing(spec) if spec.bypass else CustomOpDef
         return cls(owner, operator, rules)
     except BaseException:
-        operator.remove(UnregisteredError("the definition of the op failed", op=spec.qualname))
+        remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         raise
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from customops import _compat
 from customops._autograd.layout import Layout
 from customops._autograd.options import Formula
-from customops._dispatch.callbacks import filler
+from customops._dispatch.fill_defaults import filler
 from customops._dispatch.results import tensors_in
 from customops._schema.differentiability import is_differentiable
 from customops._schema.model import Schema

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from customops import _compat
 from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_kernel_call
-from customops._dispatch.callbacks import is_altered
+from customops._dispatch.fill_defaults import is_altered
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow

@@ -22,7 +22,7 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._dispatch.callbacks import in_python_form, is_altered
+from customops._dispatch.fill_defaults import in_python_form, is_altered
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
 from customops._schema.model import Argument, Return, Schema

@@ -2,9 +2,9 @@
 
 `spec.OpSpec` is what an op is; `operator.OperatorHandle` defines it and installs kernels at dispatch keys.
 `registrations` keeps the newest registration for each key, and unregisters them. `fast_path` remembers which kernel a
-key set leads to. `callbacks` checks that a user's function takes the op's arguments, and fills in defaults; `results`
-checks what it returned. `devices` reads device types, `lookup` finds the overload that a user means, `fingerprint`
-tells compilers one version of an op from another.
+key set leads to. `callbacks` checks that a user's function takes the op's arguments, `fill_defaults` puts in those that
+the dispatcher left out, `results` checks what it returned. `devices` reads device types, `lookup` finds the overload
+that a user means, `fingerprint` tells compilers one version of an op from another, `removal` takes an op out again.
 
     register_*(fn) -> callbacks.bind -> registrations.Slots.set -> operator.OperatorHandle.impl -> torch
 """

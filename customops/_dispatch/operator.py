@@ -189,10 +189,10 @@ class OperatorHandle:
 
     def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
         undo()
-        self._forget(key, kernel)
+        self.forget(key, kernel)
         self._forget_dispatch()
 
-    def _forget(self, key: str, kernel: Kernel) -> None:
+    def forget(self, key: str, kernel: Kernel) -> None:
         """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
         kernels = self._kernels[key]
         if kernel not in kernels:
@@ -289,28 +289,6 @@ class OperatorHandle:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
         keys = sorted(self._kernels, key=lambda key: key != "Autograd")
         return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
-
-    def remove(self, error: Exception) -> None:
-        """Take everything back that went through this definition; handles to a removed op raise `error`."""
-        self.removed = error
-        self.recompile()
-        if self.mutation_only is not None:
-            self.mutation_only.remove(error)
-        for library in self._added:
-            _compat.libraries.destroy_library(library)
-        self._added.clear()
-        if self.library is not None:
-            _compat.libraries.destroy_library(self.library)  # also where it was destroyed outside customops: see there
-            _compat.libraries.forget_signature(self.name.packet, self.name.overload)
-            _compat.registries.forget_entry(self.qualname)
-            _compat.libraries.retire_overload(self.overload, error)
-        for key, kernels in self._kernels.items():
-            for kernel in list(kernels):
-                self._forget(key, kernel)
-        self._forget_dispatch()
-        self.fast_path = FastPath()  # the other one is of the name, which may soon be another op's
-        if self.library is not None:
-            _compat.libraries.remember_kernel(self.name.namespace, self.name.local, "Meta", None)
 
 
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:

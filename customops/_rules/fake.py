@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from customops import _compat
-from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import (

@@ -12,8 +12,9 @@ import torch
 
 from customops import _compat
 from customops._codegen.kernel import kernel as generate_kernel
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.fill_defaults import filler
 from customops._dispatch.operator import CurrentKernel, OperatorHandle
 from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
 from customops.errors import RegistrationError

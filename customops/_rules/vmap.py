@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from customops import _compat
-from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel
+from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import tensors_in
