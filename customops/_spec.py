@@ -95,17 +95,37 @@ def check_spec(spec: OpSpec) -> None:
     for argument in spec.schema.keyword_only:
         variable_name(argument)  # raises for a keyword of Python
     check_devices(spec.device_types, spec.schema, spec.qualname)
+    _check_variant(spec)
+
+
+def _check_variant(spec: OpSpec) -> None:
+    """Raise if another op has the name of the mutation-only variant."""
+    if spec.mutation_only is None:
+        return
+    name = spec.mutation_only.name
+    taken = _compat.libraries.find_overload(name.packet, name.overload)
+    replaced = _compat.registries.torch_op_of(spec.qualname)
+    variant = replaced._definition.mutation_only if isinstance(replaced, CustomOpDef) else None
+    if taken is not None and (variant is None or variant.overload is not taken):
+        raise DefinitionError(
+            f"an op {name} exists: the variant of this one that returns nothing has that name",
+            op=spec.qualname,
+            fix="rename one of them",
+        )
 
 
 def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
     """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
     check_spec(spec)
+    known = _compat.libraries.namespace_exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
         cls: type[CustomOpDef[Any, Any]] = _bypassing(spec) if spec.bypass else CustomOpDef
         return cls(owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
+        if not known:
+            _compat.libraries.forget_namespace(spec.name.namespace)
         raise
 
 

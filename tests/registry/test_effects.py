@@ -104,3 +104,18 @@ def test_lib_is_a_library(registry: Registry, ns: str) -> None:
     op: Any = registry.custom_op(f"{ns}::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
     with pytest.raises(RegistrationError, match="lib= must be a"):
         op.register_fake(lambda x: x, lib=3)
+
+
+def test_the_name_of_a_variant_that_is_taken(registry: Registry, ns: str) -> None:
+    def add_(x: Tensor) -> Tensor:
+        return x.add_(1)
+
+    registry.custom_op(f"{ns}::f__writes", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+    first = registry.custom_op(f"{ns}::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
+    handle = getattr(torch.ops, ns).f.default
+    with pytest.raises(DefinitionError, match="f__writes exists"):
+        registry.custom_op(f"{ns}::f", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    assert first(torch.zeros(1)).item() == handle(torch.zeros(1)).item() == 1
+    registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    again = registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    assert again(torch.zeros(1)).item() == 1
