@@ -193,9 +193,9 @@ class AutogradRule:
 
 
 def _refuse_only_optional_lists(schema: Schema, nondiff_args: frozenset[str], op: str) -> None:
-    """The dispatcher does not look into an optional list: without another tensor, autograd would not see the call."""
+    """The dispatcher does not look into optional lists: of an op without other tensors, autograd sees no call."""
     lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
-    if lists and not any(argument.type == "Tensor" for argument in schema.operands):
+    if lists and all(argument.type == "Tensor[]?" for argument in schema.operands if argument.holds_tensors):
         raise RegistrationError(
             "torch does not look for gradients in an optional list of tensors, where no other argument is a tensor",
             op=op,
@@ -301,7 +301,7 @@ def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs
 
 
 def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
-    """What is done at the Autograd key where the device's kernel is not called directly: see `_trampoline.autograd`."""
+    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
     schema, direct = definition.schema, definition.fast_path.at_autograd
     is_out, calls_directly = torch.Tag.out in definition.tags, is_direct(schema)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad
 
 _C: Any = torch._C
 

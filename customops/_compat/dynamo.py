@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.autograd.forward_ad
-import torch.utils.checkpoint
 from torch._ops import OpOverload
 
 from customops._compat.inductor import keep_calls_apart

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch._functorch.autograd_function as _functorch_function
 import torch._functorch.pyfunctorch as _functorch
-import torch.autograd.forward_ad
 
 from customops._compat.autograd import any_tangent
 from customops._compat.dispatch import DispatchKey, exclude_keys, key_set

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch.utils.checkpoint
+import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from customops._compat.late import followed, when_imported

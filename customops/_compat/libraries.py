@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _refresh_packet

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad
 
 from customops._compat.tracing import _fake_tensor
 

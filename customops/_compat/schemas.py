@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.autograd.forward_ad
 from torch._library import opaque_object as _opaque
 from torch._ops import OpOverload as OpOverload
 from torch._ops import _OpNamespace

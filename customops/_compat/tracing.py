@@ -6,10 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch.autograd.forward_ad
+import torch
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
 
 _fake_tensor: Any = torch._subclasses.fake_tensor
 

@@ -12,7 +12,7 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 class FastPath:
-    """Key set, as a number -> the cell of a kernel, or None; the key sets that were not seen yet are missing."""
+    """Key set, as a number -> the current kernel, or None; the key sets that were not seen yet are missing."""
 
     def __init__(self) -> None:
         #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.

@@ -128,6 +128,7 @@ class _Walk:
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
         self.kept: list[Any] = []  # an id is one of a living object
+        self.used: set[tuple[int, frozenset[str]]] = set()  # modules, by the names that are used of them
 
     def add(self, value: Any) -> None:
         if type(value) in _PLAIN:
@@ -240,10 +241,12 @@ class _Walk:
             self.add(value)
             return
         self._text(f"module {value.__name__}")
-        if id(value) not in self.seen:
+        used = id(value), frozenset(names)
+        if used not in self.used:  # modules may hold each other
+            self.used.add(used)
             for name in sorted(names & vars(value).keys()):
                 self._text(f"{value.__name__}.{name}")
-                self._add_used(vars(value)[name], names - {name})
+                self._add_used(vars(value)[name], names)
 
     def _add_code(self, code: types.CodeType) -> None:
         self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")

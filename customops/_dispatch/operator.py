@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
 
     fn: Callable[..., Any]
     with_keyset: bool  # is it given the key set?
-    #: Its user's kernel, if the fast path may call that in its place.
+    #: What it calls, if the fast path may call that in its place.
     current_kernel: CurrentKernel | None
     #: Is it the user's own, put at a key of their choice?
     raw: bool
@@ -224,14 +224,14 @@ class OperatorHandle:
             self.fast_path.clear()
 
     def find_fast_path(self, keyset: Any) -> Any:
-        """The cell of the kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
+        """The kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
             backend = _compat.dispatch.plain_backend(keyset, writes=bool(self.schema.mutated))
-            self.fast_path.at_autograd[keyset.raw_repr()] = found = self._find_cell(backend, ["ADInplaceOrView"])
+            self.fast_path.at_autograd[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
         return found
 
     def find_fast_path_of(self, keys: Any, included: Any) -> None:
@@ -239,13 +239,13 @@ class OperatorHandle:
         with lock:
             backend, counts_versions = _compat.dispatch.plain_tensor(keys, included)
             above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-            found = self._find_cell(backend, above)
+            found = self._find_kernel(backend, above)
             if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
                 found = None
             self.fast_path.of_tensors[keys.raw_repr(), included.raw_repr()] = found
 
-    def _find_cell(self, backend: str | None, above: list[str]) -> Any:
-        """The cell of the kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
+    def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
+        """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
         if backend is None or self.removed is not None or self.fast_path.tangents_seen:
             return None
         counts = _compat.dispatch.count_kernels(self.qualname)

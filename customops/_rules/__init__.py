@@ -74,11 +74,15 @@ class Rules:
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""
+        raw, autocast, effect, torch_dispatch = map(
+            self._others.get, (RawRule, AutocastRule, EffectRule, TorchDispatchRule)
+        )
         return (
             self.fake.fn,
-            self.raw.traced(),
+            raw.traced() if raw else [],
             self.autograd.formulas,
-            self.autocast.dtypes,
+            autocast.dtypes if autocast else {},
+            effect.effects if effect else {},
             self.vmap.rules,
-            self.torch_dispatch.rules,
+            torch_dispatch.rules if torch_dispatch else {},
         )

@@ -21,6 +21,10 @@ class EffectRule:
         self.operator, self._undo = operator, nothing
         self._slots.reset()
 
+    @property
+    def effects(self) -> dict[None, Any]:
+        return self._slots.values
+
     def register(self, effect: Any) -> Registration:
         return self._slots.set(None, effect)
 

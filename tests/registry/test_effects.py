@@ -32,6 +32,13 @@ def test_an_effect_comes_back_with_its_op(registry: Registry, ns: str) -> None:
     assert _get_effect(getattr(torch.ops, ns).log.default) is _EffectType.ORDERED
 
 
+def test_digests_tell_effects_apart(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::log", log, mutates_args=())
+    before = fingerprint.fingerprint({f"{ns}::log"})
+    op.register_effect(_EffectType.ORDERED)
+    assert fingerprint.fingerprint({f"{ns}::log"}) != before
+
+
 def test_digests_tell_defaults_apart(registry: Registry, ns: str) -> None:
     digests = set()
     for default in (math.inf, -math.inf, math.nan, 1e-320, 1.0, 0.0, -0.0):
