@@ -109,13 +109,25 @@ class CustomOpDef(Register, Generic[P, R]):
         """
         texts: dict[str, str] = {}
         if type(self) is not CustomOpDef:
-            texts["bypass=True"] = source_of(type(self).__call__)
+            texts["A call of the object"] = source_of(type(self).__call__)
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.current_kernel is not None and kernel.current_kernel.direct is not kernel.fn:
                 texts[f"{key}, called directly"] = source_of(kernel.current_kernel.direct)
         texts |= self._rules.autograd.sources()
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
+
+    def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that ``torch.ops`` takes for a call of this object: they differ where types are lowered.
+
+        Example:
+            >>> args, kwargs = double.lower(torch.ones(2))
+            >>> torch.ops.mylib.double(*args, **kwargs)
+        """
+        if self._lowering is None:
+            return args, kwargs
+        lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
+        return lowered
 
     # Samples ----------------------------------------------------------------------------------------------------
 

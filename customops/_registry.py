@@ -83,7 +83,7 @@ class Registry:
         fn: Callable[..., Any] | None = None,
         /,
         *,
-        mutates_args: Any = None,  # by the overloads it has to be given; what to write is said where it is looked at
+        mutates_args: str | Iterable[str] | None = None,
         device_types: DeviceTypes = None,
         schema: str | None = None,
         tags: Tags = None,
@@ -98,7 +98,8 @@ class Registry:
         Args:
             name: ``namespace::name``, or ``namespace::name.overload``.
             fn: the function; without it, a decorator is returned.
-            mutates_args: names of the arguments the function writes to, or "unknown" for all tensors.
+            mutates_args: names of the arguments the function writes to, or "unknown" for all tensors. None: what is
+                annotated with `Mutates`, or named so in `schema`.
             device_types: the device types the function is the kernel of; None stands for every device.
             schema: the schema, e.g. ``"(Tensor x) -> Tensor"``, instead of inferring it from type hints.
             tags: `torch.Tag` members; ``torch.Tag.inplace`` and ``torch.Tag.out`` are for ops that return what they
@@ -124,7 +125,7 @@ class Registry:
         """
         parsed = own_name(name)
         options = {
-            "mutates_args": mutates_args_names(mutates_args, name),
+            "mutates_args": None if mutates_args is None else mutates_args_names(mutates_args, name),
             "device_types": device_types,
             "schema": schema,
             "tags": tags,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
-from typing_extensions import Required
-
 from customops import _compat
 from customops._codegen import bypass
 from customops._codegen.function import variable_name
@@ -18,10 +16,11 @@ from customops._dispatch.removal import remove
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
+from customops._lowering.lowering import Lowering
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Differentiable, Names
-from customops._schema.infer import schema_of
+from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, normalize_tags
@@ -41,7 +40,7 @@ def check_on_conflict(value: Any, op: str) -> None:
 class DefinitionOptions(TypedDict, total=False):
     """What `Registry.custom_op` takes by keyword."""
 
-    mutates_args: Required[str | Iterable[str]]
+    mutates_args: str | Iterable[str] | None
     device_types: DeviceTypes
     schema: str | None
     tags: Tags
@@ -56,7 +55,7 @@ def spec_of(
     name: Name,
     fn: Fn,
     *,
-    mutates_args: str | tuple[str, ...],
+    mutates_args: str | tuple[str, ...] | None,
     device_types: DeviceTypes,
     schema: str | None,
     tags: Tags,
@@ -67,14 +66,29 @@ def spec_of(
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
     op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
+    signature = kernel = None
     if schema is None:
-        wanted = schema_of(fn, mutates_args, all_tags, op=op)
+        wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)
     else:
         wanted = _manual_schema(schema, mutates_args, op, fn)
         check_tags(wanted, all_tags, op=op, where=location_of(fn))
-    gradients = Differentiable.of(differentiable, nondiff_args, wanted, op)
-    policy = check_policy(check, op)
-    return OpSpec(name, wanted, all_tags, schema, fn, _devices(device_types), policy, gradients, bypass, user_source())
+    if signature is not None:
+        lowering = Lowering(signature, wanted, op)
+        kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
+    return OpSpec(
+        name,
+        wanted,
+        all_tags,
+        schema,
+        fn,
+        signature,
+        kernel,
+        device_types=_devices(device_types),
+        check=check_policy(check, op),
+        differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
+        bypass=bypass,
+        source=user_source(),
+    )
 
 
 def _devices(device_types: DeviceTypes) -> DeviceTypes:
@@ -90,8 +104,8 @@ def check_spec(spec: OpSpec) -> None:
         raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
     if spec.bypass:
         bypass.refuse(spec.schema, spec.qualname)
-    assert spec.fn is not None
-    bind_kernel(spec.fn, spec.schema, spec.qualname, "kernel")
+    assert spec.kernel is not None
+    bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:
         variable_name(argument)  # raises for a keyword of Python
     check_devices(spec.device_types, spec.schema, spec.qualname)
@@ -120,8 +134,7 @@ def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomO
     known = _compat.libraries.namespace_exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
-        cls: type[CustomOpDef[Any, Any]] = _bypassing(spec) if spec.bypass else CustomOpDef
-        return cls(owner, operator, rules)
+        return _class_of(spec)(owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         if not known:
@@ -129,7 +142,7 @@ def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomO
         raise
 
 
-def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: Fn) -> Schema:
+def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: str, fn: Fn) -> Schema:
     """Parse ``schema=``, which must agree with `mutates_args`."""
     check_nameless(text, op)
     schema = parse(text)
@@ -144,7 +157,7 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
                 fix=f"make {argument.name} a Tensor (of no dimensions, for a number), or drop the annotation",
             )
     mutated = {argument.name for argument in schema.mutated}
-    if mutates_args != "unknown" and mutated != set(mutates_args):
+    if mutates_args not in ("unknown", None) and mutated != set(mutates_args):
         raise SchemaError(
             f"the schema and mutates_args disagree: by the schema, the op mutates {mutated or '{}'}",
             op=op,
@@ -155,8 +168,18 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...], op: str, fn: 
     return schema
 
 
-def _bypassing(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
-    """A class for one op, whose ``__call__`` is generated for it."""
-    call: Any = _compat.dynamo.outside_dynamo(bypass.call(spec.schema, spec.tags, spec.qualname, spec.check))
+def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
+    """The class of an op's object; of one op, if its ``__call__`` is generated for it."""
+    cls: type[CustomOpDef[Any, Any]] = CustomOpDef
+    if spec.bypass:
+        call = bypass.call(spec.schema, spec.tags, spec.qualname, spec.check)
+        cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
+    if spec.signature is not None:
+        lowering = Lowering(spec.signature, spec.schema, spec.qualname)
+        cls = _calling(cls, lowering.call(cls.__call__), _lowering=lowering)
+    return cls
+
+
+def _calling(cls: type[CustomOpDef[Any, Any]], call: Any, **attributes: Any) -> type[CustomOpDef[Any, Any]]:
     _compat.dynamo.hidden_files.add(call.__code__.co_filename)
-    return type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": call})
+    return type(CustomOpDef.__name__, (cls,), {"__call__": call, **attributes})

@@ -26,6 +26,7 @@ import torch
 
 __all__ = [
     "AliasError",
+    "ArgumentError",
     "AutogradError",
     "CallbackError",
     "CheckError",
@@ -122,6 +123,10 @@ class CallbackError(RegistrationError, TypeError):
 
 class UnsupportedError(CustomOpsError, NotImplementedError):
     """Something well formed that customops does not do."""
+
+
+class ArgumentError(CustomOpsError, ValueError, RuntimeError):
+    """An argument of a call does not have a value that the operator's signature allows."""
 
 
 class KernelError(CustomOpsError, RuntimeError):

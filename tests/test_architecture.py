@@ -24,6 +24,7 @@ ROOMS = (
     "_schema",
     "_dispatch",
     "_codegen",
+    "_lowering",
     "_lifetime",
     "_samples",
     "_autograd",

@@ -89,7 +89,7 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
         f"the {role} returned something that does not fit the schema",
         op=op,
         expected=expected if len(returns) < 2 else f"a tuple ({expected})",
-        got=_describe(result),
+        got=describe(result),
         where=where(fn),
         fix=_fix(result, returns),
     )
@@ -105,9 +105,9 @@ def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
     return None
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        items = ", ".join(_describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
+        items = ", ".join(describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
         return f"{type(value).__name__} of {len(value)} ({items})"
     if value is None:
         return "None"
@@ -140,7 +140,7 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "
         op=op,
         argument=first,
         expected=f"{first} itself",
-        got=_describe(result),
+        got=describe(result),
         where=where(fn),
         fix=f"write into {first} and end with `return {first}`",
     )
@@ -153,7 +153,7 @@ def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kern
         f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
         op=op,
         expected=names,
-        got=_describe(result),
+        got=describe(result),
         where=where(fn),
         fix=f"write into {names} and end with `return {names}`",
     )

@@ -13,6 +13,7 @@ from customops._dispatch.results import CheckPolicy
 from customops._schema.cached import cached_property
 from customops._schema.differentiability import ALL, Differentiable
 from customops._schema.model import Schema
+from customops._schema.nodes import Signature
 from customops.errors import location_of
 
 
@@ -27,6 +28,10 @@ class OpSpec:
     text: str | None = None
     #: What the op was defined from. An op without one was defined by its schema alone, or outside customops.
     fn: Fn | None = None
+    #: What the function takes and returns, if that is not just what the schema says.
+    signature: Signature | None = None
+    #: `fn`, as it is called with what the schema says. None: as it is.
+    lowered_fn: Fn | None = None
     #: The devices that `fn` is the kernel of.
     device_types: DeviceTypes = None
     check: CheckPolicy = "always"
@@ -38,6 +43,11 @@ class OpSpec:
     @cached_property
     def qualname(self) -> str:
         return str(self.name)
+
+    @property
+    def kernel(self) -> Fn | None:
+        """The kernel that comes with the op."""
+        return self.lowered_fn or self.fn
 
     @property
     def place(self) -> str:

@@ -17,6 +17,7 @@ from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices,
 from customops._dispatch.fill_defaults import filler
 from customops._dispatch.operator import CurrentKernel, OperatorHandle
 from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
+from customops._dispatch.spec import OpSpec
 from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
@@ -55,12 +56,12 @@ class KernelRule:
         """Install the function that the op was defined from, and everything registered so far."""
         self.operator, self._current_kernels, self._unselect = operator, {}, None
         if self.default is None and operator.spec.fn is not None:
-            self._preset(operator.spec.fn)
+            self._preset(operator.spec)
         self._slots.reset(self._with_op)
 
-    def _preset(self, fn: Fn) -> None:
-        spec = self.operator.spec
-        self.default = bind_kernel(fn, spec.schema, spec.qualname, "kernel", warn=True)
+    def _preset(self, spec: OpSpec) -> None:
+        assert spec.kernel is not None
+        self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
         self._with_op = device_list(spec.device_types, spec.qualname)
         for device_type in self._with_op:
             self._slots.preset(device_type, self.default)

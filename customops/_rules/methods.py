@@ -17,6 +17,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
+from customops._lowering.lowering import Lowering
 from customops._rules import Rules
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -29,6 +30,8 @@ class Register:
 
     _definition: OperatorHandle
     _rules: Rules
+    #: What callbacks go through, of an op whose signature is not simply its schema.
+    _lowering: Lowering | None = None
 
     @property
     def _qualname(self) -> str:
@@ -66,7 +69,8 @@ class Register:
         devices: Any = device_list(device_types, self._qualname)  # a decorator without any fails at its own line
         if fn is None:
             return functools.partial(self.register_kernel, devices, lib=lib)
-        self._register(lib, self._rules.kernel.register, devices, fn)
+        kernel = fn if self._lowering is None else self._lowering.kernel(fn)
+        self._register(lib, self._rules.kernel.register, devices, kernel)
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
@@ -108,7 +112,8 @@ class Register:
         """
         if fn is None:
             return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
-        self._register(lib, self._rules.fake.register, fn, allow_override)
+        fake = fn if self._lowering is None else self._lowering.kernel(fn, "fake impl")
+        self._register(lib, self._rules.fake.register, fake, allow_override)
         return fn
 
     @property
@@ -155,7 +160,11 @@ class Register:
         """
         if backward is None:
             return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
-        self._register(lib, self._rules.autograd.register, backward, setup_context, options)
+        formula, setup = backward, setup_context
+        if self._lowering is not None:
+            formula, setup = self._lowering.backward(backward), self._lowering.setup_context(setup_context)
+            options = self._lowering.options(options)
+        self._register(lib, self._rules.autograd.register, formula, setup, options)
         return backward
 
     def register_jvp(
@@ -182,7 +191,11 @@ class Register:
         """
         if jvp is None:
             return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
-        self._register(lib, self._rules.autograd.register_jvp, jvp, setup_context, options)
+        formula, setup = jvp, setup_context
+        if self._lowering is not None:
+            formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
+            options = self._lowering.options(options)
+        self._register(lib, self._rules.autograd.register_jvp, formula, setup, options)
         return jvp
 
     def register_autograd_from(self, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> F:
@@ -200,11 +213,16 @@ class Register:
             ... def _(x):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
-        found = formulas(fn, self._definition, recompute=options.pop("recompute", True))
-        both: Any = {"setup_context": found.setup_context, "lib": lib, "originals": found.originals, **options}
+        function, recompute = fn, options.pop("recompute", True)
+        if self._lowering is not None:
+            options = self._lowering.options(options)
+            function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
+        found = formulas(function, self._definition, recompute=recompute)
+        both: Any = {"originals": found.originals, **options}
+        rule = self._rules.autograd
         with lock:
-            self.register_jvp(found.jvp, **both)
-            self.register_autograd(found.backward, **both)
+            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, both)
+            self._register(lib, rule.register, found.backward, found.setup_context, both)
         return fn
 
     # Autocast ---------------------------------------------------------------------------------------------------
@@ -241,7 +259,8 @@ class Register:
         """
         if func is None:
             return functools.partial(self.register_vmap, lib=lib)
-        self._register(lib, self._rules.vmap.register, func)
+        rule = func if self._lowering is None or isinstance(func, str) else self._lowering.vmap(func)
+        self._register(lib, self._rules.vmap.register, rule)
         return func
 
     @overload

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
-import dataclasses
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ForwardRef, NoReturn, Optional, Union
+from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
 
 import torch
 
-from customops._schema.advice import advice, show
-from customops._schema.defaults import default_problem, default_text, dispatched
-from customops._schema.model import Alias, Argument, Return, Schema
+from customops._schema.annotations import union_members
+from customops._schema.arguments import ArgumentBuilder, is_part
+from customops._schema.hints import HintReader
+from customops._schema.model import REQUIRED, Argument, Return, Schema
+from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, param_type, return_type
+from customops._schema.types import param_type, return_type
 from customops.errors import SchemaError, brief, innermost, name_of, where
 
-#: Positional-or-keyword and keyword-only parameters have a place in a schema; these have not.
-_NO_PLACE = {
-    inspect.Parameter.VAR_POSITIONAL: "varargs (*{})",
-    inspect.Parameter.VAR_KEYWORD: "varkwargs (**{})",
-    inspect.Parameter.POSITIONAL_ONLY: "positional-only parameters ({})",
-}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
 
 
 def infer_schema(
     fn: Callable[..., Any],
     /,
     *,
-    mutates_args: str | Iterable[str],
+    mutates_args: str | Iterable[str] | None = None,
     op_name: str | None = None,
     tags: Tags = (),
 ) -> str:
     """Schema text of a typed function.
 
     Args:
-        fn: every parameter and the return must be annotated with a type of `SUPPORTED_PARAM_TYPES` or
-            `SUPPORTED_RETURN_TYPES`.
-        mutates_args: names of the arguments that `fn` writes to, or "unknown" for all tensors.
+        fn: every parameter and the return must be annotated.
+        mutates_args: names of the arguments that `fn` writes to, or "unknown" for all tensors; None if the annotations
+            say it (`Mutates`).
         op_name: put before the schema if given.
         tags: `torch.Tag.inplace` and `torch.Tag.out` add the alias annotations of the returns.
 
@@ -54,24 +50,37 @@ def infer_schema(
         >>> infer_schema(scale, mutates_args=())
         '(Tensor x, float by=2.0) -> Tensor'
     """
-    return (op_name or "") + str(schema_of(fn, mutates_args, normalize_tags(tags)))
+    return (op_name or "") + str(read(fn, mutates_args, normalize_tags(tags)).schema)
 
 
-def schema_of(
+class Inferred(NamedTuple):
+    """What the signature of a function says."""
+
+    schema: Schema
+    #: Those that were given, and what the annotations ask for.
+    tags: tuple[torch.Tag, ...]
+    #: None where the function takes and returns just what the schema says.
+    signature: Signature | None
+
+
+def read(
     fn: Callable[..., Any],
-    mutates_args: str | Iterable[str],
+    mutates_args: str | Iterable[str] | None,
     tags: tuple[torch.Tag, ...] = (),
     op: str | None = None,
-) -> Schema:
-    """The `Schema` of a typed function, for `op`; see `infer_schema`."""
+) -> Inferred:
+    """What the signature of a function says, for `op`. `mutates_args` is None if the annotations alone are to tell."""
     reader = _Reader.of(fn, op or name_of(fn))
-    parameters = reader.signature.parameters
-    mutated = _mutated_names(mutates_args, parameters, reader)
-    arguments = tuple(reader.argument(index, parameter, mutated) for index, parameter in enumerate(parameters.values()))
-    returns = _alias_returns(arguments, reader.returns(), tags)
-    schema = Schema(arguments, returns)
+    parameters = tuple(reader.parameter(*each) for each in enumerate(reader.signature.parameters.values()))
+    mutated = _mutated_paths(mutates_args, parameters, reader)
+    annotated = any(leaf.is_mutated for parameter in parameters for leaf in parameter.node.leaves)
+    arguments = ArgumentBuilder(reader.fail, reader.op, mutated, annotated).build(parameters)
+    result, returns = reader.result()
+    tags = _implied_tags(tags, result, arguments, reader)
+    schema = Schema(arguments, _alias_returns(arguments, returns, tags))
     check_tags(schema, tags, op=reader.op, where=where(fn))
-    return schema
+    signature = Signature(parameters, result, returns_plainly=_is_plain(result))
+    return Inferred(schema, tags, None if signature.is_plain else signature)
 
 
 def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
@@ -93,20 +102,54 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
     return names
 
 
-def _mutated_names(
-    mutates_args: str | Iterable[str], parameters: Iterable[str], reader: _Reader
+def _mutated_paths(
+    mutates_args: str | Iterable[str] | None, parameters: tuple[Parameter, ...], reader: _Reader
 ) -> frozenset[str] | None:
-    """The names in `mutates_args`, each one a parameter; None stands for "unknown"."""
-    given = mutates_args_names(mutates_args, reader.op, where(reader.fn))
+    """The names in `mutates_args`, each one of a parameter, or the path of a part of one; None stands for "unknown"."""
+    given = () if mutates_args is None else mutates_args_names(mutates_args, reader.op, where(reader.fn))
     if given == "unknown":
         return None
-    names = frozenset(given)
-    if missing := names - frozenset(parameters):
+    names, tensors = frozenset(given), [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
+    known = {each.name for each in parameters}
+    missing = {name for name in names - known if not any(is_part(leaf.path, name) for leaf in tensors)}
+    if missing:
         listed = ", ".join(sorted(map(repr, missing)))
         reader.fail(
-            f"{{{listed}}} in mutates_args were not found among the parameters", got=f"({', '.join(parameters)})"
+            f"{{{listed}}} in mutates_args were not found among the parameters",
+            got=f"({', '.join(each.name for each in parameters)})",
         )
+    for name in names:
+        if not any(is_part(leaf.path, name) for leaf in tensors):
+            reader.fail(
+                f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated"
+            )
     return names
+
+
+def _is_plain(result: Node | None) -> bool:
+    """Is a function's result what an op returns: one plain value, or a tuple of these?"""
+    if isinstance(result, Group) and result.form.name.startswith("a tuple"):
+        return all(node.is_plain for node in result.fields.values())
+    return result is None or result.is_plain
+
+
+def _implied_tags(
+    tags: tuple[torch.Tag, ...], result: Node | None, arguments: tuple[Argument, ...], reader: _Reader
+) -> tuple[torch.Tag, ...]:
+    """The tags with the one that `SameAs` in the annotation of the return stands for."""
+    same_as = [leaf.same_as for leaf in (result.leaves if result is not None else ())]
+    if not any(same_as):
+        return tags
+    written = [argument for argument in arguments if argument.is_mutated]
+    if same_as != [argument.name for argument in written]:
+        reader.fail(
+            "SameAs is for an op that returns all that it writes, and nothing else",
+            expected=", ".join(f'SameAs("{argument.name}")' for argument in written) or "something that is written",
+            got=", ".join("another return" if name is None else f'SameAs("{name}")' for name in same_as),
+            fix=f"{same_as[0] or 'x'}: Mut[Tensor]" if not written else "-> None",
+        )
+    tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
+    return tags if tag in tags else (*tags, tag)
 
 
 def _alias_returns(
@@ -152,11 +195,8 @@ class _Reader:
     def fail(self, problem: str, **fields: str | None) -> NoReturn:
         raise SchemaError(problem, op=self.op, where=where(self.fn), **fields)
 
-    def argument(self, index: int, parameter: inspect.Parameter, mutated: frozenset[str] | None) -> Argument:
-        name = parameter.name
-        if parameter.kind in _NO_PLACE:
-            what = _NO_PLACE[parameter.kind].format(name)
-            self.fail(f"{what} are not supported", fix="write every argument as a named, typed parameter")
+    def parameter(self, index: int, parameter: inspect.Parameter) -> Parameter:
+        name, kind, default = parameter.name, parameter.kind, parameter.default
         if not name.isascii():
             self.fail(f"parameter {name}: names in a schema are ASCII", fix="rename it")
         if parameter.annotation is inspect.Parameter.empty:
@@ -167,56 +207,34 @@ class _Reader:
                 )
             self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
         annotation = self.resolve(parameter.annotation)
-        type_ = param_type(annotation)
-        if type_ is None:
-            self.unsupported(f"parameter {name}", annotation, SUPPORTED_PARAM_TYPES)
-        if parameter.default is None:  # `k: int = None` is meant as Optional[int]
-            type_ = param_type(Optional[annotation]) or type_
-        alias = self.alias(index, name, type_, mutated)
-        default = parameter.default
         if default is inspect.Parameter.empty:
-            return Argument(type_, alias, name, kwarg_only=parameter.kind is parameter.KEYWORD_ONLY)
-        return self.with_default(Argument(type_, alias, name, default, parameter.kind is parameter.KEYWORD_ONLY))
+            default = REQUIRED
+        type_ = param_type(annotation) if kind in _NAMED else None
+        if default is None:  # `k: int = None` is meant as Optional[int]
+            type_ = param_type(Optional[annotation]) or type_
+        if type_ is not None:
+            return Parameter(name, kind, Leaf(name, name, type_, default=default), default)
+        return Parameter(name, kind, self._rich(name, kind, annotation, default), default)
 
-    def alias(self, index: int, name: str, type_: str, mutated: frozenset[str] | None) -> Alias | None:
-        is_tensor = type_.startswith("Tensor")
-        if mutated is None:
-            return Alias(frozenset({f"a{index}"}), write=True) if is_tensor else None
-        if name not in mutated:
-            return None
-        if not is_tensor:
-            self.fail(f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated")
-        return Alias(frozenset({f"a{index}"}), write=True)
+    def _rich(self, name: str, kind: Any, annotation: Any, default: Any) -> Node:
+        """The node of a parameter whose type is none of the dispatcher's."""
+        hints = HintReader(self.fail, self.resolve)
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            annotation = types.GenericAlias(tuple, (annotation, Ellipsis))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            origin, items = typing.get_origin(annotation), typing.get_args(annotation)
+            if getattr(origin, "__name__", str(origin)).rpartition(".")[2] != "Unpack":
+                self.fail(
+                    f"varkwargs (**{name}) are not supported",
+                    fix=f"write every argument as a named parameter, or **{name}: Unpack[...] of a TypedDict",
+                )
+            return hints.node(items[0], "", name)
+        if default is None and type(None) not in union_members(annotation):
+            annotation = Optional[annotation]
+        return hints.node(annotation, name, name, default)
 
-    def with_default(self, argument: Argument) -> Argument:
-        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
-
-        Raises:
-            SchemaError: the type has no such default.
-        """
-        given = argument.default
-        problem = default_problem(argument.type, given)
-        if problem is not None:
-            self.fail(
-                f"parameter {argument.name} has an unsupported default: {problem}",
-                expected=argument.type,
-                got=brief(given),
-            )
-        argument = dataclasses.replace(argument, default=dispatched(argument.type, given))
-        if default_text(argument.type, argument.default) is not None:
-            return argument
-        if argument.type.endswith("?"):
-            # None means None here, so it cannot stand for the default.
-            self.fail(
-                f"parameter {argument.name} has an unsupported default: schema text cannot hold it, and None has its "
-                "own meaning here",
-                expected=argument.type,
-                got=brief(given),
-                fix=f"drop Optional[...] from {argument.name}, or default to None and fill the value in the kernel",
-            )
-        return dataclasses.replace(argument, type=argument.type + "?", default_is_none_in_text=True)
-
-    def returns(self) -> tuple[Return, ...]:
+    def result(self) -> tuple[Node | None, tuple[Return, ...]]:
+        """What the function returns, and what the op returns for that."""
         if self.signature.return_annotation is inspect.Signature.empty:
             self.fail(
                 "No return type annotation was provided. Please add one.",
@@ -224,20 +242,14 @@ class _Reader:
             )
         annotation = self.resolve(self.signature.return_annotation)
         if annotation is None or annotation is type(None):
-            return ()
-        if typing.get_origin(annotation) is not tuple or not typing.get_args(annotation):
-            return (Return(self.return_type(annotation, annotation)),)
-        types_ = [self.return_type(item, annotation) for item in typing.get_args(annotation)]
-        return (Return(f"({types_[0]})"),) if len(types_) == 1 else tuple(map(Return, types_))
-
-    def return_type(self, annotation: Any, whole: Any) -> str:
-        return return_type(annotation) or self.unsupported("the return", whole, SUPPORTED_RETURN_TYPES)
-
-    def unsupported(self, what: str, annotation: Any, table: dict[Any, str]) -> NoReturn:
-        self.fail(
-            f"{what} has unsupported type {show(annotation)}. {advice(annotation, table)}".rstrip(),
-            fix="write a schema by hand with schema= if the dispatcher has such a type",
-        )
+            return None, ()
+        type_ = return_type(annotation)
+        if type_ is not None:
+            return Leaf("", "", type_), (Return(type_),)
+        node = HintReader(self.fail, self.resolve, returns=True).node(annotation, "", "")
+        if _is_plain(node) and isinstance(node, Group) and len(node.leaves) == 1:
+            return node, (Return(f"({node.leaves[0].type})"),)
+        return node, tuple(Return(leaf.type) for leaf in node.leaves)
 
     def resolve(self, annotation: Any) -> Any:
         """Evaluate strings, also inside generics, in the function's own globals."""
@@ -251,7 +263,8 @@ class _Reader:
         if origin is None or origin is typing.Literal:
             return annotation
         if origin is typing.Annotated:
-            return annotation  # unsupported; `advice` looks inside
+            inner = self.resolve(annotation.__origin__)
+            return annotation if inner is annotation.__origin__ else typing.Annotated[(inner, *annotation.__metadata__)]
         resolved = tuple(self.resolve(item) for item in items)
         if all(new is old for new, old in zip(resolved, items, strict=True)):
             return annotation

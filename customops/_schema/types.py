@@ -7,6 +7,7 @@ return, whether the dispatcher hands on the same object) is a field of the row, 
 from __future__ import annotations
 
 import collections.abc
+import enum
 import numbers
 import re
 import types
@@ -64,7 +65,7 @@ def _rows() -> Iterable[TypeRow]:
     group_name = _compat.schemas.group_name_type()
     yield TypeRow(
         "Tensor",
-        (Tensor,),
+        (Tensor, torch.nn.Parameter),
         forms=(*_ALONE, "[]", "[]?", "?[]", "?[]?"),
         return_forms=("", "[]"),
         results=(Tensor,),
@@ -111,7 +112,7 @@ def _rows() -> Iterable[TypeRow]:
     )
     yield TypeRow(
         "Scalar",
-        (torch.types.Number,),
+        (torch.types.Number, Union[int, float], Union[int, float, complex], Union[int, float, bool, complex]),
         forms=(*_ALONE, "[]"),
         return_forms=("",),
         defaults=(int, float, bool),
@@ -120,10 +121,20 @@ def _rows() -> Iterable[TypeRow]:
         results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
         unchanged=(float,),
     )
-    yield TypeRow("complex", list_defaults=True)
+    yield TypeRow(
+        "complex",
+        (complex,),
+        forms=(*_ALONE, "[]", "[]?"),
+        defaults=(int, float, complex),
+        list_defaults=True,
+        canonical_default=complex,
+        results=(numbers.Complex,),
+        unchanged=(complex,),
+    )
     yield TypeRow(
         "str",
         (str,) if group_name is None else (str, group_name),
+        forms=(*_ALONE, "[]", "[]?"),
         defaults=(str,),
         default_problem=literals.str_problem,
         canonical_default="".join,
@@ -134,6 +145,7 @@ def _rows() -> Iterable[TypeRow]:
     yield TypeRow(
         "ScalarType",
         (torch.dtype,),
+        forms=(*_ALONE, "[]", "[]?"),
         defaults=(torch.dtype,),
         write_default=literals.dtype_text,
         read_default=literals.dtype_from,
@@ -150,10 +162,25 @@ def _rows() -> Iterable[TypeRow]:
         keeps_default=True,  # a string goes on being one: that is what torch.library passes
         unchanged=(torch.device,),
     )
-    yield TypeRow("Layout", write_default=literals.enum_text, read_default=literals.layout_from, list_defaults=True)
     yield TypeRow(
-        "MemoryFormat", write_default=literals.enum_text, read_default=literals.memory_format_from, list_defaults=True
+        "Layout",
+        (torch.layout,),
+        defaults=(torch.layout,),
+        write_default=literals.enum_text,
+        read_default=literals.layout_from,
+        list_defaults=True,
+        unchanged=(torch.layout,),
     )
+    yield TypeRow(
+        "MemoryFormat",
+        (torch.memory_format,),
+        defaults=(torch.memory_format,),
+        write_default=literals.enum_text,
+        read_default=literals.memory_format_from,
+        list_defaults=True,
+        unchanged=(torch.memory_format,),
+    )
+    yield TypeRow("Generator", (torch.Generator,))
 
 
 #: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.
@@ -224,7 +251,11 @@ def lookup(table: dict[Any, str], annotation: Any) -> str | None:
 
 def param_type(annotation: Any) -> str | None:
     """The schema type of a hint of a parameter, or None."""
-    return lookup(SUPPORTED_PARAM_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation)
+    known = lookup(SUPPORTED_PARAM_TYPES, annotation)
+    if known is None and not (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
+        # Enums are opaque types of some versions of torch. Here all have the same schema, with the member's name.
+        return _compat.schemas.opaque_type_name(annotation)
+    return known
 
 
 def return_type(annotation: Any) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from customops._op import CustomOpDef
 from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
@@ -148,7 +149,10 @@ def _trial(
             got=type(args).__name__,
             fix="for an operator of one argument write opcheck(op, (x,))",
         )
-    return Trial(resolve(op), tuple(args), dict(kwargs or {}), atol, rtol)
+    args, kwargs = tuple(args), dict(kwargs or {})
+    if isinstance(op, CustomOpDef):
+        args, kwargs = op.lower(*args, **kwargs)
+    return Trial(resolve(op), args, kwargs, atol, rtol)
 
 
 def _names(test_utils: str | Sequence[str]) -> tuple[str, ...]:

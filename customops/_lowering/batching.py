@@ -1,0 +1,52 @@
+"""vmap rules of ops with rich types: dimensions come, and are returned, in the form of the signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from customops._dispatch.callbacks import Fn
+from customops._lowering.gradients import of_tensors
+from customops._schema.nodes import Leaf, Node
+
+if TYPE_CHECKING:
+    from customops._lowering.lowering import Lowering
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+class BatchingRule:
+    """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``"""
+
+    def __init__(self, lowering: Lowering, fn: Fn) -> None:
+        self.lowering, self.fn = lowering, fn
+        self.lower_result = lowering.lower_result(fn, "vmap rule")
+
+    def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        lowering, result_node = self.lowering, self.lowering.signature.result
+        dims = dict(zip((argument.name for argument in lowering.schema.operands), in_dims, strict=True))
+        values = dict(zip((a.name for a in lowering.schema.positional), args, strict=True)) | kwargs
+        dims |= {name: values[name] for name in lowering.counted}
+        restored, named = lowering.restored_call(*args, **kwargs)
+        result, out_dims = self.fn(info, tuple(of_tensors(x.node, dims) for x in lowering.operands), *restored, **named)
+        if lowering.signature.returns_plainly or result_node is None:
+            return result, out_dims
+        return self._lowered(result_node, self.lower_result(result), out_dims)
+
+    def _lowered(self, node: Node, result: Any, out_dims: Any) -> tuple[Any, Any]:
+        """The result, and a dimension for each tensor of it: one for all of them is allowed."""
+        leaves = node.leaves
+        dims = dict.fromkeys([leaf.name for leaf in leaves], out_dims)
+        if not (out_dims is None or isinstance(out_dims, int)):
+            dims = node.take_apart(out_dims)
+        results = result if len(leaves) > 1 else (result,)
+        flat = [_dims_of(leaf, value, dims[leaf.name]) for leaf, value in zip(leaves, results, strict=True)]
+        return result, tuple(flat) if len(leaves) > 1 else flat[0]
+
+
+def _dims_of(leaf: Leaf, value: Any, dims: Any) -> Any:
+    """As functorch wants it: a dimension for a tensor, a list for a list, None for what is no tensor."""
+    if not leaf.holds_tensors:
+        return [None] * len(value) if isinstance(value, list) else None
+    if isinstance(value, (list, tuple)):
+        return list(dims) if isinstance(dims, (list, tuple)) else [dims] * len(value)
+    return dims

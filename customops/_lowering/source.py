@@ -1,0 +1,320 @@
+"""The generated functions: rich arguments to lowered ones and back, and the same for results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._lowering.values import bad_argument, misfit, number_of, tensor_of
+from customops._schema.model import REQUIRED, Argument, Schema
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Parameter, Signature, split
+
+#: A call of the op's object.
+CALL = """\
+def __call__({parameters}):
+    {lower}
+    $result = $call($self, {arguments})
+    return {result}
+"""
+
+#: The arguments of such a call, for ``torch.ops``.
+LOWER = """\
+def lower({parameters}):
+    {lower}
+    return {positional}, {keyword_only}
+"""
+
+#: What the dispatcher calls, around a kernel or a fake impl.
+CALLBACK = """\
+def callback({parameters}):
+    $result = $fn({arguments})
+    {lower}
+    return {result}
+"""
+
+#: The lowered arguments as the signature has them.
+RESTORE = """\
+def restore({parameters}):
+    return {positional}, {keyword_only}
+"""
+
+RESTORE_RESULT = """\
+def restore_result($result):
+    return {result}
+"""
+
+LOWER_RESULT = """\
+def lower_result($result):
+    {lower}
+    return {result}
+"""
+
+BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+CHECK = """\
+if not ({test}):
+    raise $bad({value}, {path!r}, {expected!r})
+"""
+
+MAY_BE_NONE = """\
+if {value} is None:
+    {none}
+else:
+    {some}
+"""
+
+
+class Writer:
+    """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
+
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str) -> None:
+        names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
+        self.source = Source(name, Schema(names, ()))
+        self.source.objects |= {
+            "Tensor": Tensor,
+            "bad": bad_argument(op),
+            "number_of": number_of,
+            "split": split,
+            "tensor_of": tensor_of,
+        }
+        self.signature = signature
+        self.schema = schema
+        self.op = op
+
+    def ref(self, name: str, value: Any) -> str:
+        known = self.source.objects
+        while name in known and known[name] is not value:
+            name += "_"
+        known[name] = value
+        return f"${name}"
+
+    def build(self, template: str, /, **objects: Any) -> Any:
+        self.source.objects |= objects
+        self.source.template = template
+        return self.source.build(self.op)
+
+    # Parameters -------------------------------------------------------------------------------------------------
+
+    def rich_parameters(self) -> list[str]:
+        """The parameters of the function, defaults included."""
+        texts: list[str] = []
+        parameters = self.signature.parameters
+        for i, parameter in enumerate(parameters):
+            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+            if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
+                texts.append("/")
+            if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
+                texts.append("*")
+            stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
+            default = "" if parameter.default is REQUIRED else f"={self.ref(f'default_{i}', parameter.default)}"
+            texts.append(f"{stars}{parameter.name}{default}")
+        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            texts.append("/")
+        return texts
+
+    def flat_parameters(self) -> list[str]:
+        star = ["*"] if self.schema.keyword_only else []
+        positional, named = self._variables(self.schema.positional), self._variables(self.schema.keyword_only)
+        return [*positional, *star, *named]
+
+    def _variables(self, arguments: tuple[Argument, ...]) -> list[str]:
+        return [variable_name(argument) for argument in arguments]
+
+    # Lowering ---------------------------------------------------------------------------------------------------
+
+    def lower_parameters(self) -> tuple[list[str], dict[str, str]]:
+        """Lines, and after them the expression for each argument of the schema."""
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        for parameter in self.signature.parameters:
+            values |= self.lower(parameter.node, parameter.name, lines)
+        return lines, values
+
+    def flat_arguments(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        positional = [values[argument.name] for argument in self.schema.positional]
+        return positional, {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+
+    def lower(self, node: Node, value: str, lines: list[str]) -> dict[str, str]:
+        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`."""
+        if isinstance(node, Leaf):
+            return {node.name: self._lower_leaf(node, value, lines)}
+        if isinstance(node, Either):
+            return {
+                node.tensor.name: f"$tensor_of({value})",
+                node.number.name: f"$number_of({value})",
+            }
+        if isinstance(node, Nested):
+            none = f"None if {value} is None else " if node.tensors.is_optional else ""
+            return {
+                node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
+                node.lengths.name: f"{none}[$len($items) for $items in {value}]",
+            }
+        if node.given is None:
+            return self._lower_fields(node, value, lines)
+        return self._lower_optional(node, node.given, value, lines)
+
+    def _lower_leaf(self, leaf: Leaf, value: str, lines: list[str]) -> str:
+        if leaf.is_plain:
+            return value
+        test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
+        if test:
+            test = f"{value} is None or {test}" if leaf.is_optional else test
+            self._check(test, value, leaf.path, leaf.codec.expected, lines)
+        return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
+
+    def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
+        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+
+    def _lower_fields(self, group: Group, value: str, lines: list[str]) -> dict[str, str]:
+        test = group.form.test(value, self._class(group))
+        self._check(test, value, group.path, group.form.name, lines)
+        values: dict[str, str] = {}
+        for key, node in group.fields.items():
+            values |= self.lower(node, group.form.item(value, key), lines)
+        return values
+
+    def _lower_optional(self, group: Group, given: Leaf, value: str, lines: list[str]) -> dict[str, str]:
+        inside: list[str] = []
+        values = {given.name: "True"} | self._lower_fields(group, value, inside)
+        names = {name: f"$lowered_{name}" for name in values}
+        none = [f"{name} = None" for name in names.values()]
+        none[0] = f"{names[given.name]} = False"
+        some = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=none, some=some).splitlines()
+        return names
+
+    def _class(self, group: Group) -> str:
+        cls = getattr(group.form, "cls", None)
+        return "" if cls is None else self.ref(cls.__name__, cls)
+
+    # Restoring --------------------------------------------------------------------------------------------------
+
+    def restored(self) -> dict[str, str]:
+        """An expression for each parameter, of the arguments of the schema."""
+        values = {argument.name: variable_name(argument) for argument in self.schema.arguments}
+        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+
+    def restore(self, node: Node, values: Mapping[str, str]) -> str:
+        if isinstance(node, Leaf):
+            value = values[node.name]
+            restored = node.codec.restore(value, node.path, self)
+            return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
+        if isinstance(node, Either):
+            tensor, number = values[node.tensor.name], values[node.number.name]
+            return f"({number} if {tensor} is None else {tensor})"
+        if isinstance(node, Nested):
+            tensors, lengths = values[node.tensors.name], values[node.lengths.name]
+            none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
+            return f"({none}[*$split({tensors}, {lengths})])"
+        built = node.form.build(self._class(node), {key: self.restore(each, values) for key, each in node.fields.items()})
+        return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
+
+    def callback_arguments(self) -> list[str]:
+        """How a callback is called: as the function that the op was defined from."""
+        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        restored = self.restored()
+        return [
+            f"{stars.get(each.kind, '')}{restored[each.name]}"
+            if each.kind is not inspect.Parameter.KEYWORD_ONLY
+            else f"{each.name}={restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def restore_result(self) -> str:
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return "$result"
+        leaves = node.leaves
+        values = {leaf.name: f"$result[{i}]" for i, leaf in enumerate(leaves)}
+        return self.restore(node, {leaves[0].name: "$result"} if len(leaves) == 1 else values)
+
+    def lower_result(self, role: str, fn: Any) -> tuple[list[str], str]:
+        """Lines, and after them what is returned to the dispatcher."""
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return [], "$result"
+        lines: list[str] = []
+        self.source.objects["bad"] = misfit(self.op, role, fn)
+        values = self.lower(node, "$result", lines)
+        return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
+
+
+def _as_dict(values: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{name!r}: {code}' for name, code in values.items())}}}"
+
+
+def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
+    return [*positional, *(f"{name}={code}" for name, code in named.items())]
+
+
+def call(signature: Signature, schema: Schema, op: str, flat_call: Any) -> Any:
+    """The ``__call__`` of an op's object. `flat_call` is that of an op with the lowered signature."""
+    writer = Writer("__call__", signature, schema, op)
+    parameters = writer.rich_parameters()
+    lines, values = writer.lower_parameters()
+    own = ["$self"] if "/" in parameters else ["$self", "/"]
+    text = fill(
+        CALL,
+        parameters=[*own, *parameters],
+        lower=lines,
+        arguments=_by_name(*writer.flat_arguments(values)),
+        result=writer.restore_result(),
+    )
+    return writer.build(text, call=flat_call)
+
+
+def lower(signature: Signature, schema: Schema, op: str) -> Any:
+    """``lower(*args, **kwargs) -> (args, kwargs)``"""
+    writer = Writer("lower", signature, schema, op)
+    parameters = writer.rich_parameters()
+    lines, values = writer.lower_parameters()
+    positional, named = writer.flat_arguments(values)
+    text = fill(LOWER, parameters=parameters, lower=lines, positional=as_tuple(positional), keyword_only=_as_dict(named))
+    return writer.build(text)
+
+
+def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Any:
+    """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
+    writer = Writer("callback", signature, schema, op)
+    lines, result = writer.lower_result(role, fn)
+    text = fill(
+        CALLBACK,
+        parameters=writer.flat_parameters(),
+        arguments=writer.callback_arguments(),
+        lower=lines,
+        result=result,
+    )
+    return writer.build(text, fn=fn)
+
+
+def restore(signature: Signature, schema: Schema, op: str) -> Any:
+    """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
+    writer = Writer("restore", signature, schema, op)
+    restored = writer.restored()
+    named = {each.name: restored.pop(each.name) for each in signature.parameters if each.kind in BY_KEYWORD}
+    text = fill(
+        RESTORE,
+        parameters=writer.flat_parameters(),
+        positional=as_tuple(restored.values()),
+        keyword_only=_as_dict(named),
+    )
+    return writer.build(text)
+
+
+def restore_result(signature: Signature, schema: Schema, op: str) -> Any:
+    """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
+    writer = Writer("restore_result", signature, schema, op)
+    return writer.build(fill(RESTORE_RESULT, result=writer.restore_result()))
+
+
+def lower_result(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Any:
+    """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
+    writer = Writer("lower_result", signature, schema, op)
+    lines, result = writer.lower_result(role, fn)
+    return writer.build(fill(LOWER_RESULT, lower=lines, result=result))

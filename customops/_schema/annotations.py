@@ -1,0 +1,121 @@
+"""What may stand around a type: `Annotated`, NewType, type aliases and TypeVars; and what customops puts into it."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, Union
+
+import typing_extensions
+
+T = TypeVar("T")
+
+
+class Mutates:
+    """In ``Annotated[Tensor, Mutates]``: the op writes to this argument. ``Mut[Tensor]`` is short for it.
+
+    Example:
+        >>> @custom_op("mylib::add_")
+        ... def add_(x: Annotated[Tensor, Mutates], y: Tensor) -> None:
+        ...     x += y
+    """
+
+
+#: ``Mut[Tensor]`` is ``Annotated[Tensor, Mutates]``: the op writes to this argument.
+Mut = Annotated[T, Mutates]
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """In ``-> Annotated[Tensor, SameAs("x")]``: what is returned is the argument ``x``, which the op writes to.
+
+    The op then has ``torch.Tag.inplace``, if ``x`` is its first argument, or ``torch.Tag.out``, if it is keyword-only.
+
+    Example:
+        >>> @custom_op("mylib::add_")
+        ... def add_(x: Mut[Tensor], y: Tensor) -> Annotated[Tensor, SameAs("x")]:
+        ...     return x.add_(y)
+    """
+
+    argument: str
+
+
+class Keys(tuple[str, ...]):
+    """In ``Annotated[dict[str, Tensor], Keys("q", "k")]``: the keys that the dict has, no others and each of them.
+
+    Example:
+        >>> @custom_op("mylib::total")
+        ... def total(parts: Annotated[dict[str, Tensor], Keys("q", "k")]) -> Tensor:
+        ...     return parts["q"] + parts["k"]
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *keys: str) -> Keys:
+        return super().__new__(cls, keys)
+
+
+#: Forms that say of a field whether it is there, or whether it changes.
+_QUALIFIERS = {
+    typing.Final,
+    typing_extensions.Required,
+    typing_extensions.NotRequired,
+    typing_extensions.ReadOnly,
+    getattr(typing, "Required", None),
+    getattr(typing, "NotRequired", None),
+    getattr(typing, "ReadOnly", None),
+}
+
+_ALIASES = tuple({typing_extensions.TypeAliasType, getattr(typing, "TypeAliasType", typing_extensions.TypeAliasType)})
+
+
+def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type itself, and what `Annotated` says of it. A TypeVar stands for its bound or its constraints."""
+    metadata: tuple[Any, ...] = ()
+    while True:
+        origin = typing.get_origin(hint)
+        if origin is Annotated:
+            hint, metadata = hint.__origin__, (*hint.__metadata__, *metadata)
+        elif origin in _QUALIFIERS and origin is not None:
+            (hint,) = typing.get_args(hint)
+        elif isinstance(origin, _ALIASES):
+            hint = origin.__value__[typing.get_args(hint)]
+        elif isinstance(hint, _ALIASES):
+            hint = hint.__value__
+        elif hasattr(hint, "__supertype__"):
+            hint = hint.__supertype__
+        elif isinstance(hint, TypeVar) and (hint.__bound__ or hint.__constraints__):
+            hint = hint.__bound__ or Union[hint.__constraints__]
+        else:
+            return hint, metadata
+
+
+def simplify(hint: Any) -> Any:
+    """The type, without what stands around it or around what it is made of."""
+    hint, _ = strip(hint)
+    origin, items = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None or origin is typing.Literal:
+        return hint
+    simple = tuple(item if item is Ellipsis or isinstance(item, list) else simplify(item) for item in items)
+    if all(new is old for new, old in zip(simple, items, strict=True)):
+        return hint
+    return Union[simple] if origin in (Union, types.UnionType) else types.GenericAlias(origin, simple)
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, those of unions in it too; another type is its only member."""
+    return tuple(dict.fromkeys(_members(hint)))
+
+
+def _members(hint: Any) -> Iterator[Any]:
+    bare, metadata = strip(hint)
+    if typing.get_origin(bare) in (Union, types.UnionType):
+        for item in typing.get_args(bare):
+            yield from _members(item)
+    elif typing.get_origin(bare) is typing.Literal and None in typing.get_args(bare):
+        yield typing.Literal[tuple(item for item in typing.get_args(bare) if item is not None)]
+        yield type(None)
+    else:
+        yield hint if metadata else bare

@@ -1,0 +1,164 @@
+"""From parameters to the arguments of a schema: order, default values, and what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from customops._schema.codecs import Codec
+from customops._schema.defaults import default_problem, default_text, dispatched
+from customops._schema.model import REQUIRED, Alias, Argument
+from customops._schema.nodes import Group, Leaf, Node, Parameter, Values
+from customops.errors import brief
+
+
+class _Evaluation:
+    """The source of codecs, evaluated for single values."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.objects: dict[str, Any] = {"Tensor": Tensor}
+
+    def ref(self, name: str, value: Any) -> str:
+        self.objects[name] = value
+        return f"${name}"
+
+    def __call__(self, code: str, value: Any) -> Any:
+        return eval(code.replace("$", ""), self.objects | {"value_": value})
+
+
+def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
+    """The values of the leaves of a node for a default value; or what was expected of a value that is not right."""
+    if isinstance(node, Group) and value is not None:
+        evaluate = _Evaluation(op)
+        if not evaluate(node.form.test("value_", evaluate.ref("cls", getattr(node.form, "cls", None))), value):
+            return {}, node.form.name
+    values = node.take_apart(value)
+    for leaf in node.leaves:
+        if not leaf.is_plain and values[leaf.name] is not None:
+            evaluate = _Evaluation(op)
+            test = leaf.codec.test("value_", evaluate)
+            if test and not evaluate(test, values[leaf.name]):
+                return {}, leaf.codec.expected
+            values[leaf.name] = evaluate(leaf.codec.lower("value_", evaluate), values[leaf.name])
+    return values, None
+
+
+@dataclass
+class ArgumentBuilder:
+    """Makes the arguments of an op.
+
+    A field with a default is a keyword-only argument: one that is added later moves no other, and calls and exported
+    programs of before go on to work.
+    """
+
+    fail: Callable[..., NoReturn]
+    op: str
+    #: The paths in ``mutates_args``; None for "unknown".
+    mutated: Collection[str] | None
+    #: Do annotations say what is written, besides?
+    annotated: bool = False
+    positional: list[Argument] = field(default_factory=list)
+    keyword_only: list[Argument] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
+
+    def build(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
+        for parameter in parameters:
+            kind = parameter.kind
+            by_keyword = kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                by_keyword = any(argument.has_default for argument in self.positional)
+            self._add(parameter.node, None, by_keyword, in_optional=False, is_field=False)
+        return (*self.positional, *self.keyword_only)
+
+    def _add(self, node: Node, values: Values | None, by_keyword: bool, *, in_optional: bool, is_field: bool) -> None:
+        if node.default is not REQUIRED:
+            by_keyword = by_keyword or is_field
+            values = self._default_values(node) if values is None else values
+        if not isinstance(node, Group):
+            for leaf in node.leaves:
+                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], by_keyword, in_optional)
+            return
+        is_absent = False
+        if node.given is not None:
+            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], by_keyword, False)
+            in_optional, is_absent = True, values is not None and not values[node.given.name]
+        for each in node.fields.values():
+            of_field = is_absent and each.default is not REQUIRED
+            self._add(each, None if of_field else values, by_keyword, in_optional=in_optional, is_field=True)
+
+    def _default_values(self, node: Node) -> Values:
+        if isinstance(node, Leaf) and node.is_plain:
+            return {node.name: node.default}
+        if node.default is None and not _may_be_none(node):
+            self._bad_default(node.path, node.default, "None is not allowed: make the type Optional[...]", "another value")
+        values, expected = lowered(node, node.default, self.op)
+        if expected is not None:
+            self._bad_default(node.path, node.default, f"it is not {expected}", expected)
+        return values
+
+    def _bad_default(self, path: str, given: Any, problem: str, expected: str) -> NoReturn:
+        self.fail(f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given))
+
+    def _add_leaf(self, leaf: Leaf, default: Any, by_keyword: bool, in_optional: bool) -> None:
+        if leaf.name in self.paths:
+            self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
+                      fix="rename one of them")  # fmt: skip
+        leaf = leaf.optional() if in_optional else leaf
+        argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=by_keyword)
+        self.paths[leaf.name] = leaf.path
+        if default is not REQUIRED:
+            argument = self.with_default(dataclasses.replace(argument, default=default), leaf.path, in_optional)
+        (self.keyword_only if by_keyword else self.positional).append(argument)
+
+    def _alias(self, leaf: Leaf) -> Alias | None:
+        if self.mutated is None:
+            is_written = leaf.holds_tensors
+        else:
+            named = any(is_part(leaf.path, path) for path in self.mutated)
+            is_written = leaf.is_mutated or (named and leaf.holds_tensors)
+            if self.annotated and self.mutated and leaf.is_mutated != named:
+                self.fail("mutates_args and the annotations disagree on what is written", expected=f"{leaf.path} in "
+                          "both, or in none", fix="leave mutates_args out")  # fmt: skip
+        return Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
+
+    def with_default(self, argument: Argument, path: str, in_optional: bool) -> Argument:
+        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
+
+        Raises:
+            SchemaError: the type has no such default.
+        """
+        given = argument.default
+        problem = default_problem(argument.type, given)
+        if problem is not None:
+            self._bad_default(path, given, problem, argument.type)
+        argument = dataclasses.replace(argument, default=dispatched(argument.type, given))
+        if default_text(argument.type, argument.default) is not None:
+            return argument
+        if argument.type.endswith("?") and not in_optional:
+            # None means None here, so it cannot stand for the default.
+            self.fail(
+                f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "
+                "meaning here",
+                expected=argument.type,
+                got=brief(given),
+                fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
+            )
+        type_ = argument.type.removesuffix("?")
+        return dataclasses.replace(argument, type=f"{type_}?", default_is_none_in_text=True)
+
+
+def _may_be_none(node: Node) -> bool:
+    if isinstance(node, Group):
+        return node.given is not None
+    return node.leaves[0].is_optional if isinstance(node, Leaf) else getattr(node, "may_be_none", node.leaves[0].is_optional)
+
+
+def is_part(path: str, whole: str) -> bool:
+    return path == whole or path.startswith((f"{whole}.", f"{whole}["))
+

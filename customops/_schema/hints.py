@@ -1,0 +1,253 @@
+"""Type hints as `nodes`: what the parameters and the return of a function are made of."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, NoReturn, Optional, Union
+
+import torch
+import typing_extensions
+from torch import Tensor
+
+from customops._schema.advice import advice, show
+from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip, union_members
+from customops._schema.codecs import (
+    AS_IT_IS,
+    Codec,
+    DeviceCodec,
+    EnumCodec,
+    LiteralCodec,
+    MaybeTensor,
+    SequenceCodec,
+    Text,
+)
+from customops._schema.model import REQUIRED
+from customops._schema.nodes import DataclassForm, DictForm, Either, Group, Leaf, Nested, Node, TupleForm
+from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, param_type, return_type
+
+_SEQUENCES = (list, collections.abc.Sequence)
+_NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex: "complex"}
+#: What has no more than these members is a number of any type; a bool is an int to Python.
+_ANY_NUMBER = {int, float, bool, complex}
+
+#: Resolves an annotation, and raises for what is wrong with one.
+Resolve = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class HintReader:
+    """Makes nodes of hints, for parameters or for the return of a function."""
+
+    fail: Callable[..., NoReturn]
+    resolve: Resolve
+    returns: bool = False
+
+    @property
+    def table(self) -> dict[Any, str]:
+        return SUPPORTED_RETURN_TYPES if self.returns else SUPPORTED_PARAM_TYPES
+
+    def node(self, hint: Any, name: str, path: str, default: Any = REQUIRED) -> Node:
+        """The node of a parameter, a return, or a part of one.
+
+        Raises:
+            SchemaError: there is none for such a type.
+        """
+        bare, metadata = strip(self.resolve(hint))
+        found = self._node(bare, metadata, name, path)
+        if found is None:
+            self.unsupported(bare, path)
+        return replace(self._marked(found, metadata), default=default)
+
+    def unsupported(self, hint: Any, path: str) -> NoReturn:
+        what = "the return" if self.returns and path == "" else f"the return{path}" if self.returns else f"parameter {path}"
+        self.fail(
+            f"{what} has unsupported type {show(hint)}. {advice(hint, self.table)}".rstrip(),
+            fix="write a schema by hand with schema= if the dispatcher has such a type",
+        )
+
+    def _marked(self, node: Node, metadata: tuple[Any, ...]) -> Node:
+        """The node with what its annotations say of it."""
+        for item in metadata:
+            if item is Mutates or isinstance(item, Mutates):
+                if self.returns or not node.holds_tensors:
+                    self.fail(f"{node.path} is annotated with Mutates, but only an argument that holds tensors is written",
+                              fix="annotate a tensor, a list of tensors, or a class that holds some")
+                node = _written(node)
+            elif isinstance(item, SameAs):
+                if not (self.returns and isinstance(node, Leaf) and node.type == "Tensor"):
+                    self.fail(f"SameAs({item.argument!r}) is for a returned Tensor",
+                              fix=f'-> Annotated[Tensor, SameAs("{item.argument}")]')
+                node = replace(node, same_as=item.argument)
+        return node
+
+    def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
+        plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
+        if plain is not None:
+            return Leaf(name, path, plain)
+        members = union_members(hint)
+        if type(None) in members:
+            return self._optional([each for each in members if each is not type(None)], name, path)
+        if len(members) > 1:
+            return None if self.returns else self._union(members, name, path)
+        origin, items = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Literal:
+            return None if self.returns else self._literal(items, name, path)
+        if origin is tuple:
+            return self._tuple(items, name, path)
+        if origin in _SEQUENCES and len(items) == 1:
+            return self._list(items[0], list, name, path)
+        keys = next((item for item in metadata if isinstance(item, Keys)), None)
+        if keys is not None and origin in (dict, collections.abc.Mapping) and len(items) == 2:
+            return self._group(DictForm(tuple(keys)), dict.fromkeys(keys, items[1]), {}, name, path)
+        return self._class(hint, name, path) if isinstance(hint, type) else None
+
+    def _class(self, cls: type, name: str, path: str) -> Node | None:
+        if cls is torch.Size:
+            return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
+        if cls is str and self.returns:
+            return Leaf(name, path, "SymInt[]", Text())
+        if issubclass(cls, enum.Enum) and not self.returns:
+            codec = EnumCodec(cls)
+            return Leaf(name, path, codec.schema_type, codec)
+        if dataclasses.is_dataclass(cls):
+            return self._dataclass(cls, name, path)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            form = TupleForm(cls, tuple(cls._fields))
+            return self._group(form, self._hints_of(cls), cls._field_defaults, name, path)  # type: ignore[attr-defined]
+        if typing_extensions.is_typeddict(cls):
+            return self._typed_dict(cls, name, path)
+        return None
+
+    # Unions -----------------------------------------------------------------------------------------------------
+
+    def _optional(self, members: list[Any], name: str, path: str) -> Node | None:
+        inner = Union[tuple(members)] if members else None
+        if self.returns:
+            is_tensor = simplify(inner) in (Tensor, torch.nn.Parameter)
+            return Leaf(name, path, "Tensor[]", MaybeTensor()) if is_tensor else None
+        node = self.node(inner, name, path)
+        if isinstance(node, Group) and isinstance(node.form, DictForm) and node.form.absent:
+            return None  # which of its keys are there could not be told from whether it is there
+        return node.optional()
+
+    def _union(self, members: tuple[Any, ...], name: str, path: str) -> Node | None:
+        plain = {simplify(member) for member in members}
+        if plain <= _ANY_NUMBER:
+            return Leaf(name, path, "Scalar")
+        numbers = plain - {Tensor, torch.nn.Parameter}
+        if numbers and numbers <= _ANY_NUMBER:
+            type_ = _NUMBERS[numbers.pop()] if len(numbers) == 1 else "Scalar"
+            tensor, number = Leaf(name, path, "Tensor?"), Leaf(f"{name}_number", path, f"{type_}?")
+            return Either(name, path, tensor, number, may_be_none=False)
+        if plain <= {torch.device, str, int} and torch.device in plain:
+            return Leaf(name, path, "Device", DeviceCodec())
+        if all(typing.get_origin(member) is Literal for member in members):
+            return self._literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
+        return None
+
+    def _literal(self, values: tuple[Any, ...], name: str, path: str) -> Node | None:
+        if not values or not all(type(value) in (str, int, bool) for value in values):
+            return None
+        codec = LiteralCodec(values)
+        return Leaf(name, path, codec.schema_type, codec)
+
+    # Sequences --------------------------------------------------------------------------------------------------
+
+    def _list(self, item: Any, container: type, name: str, path: str) -> Node | None:
+        """A list, or a tuple of any length."""
+        if self.returns:
+            type_ = {Tensor: "Tensor[]", int: "SymInt[]"}.get(simplify(item))
+            return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
+        plain = param_type(list[simplify(item)])  # type: ignore[misc]
+        if plain is not None:
+            return Leaf(name, path, plain, SequenceCodec(container))
+        inner = self._node(*strip(self.resolve(item)), name, path)
+        if isinstance(inner, Leaf) and inner.type == "Tensor[]" and container is list:
+            lengths = Leaf(f"{name}_lengths", f"the lengths of {path}", "SymInt[]", counts_tensors=True)
+            return Nested(name, path, replace(inner, codec=AS_IT_IS), lengths)
+        if not isinstance(inner, Leaf) or inner.type not in ("str", "int", "bool", "Device"):
+            return None
+        return Leaf(name, path, f"{inner.type}[]", SequenceCodec(container, item=inner.codec))
+
+    def _tuple(self, items: tuple[Any, ...], name: str, path: str) -> Node | None:
+        if len(items) == 2 and items[1] is Ellipsis:
+            return self._list(items[0], tuple, name, path)
+        if not items or items == ((),):
+            return None
+        kinds = {None if self.returns else _NUMBERS.get(simplify(item)) for item in items} - {"complex"}
+        if len(kinds) == 1 and None not in kinds:
+            return Leaf(name, path, f"{kinds.pop()}[{len(items)}]", SequenceCodec(tuple, len(items)))
+        keys = tuple(map(str, range(len(items))))
+        return self._group(TupleForm(tuple, keys), dict(zip(keys, items, strict=True)), {}, name, path)
+
+    # Classes ----------------------------------------------------------------------------------------------------
+
+    def _group(self, form: Any, hints: Mapping[str, Any], defaults: Mapping[str, Any], name: str, path: str) -> Group:
+        fields = {}
+        for key, hint in hints.items():
+            field_name = f"{name}_{key}" if name else key
+            if not field_name.isidentifier() or not field_name.isascii():
+                self.fail(f"{path or 'the return'}: a key is no name", got=repr(key), fix="letters, digits and _")
+            fields[key] = self.node(hint, field_name, path + form.path(key), defaults.get(key, REQUIRED))
+        return Group(name, path, form, fields)
+
+    def _dataclass(self, cls: Any, name: str, path: str) -> Group:
+        what = path or "the return"
+        if not cls.__dataclass_params__.frozen and not self.returns:
+            self.fail(f"{what}: {cls.__name__} is a dataclass that can change, and what a kernel changed would be lost",
+                      fix=f"@dataclass(frozen=True) above {cls.__name__}")
+        fields = [each for each in dataclasses.fields(cls) if each.init]
+        names = list(inspect.signature(cls).parameters)
+        if names != [each.name for each in fields] and set(names) != {each.name for each in fields}:
+            self.fail(f"{what}: {cls.__name__} is not made of its fields alone",
+                      got=f"{cls.__name__}{inspect.signature(cls)}", fix="leave out InitVar and __init__")
+        hints = self._hints_of(cls)
+        return self._group(
+            DataclassForm(cls),
+            {each.name: hints[each.name] for each in fields},
+            {each.name: _default_of(each) for each in fields},
+            name,
+            path,
+        )
+
+    def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
+        absent = frozenset(cls.__optional_keys__)
+        hints = self._hints_of(cls)
+        group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
+        for key in absent:
+            if self.returns or type(None) in union_members(strip(hints[key])[0]):
+                self.fail(f"{path or 'the return'}: whether the key {key!r} is there could not be told from None",
+                          fix=f"make it Required, or its type one without None")
+        fields = {key: node.optional() if key in absent else node for key, node in group.fields.items()}
+        fields = {key: replace(node, default=None) if key in absent else node for key, node in fields.items()}
+        return replace(group, fields=fields)
+
+    def _hints_of(self, cls: type) -> dict[str, Any]:
+        try:
+            return typing_extensions.get_type_hints(cls, include_extras=True)
+        except Exception as error:
+            self.fail(f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}",
+                      fix=f"import the names that they hold in the module of {cls.__name__}")
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return REQUIRED if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _written(node: Node) -> Node:
+    """The node with all its tensors written."""
+    if isinstance(node, Leaf):
+        return replace(node, is_mutated=node.holds_tensors)
+    if isinstance(node, Group):
+        return replace(node, fields={key: _written(each) for key, each in node.fields.items()})
+    if isinstance(node, Nested):
+        return replace(node, tensors=_written(node.tensors))
+    return replace(node, tensor=_written(node.tensor))
