@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from customops._dispatch.callbacks import Fn
 from customops._lowering.gradients import of_tensors
+from customops._lowering.plan import Plan
 from customops._schema.nodes import Leaf, Node
-
-if TYPE_CHECKING:
-    from customops._lowering.lowering import Lowering
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -17,18 +15,18 @@ __tracebackhide__ = True  # pytest leaves the frames out
 class BatchingRule:
     """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``"""
 
-    def __init__(self, lowering: Lowering, fn: Fn) -> None:
-        self.lowering, self.fn = lowering, fn
-        self.lower_result = lowering.lower_result(fn, "vmap rule")
+    def __init__(self, plan: Plan, fn: Fn) -> None:
+        self.plan, self.fn = plan, fn
+        self.lower_result = plan.lower_result(fn, "vmap rule")
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        lowering, result_node = self.lowering, self.lowering.signature.result
-        dims = dict(zip((argument.name for argument in lowering.schema.operands), in_dims, strict=True))
-        values = dict(zip((a.name for a in lowering.schema.positional), args, strict=True)) | kwargs
-        dims |= {name: values[name] for name in lowering.counted}
-        restored, named = lowering.restored_call(*args, **kwargs)
-        result, out_dims = self.fn(info, tuple(of_tensors(x.node, dims) for x in lowering.operands), *restored, **named)
-        if lowering.signature.returns_plainly or result_node is None:
+        plan, result_node = self.plan, self.plan.signature.result
+        dims = dict(zip((argument.name for argument in plan.schema.operands), in_dims, strict=True))
+        values = dict(zip((a.name for a in plan.schema.positional), args, strict=True)) | kwargs
+        dims |= {name: values[name] for name in plan.counted}
+        restored, named = plan.restored_call(*args, **kwargs)
+        result, out_dims = self.fn(info, tuple(of_tensors(x.node, dims) for x in plan.operands), *restored, **named)
+        if plan.signature.returns_plainly or result_node is None:
             return result, out_dims
         return self._lowered(result_node, self.lower_result(result), out_dims)
 

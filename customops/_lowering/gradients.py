@@ -1,6 +1,6 @@
 """Formulas of ops with rich types: what they are given and what they return, in the form of the signature.
 
-Only tensors have gradients. In an object that holds gradients, tangents or flags, the field of a tensor holds that of the
+Only tensors have gradients. In an object that holds gradients or tangents, the field of a tensor holds that of the
 tensor, and every other field holds None.
 """
 
@@ -8,28 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import describe
+from customops._lowering.plan import Plan
 from customops._schema.codecs import MaybeTensor, SequenceCodec
-from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature, TupleForm, Values
+from customops._schema.nodes import Group, Leaf, Node, Values
 from customops.errors import AutogradError, where
 
-if TYPE_CHECKING:
-    from customops._lowering.lowering import Lowering
-
 __tracebackhide__ = True  # pytest leaves the frames out
-
-
-def results_of(signature: Signature) -> tuple[Node, ...]:
-    """The fields of a returned tuple, or what is returned."""
-    result = signature.result
-    if isinstance(result, Group) and isinstance(result.form, TupleForm):
-        return tuple(result.fields.values())
-    return () if result is None else (result,)
 
 
 def of_tensors(node: Node, values: Mapping[str, Any]) -> Any:
@@ -50,8 +40,8 @@ def _of_leaf(leaf: Leaf, value: Any) -> Any:
 class _InContext:
     """Wraps a callback of a formula."""
 
-    def __init__(self, lowering: Lowering, fn: Any) -> None:
-        self.lowering, self.fn = lowering, fn
+    def __init__(self, plan: Plan, fn: Any) -> None:
+        self.plan, self.fn = plan, fn
 
     @contextmanager
     def flags(self, ctx: Any) -> Iterator[None]:
@@ -60,8 +50,8 @@ class _InContext:
         if needs is None:
             yield
             return
-        flags = dict(zip((argument.name for argument in self.lowering.schema.operands), needs, strict=False))
-        ctx.needs_input_grad = tuple(_flag(each.node, flags) for each in self.lowering.operands)
+        flags = dict(zip((argument.name for argument in self.plan.schema.operands), needs, strict=False))
+        ctx.needs_input_grad = tuple(_flag(each.node, flags) for each in self.plan.operands)
         try:
             yield
         finally:
@@ -72,47 +62,48 @@ def _flag(node: Node, flags: Mapping[str, Any]) -> Any:
     """The flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient."""
     if isinstance(node, Leaf):
         return flags.get(node.name, False)
-    return any(any(flag) if isinstance(flag, list) else flag for flag in (flags.get(x.name, False) for x in node.leaves))
+    found = [flags.get(leaf.name, False) for leaf in node.leaves]
+    return any(any(flag) if isinstance(flag, list) else flag for flag in found)
 
 
 class SetupContext(_InContext):
     """``setup_context(ctx, inputs, output)``; it also keeps how long lists are whose tangents may all be None."""
 
     def __call__(self, ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> Any:
-        lowering, by_keyword = self.lowering, keyword_only_inputs or {}
-        if lowering.counted or lowering.maybe_tensors:
-            values = dict(zip((a.name for a in lowering.schema.positional), inputs, strict=False)) | by_keyword
-            outputs = output if len(lowering.schema.returns) > 1 else (output,)
-            ctx._customops_lengths = {name: values[name] for name in lowering.counted}
-            ctx._customops_present = [len(outputs[i]) for i in lowering.maybe_tensors]
+        plan, by_keyword = self.plan, keyword_only_inputs or {}
+        if plan.counted or plan.maybe_tensors:
+            values = dict(zip((a.name for a in plan.schema.positional), inputs, strict=False)) | by_keyword
+            outputs = output if len(plan.schema.returns) > 1 else (output,)
+            ctx._customops_lengths = {name: values[name] for name in plan.counted}
+            ctx._customops_present = [len(outputs[i]) for i in plan.maybe_tensors]
         if self.fn is None:
             return
-        args, kwargs = lowering.restore(*inputs, **by_keyword)
-        named = {"keyword_only_inputs": kwargs} if lowering.has_keywords else {}
+        args, kwargs = plan.restore(*inputs, **by_keyword)
+        named = {"keyword_only_inputs": kwargs} if plan.has_keywords else {}
         with self.flags(ctx):
-            self.fn(ctx=ctx, inputs=args, **named, output=lowering.restore_result(output))
+            self.fn(ctx=ctx, inputs=args, **named, output=plan.restore_result(output))
 
 
 class Backward(_InContext):
     """``backward(ctx, *grads)``: a gradient for each field of a returned tuple, or one like what is returned."""
 
     def __call__(self, ctx: Any, *grads: Any) -> Any:
-        lowering, result = self.lowering, self.lowering.signature.result
+        plan, result = self.plan, self.plan.signature.result
         count = len(result.leaves) if result is not None else 0
         values = dict(zip([leaf.name for leaf in result.leaves], grads, strict=False)) if result is not None else {}
         with self.flags(ctx):
-            found = self.fn(ctx, *(of_tensors(node, values) for node in lowering.results), *grads[count:])
+            found = self.fn(ctx, *(of_tensors(node, values) for node in plan.results), *grads[count:])
         return self._lowered(found)
 
     def _lowered(self, found: Any) -> Values:
         """By names of the schema, what was returned for the parameters."""
-        operands = self.lowering.operands
+        operands = self.plan.operands
         if not isinstance(found, dict):
             given = found if isinstance(found, tuple) and not _is_one(found, operands) else (found,)
             if len(given) != len(operands):
                 raise AutogradError(
                     "backward returned another number of gradients than the op has inputs",
-                    op=self.lowering.op,
+                    op=self.plan.op,
                     expected=f"{len(operands)}, for {', '.join(each.name for each in operands)}",
                     got=str(len(given)),
                     where=where(self.fn),
@@ -122,7 +113,7 @@ class Backward(_InContext):
         gradients: Values = {}
         for name, grad in found.items():
             gradients |= self._of(nodes[name], grad) if name in nodes else {name: grad}
-        known = {argument.name for argument in self.lowering.schema.operands}
+        known = {argument.name for argument in self.plan.schema.operands}
         return {name: grad for name, grad in gradients.items() if grad is not None or name in known}
 
     def _of(self, node: Node, grad: Any) -> Values:
@@ -132,7 +123,7 @@ class Backward(_InContext):
         if isinstance(grad, Tensor):
             raise AutogradError(
                 f"backward returned a tensor as the gradient of {node.path}",
-                op=self.lowering.op,
+                op=self.plan.op,
                 argument=node.path,
                 expected=f"{node.form.name}, or a dict of gradients by field, or None",
                 got=describe(grad),
@@ -143,7 +134,7 @@ class Backward(_InContext):
             if unknown := grad.keys() - parts.keys():
                 raise AutogradError(
                     f"backward returned a gradient for a field that {node.path} does not have",
-                    op=self.lowering.op, argument=node.path, expected=", ".join(node.fields),
+                    op=self.plan.op, argument=node.path, expected=", ".join(node.fields),
                     got=", ".join(map(repr, sorted(unknown))), where=where(self.fn),
                 )  # fmt: skip
         else:
@@ -163,16 +154,16 @@ class Jvp(_InContext):
     """``jvp(ctx, *tangents)``"""
 
     def __call__(self, ctx: Any, *tangents: Any) -> Any:
-        lowering, result = self.lowering, self.lowering.signature.result
-        values = dict(zip((argument.name for argument in lowering.schema.operands), tangents, strict=False))
-        values |= ctx._customops_lengths if lowering.counted else {}
+        plan, result = self.plan, self.plan.signature.result
+        values = dict(zip((argument.name for argument in plan.schema.operands), tangents, strict=False))
+        values |= ctx._customops_lengths if plan.counted else {}
         with self.flags(ctx):
-            found = self.fn(ctx, *(of_tensors(each.node, values) for each in lowering.operands))
-        if lowering.signature.returns_plainly or result is None:
+            found = self.fn(ctx, *(of_tensors(each.node, values) for each in plan.operands))
+        if plan.signature.returns_plainly or result is None:
             return found
         values = result.take_apart(found)
         flat = [_lower_tangent(values[leaf.name]) for leaf in result.leaves]
-        for place, i in enumerate(lowering.maybe_tensors):
+        for place, i in enumerate(plan.maybe_tensors):
             flat[i] = [flat[i]] * ctx._customops_present[place]
         return tuple(flat) if len(flat) > 1 else flat[0]
 
@@ -184,16 +175,16 @@ def _lower_tangent(value: Any) -> Any:
 class Function:
     """The function that is differentiated by running it again."""
 
-    def __init__(self, lowering: Lowering, fn: Fn, *, with_written: bool) -> None:
-        self.lowering, self.fn, self.with_written = lowering, fn, with_written
-        self.lower_result = lowering.lower_result(fn, "function to differentiate")
+    def __init__(self, plan: Plan, fn: Fn, *, with_written: bool) -> None:
+        self.plan, self.fn, self.with_written = plan, fn, with_written
+        self.lower_result = plan.lower_result(fn, "function to differentiate")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.lowering.restored_call(*args, **kwargs)
+        args, kwargs = self.plan.restored_call(*args, **kwargs)
         result = self.fn(*args, **kwargs)
-        if self.lowering.signature.returns_plainly:
+        if self.plan.signature.returns_plainly:
             return result
         if not self.with_written:
             return self.lower_result(result)
         lowered = self.lower_result(result[0])
-        return (*(lowered if len(self.lowering.schema.returns) > 1 else (lowered,)), *result[1:])
+        return (*(lowered if len(self.plan.schema.returns) > 1 else (lowered,)), *result[1:])

@@ -11,7 +11,7 @@ from torch import Tensor
 from customops._codegen.function import Source, as_tuple, fill, variable_name
 from customops._lowering.values import bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Parameter, Signature, split
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature, split
 
 #: A call of the op's object.
 CALL = """\
@@ -210,7 +210,9 @@ class Writer:
             tensors, lengths = values[node.tensors.name], values[node.lengths.name]
             none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
             return f"({none}[*$split({tensors}, {lengths})])"
-        built = node.form.build(self._class(node), {key: self.restore(each, values) for key, each in node.fields.items()})
+        built = node.form.build(
+            self._class(node), {key: self.restore(each, values) for key, each in node.fields.items()}
+        )
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def callback_arguments(self) -> list[str]:
@@ -275,7 +277,9 @@ def lower(signature: Signature, schema: Schema, op: str) -> Any:
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     positional, named = writer.flat_arguments(values)
-    text = fill(LOWER, parameters=parameters, lower=lines, positional=as_tuple(positional), keyword_only=_as_dict(named))
+    text = fill(
+        LOWER, parameters=parameters, lower=lines, positional=as_tuple(positional), keyword_only=_as_dict(named)
+    )
     return writer.build(text)
 
 

@@ -213,7 +213,8 @@ class Register:
             ... def _(x):
             ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
         """
-        function, recompute = fn, options.pop("recompute", True)
+        function: Fn = fn
+        recompute = options.pop("recompute", True)
         if self._lowering is not None:
             options = self._lowering.options(options)
             function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union
 
@@ -87,7 +87,7 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif isinstance(hint, TypeVar) and (hint.__bound__ or hint.__constraints__):
-            hint = hint.__bound__ or Union[hint.__constraints__]
+            hint = hint.__bound__ or union_of(hint.__constraints__)
         else:
             return hint, metadata
 
@@ -101,7 +101,15 @@ def simplify(hint: Any) -> Any:
     simple = tuple(item if item is Ellipsis or isinstance(item, list) else simplify(item) for item in items)
     if all(new is old for new, old in zip(simple, items, strict=True)):
         return hint
-    return Union[simple] if origin in (Union, types.UnionType) else types.GenericAlias(origin, simple)
+    return union_of(simple) if origin in (Union, types.UnionType) else types.GenericAlias(origin, simple)
+
+
+def annotated(hint: Any, metadata: Iterable[Any]) -> Any:
+    return Annotated.__class_getitem__((hint, *metadata))  # type: ignore[attr-defined]
+
+
+def union_of(members: Iterable[Any]) -> Any:
+    return Union[tuple(members)]  # noqa: UP007 (there is no other way to write one of any number of members)
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:

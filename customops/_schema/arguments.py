@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from torch import Tensor
 
-from customops._schema.codecs import Codec
 from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import REQUIRED, Alias, Argument
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Values
@@ -96,7 +95,9 @@ class ArgumentBuilder:
         if isinstance(node, Leaf) and node.is_plain:
             return {node.name: node.default}
         if node.default is None and not _may_be_none(node):
-            self._bad_default(node.path, node.default, "None is not allowed: make the type Optional[...]", "another value")
+            self._bad_default(
+                node.path, node.default, "None is not allowed: make the type Optional[...]", "another value"
+            )
         values, expected = lowered(node, node.default, self.op)
         if expected is not None:
             self._bad_default(node.path, node.default, f"it is not {expected}", expected)
@@ -156,9 +157,12 @@ class ArgumentBuilder:
 def _may_be_none(node: Node) -> bool:
     if isinstance(node, Group):
         return node.given is not None
-    return node.leaves[0].is_optional if isinstance(node, Leaf) else getattr(node, "may_be_none", node.leaves[0].is_optional)
+    return (
+        node.leaves[0].is_optional
+        if isinstance(node, Leaf)
+        else getattr(node, "may_be_none", node.leaves[0].is_optional)
+    )
 
 
 def is_part(path: str, whole: str) -> bool:
     return path == whole or path.startswith((f"{whole}.", f"{whole}["))
-

@@ -48,15 +48,20 @@ AS_IT_IS = Codec()
 
 
 class Choices(dict[Any, Any]):
-    """Lowered value -> the value it stands for. Calls through ``torch.ops`` may come with others, for which it raises."""
+    """Lowered value -> the value it stands for. For others, which calls through ``torch.ops`` may have, it raises."""
 
     def __init__(self, values: Mapping[Any, Any], path: str, op: str) -> None:
         super().__init__(values)
         self.path, self.op = path, op
 
     def __missing__(self, value: Any) -> Any:
-        raise ArgumentError("not one of the values that are allowed", op=self.op, argument=self.path,
-                            expected=one_of(self), got=repr(value))
+        raise ArgumentError(
+            "not one of the values that are allowed",
+            op=self.op,
+            argument=self.path,
+            expected=one_of(self),
+            got=repr(value),
+        )
 
 
 def one_of(values: Iterable[Any]) -> str:
@@ -169,8 +174,9 @@ class Items:
 
     def __call__(self, items: list[Any]) -> tuple[Any, ...]:
         if len(items) != self.length:
-            raise ArgumentError("the length is wrong", op=self.op, argument=self.path,
-                                expected=f"{self.length} items", got=brief(items))
+            raise ArgumentError(
+                "the length is wrong", op=self.op, argument=self.path, expected=f"{self.length} items", got=brief(items)
+            )
         return tuple(items)
 
 

@@ -9,17 +9,16 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, Optional, Union
+from typing import Any, Literal, NoReturn
 
 import torch
 import typing_extensions
 from torch import Tensor
 
 from customops._schema.advice import advice, show
-from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip, union_members
+from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip, union_members, union_of
 from customops._schema.codecs import (
     AS_IT_IS,
-    Codec,
     DeviceCodec,
     EnumCodec,
     LiteralCodec,
@@ -65,7 +64,13 @@ class HintReader:
         return replace(self._marked(found, metadata), default=default)
 
     def unsupported(self, hint: Any, path: str) -> NoReturn:
-        what = "the return" if self.returns and path == "" else f"the return{path}" if self.returns else f"parameter {path}"
+        what = (
+            "the return"
+            if self.returns and path == ""
+            else f"the return{path}"
+            if self.returns
+            else f"parameter {path}"
+        )
         self.fail(
             f"{what} has unsupported type {show(hint)}. {advice(hint, self.table)}".rstrip(),
             fix="write a schema by hand with schema= if the dispatcher has such a type",
@@ -76,13 +81,17 @@ class HintReader:
         for item in metadata:
             if item is Mutates or isinstance(item, Mutates):
                 if self.returns or not node.holds_tensors:
-                    self.fail(f"{node.path} is annotated with Mutates, but only an argument that holds tensors is written",
-                              fix="annotate a tensor, a list of tensors, or a class that holds some")
+                    self.fail(
+                        f"{node.path or 'the return'} is annotated with Mutates, which is for arguments with tensors",
+                        fix="annotate a tensor, a list of tensors, or a class that holds some",
+                    )
                 node = _written(node)
             elif isinstance(item, SameAs):
                 if not (self.returns and isinstance(node, Leaf) and node.type == "Tensor"):
-                    self.fail(f"SameAs({item.argument!r}) is for a returned Tensor",
-                              fix=f'-> Annotated[Tensor, SameAs("{item.argument}")]')
+                    self.fail(
+                        f"SameAs({item.argument!r}) is for a returned Tensor",
+                        fix=f'-> Annotated[Tensor, SameAs("{item.argument}")]',
+                    )
                 node = replace(node, same_as=item.argument)
         return node
 
@@ -127,7 +136,7 @@ class HintReader:
     # Unions -----------------------------------------------------------------------------------------------------
 
     def _optional(self, members: list[Any], name: str, path: str) -> Node | None:
-        inner = Union[tuple(members)] if members else None
+        inner = union_of(members) if members else None
         if self.returns:
             is_tensor = simplify(inner) in (Tensor, torch.nn.Parameter)
             return Leaf(name, path, "Tensor[]", MaybeTensor()) if is_tensor else None
@@ -200,13 +209,18 @@ class HintReader:
     def _dataclass(self, cls: Any, name: str, path: str) -> Group:
         what = path or "the return"
         if not cls.__dataclass_params__.frozen and not self.returns:
-            self.fail(f"{what}: {cls.__name__} is a dataclass that can change, and what a kernel changed would be lost",
-                      fix=f"@dataclass(frozen=True) above {cls.__name__}")
+            self.fail(
+                f"{what}: {cls.__name__} is a dataclass that can change, and what a kernel changed would be lost",
+                fix=f"@dataclass(frozen=True) above {cls.__name__}",
+            )
         fields = [each for each in dataclasses.fields(cls) if each.init]
         names = list(inspect.signature(cls).parameters)
         if names != [each.name for each in fields] and set(names) != {each.name for each in fields}:
-            self.fail(f"{what}: {cls.__name__} is not made of its fields alone",
-                      got=f"{cls.__name__}{inspect.signature(cls)}", fix="leave out InitVar and __init__")
+            self.fail(
+                f"{what}: {cls.__name__} is not made of its fields alone",
+                got=f"{cls.__name__}{inspect.signature(cls)}",
+                fix="leave out InitVar and __init__",
+            )
         hints = self._hints_of(cls)
         return self._group(
             DataclassForm(cls),
@@ -222,8 +236,10 @@ class HintReader:
         group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):
-                self.fail(f"{path or 'the return'}: whether the key {key!r} is there could not be told from None",
-                          fix=f"make it Required, or its type one without None")
+                self.fail(
+                    f"{path or 'the return'}: whether the key {key!r} is there could not be told from None",
+                    fix="make it Required, or its type one without None",
+                )
         fields = {key: node.optional() if key in absent else node for key, node in group.fields.items()}
         fields = {key: replace(node, default=None) if key in absent else node for key, node in fields.items()}
         return replace(group, fields=fields)
@@ -232,8 +248,10 @@ class HintReader:
         try:
             return typing_extensions.get_type_hints(cls, include_extras=True)
         except Exception as error:
-            self.fail(f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}",
-                      fix=f"import the names that they hold in the module of {cls.__name__}")
+            self.fail(
+                f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}",
+                fix=f"import the names that they hold in the module of {cls.__name__}",
+            )
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
@@ -249,5 +267,5 @@ def _written(node: Node) -> Node:
     if isinstance(node, Group):
         return replace(node, fields={key: _written(each) for key, each in node.fields.items()})
     if isinstance(node, Nested):
-        return replace(node, tensors=_written(node.tensors))
-    return replace(node, tensor=_written(node.tensor))
+        return replace(node, tensors=replace(node.tensors, is_mutated=True))
+    return replace(node, tensor=replace(node.tensor, is_mutated=True))

@@ -13,7 +13,7 @@ from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
 
 import torch
 
-from customops._schema.annotations import union_members
+from customops._schema.annotations import annotated, union_members
 from customops._schema.arguments import ArgumentBuilder, is_part
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Argument, Return, Schema
@@ -245,8 +245,8 @@ class _Reader:
             return None, ()
         type_ = return_type(annotation)
         if type_ is not None:
-            return Leaf("", "", type_), (Return(type_),)
-        node = HintReader(self.fail, self.resolve, returns=True).node(annotation, "", "")
+            return Leaf("result", "", type_), (Return(type_),)
+        node = HintReader(self.fail, self.resolve, returns=True).node(annotation, "result", "")
         if _is_plain(node) and isinstance(node, Group) and len(node.leaves) == 1:
             return node, (Return(f"({node.leaves[0].type})"),)
         return node, tuple(Return(leaf.type) for leaf in node.leaves)
@@ -264,7 +264,7 @@ class _Reader:
             return annotation
         if origin is typing.Annotated:
             inner = self.resolve(annotation.__origin__)
-            return annotation if inner is annotation.__origin__ else typing.Annotated[(inner, *annotation.__metadata__)]
+            return annotation if inner is annotation.__origin__ else annotated(inner, annotation.__metadata__)
         resolved = tuple(self.resolve(item) for item in items)
         if all(new is old for new, old in zip(resolved, items, strict=True)):
             return annotation

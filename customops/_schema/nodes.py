@@ -68,6 +68,7 @@ class Form:
     """How the fields of a group are held: what a class of them is called, and how it is made and read."""
 
     name: str
+
     #: May the fields be named by ``.x``? Else it is ``["x"]``.
     def path(self, key: str) -> str:
         return f".{key}"
@@ -96,7 +97,7 @@ class DataclassForm(Form):
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
         """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
-        made = object.__new__(self.cls)
+        made: Any = object.__new__(self.cls)
         for key, value in fields.items():
             object.__setattr__(made, key, value)
         return made

@@ -18,7 +18,7 @@ from customops._op import CustomOpDef
 from customops._registry import default
 from customops._rules import Rules
 from customops._rules.fake import FakeRule
-from customops._schema.infer import schema_of
+from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import parse
 from customops.errors import (
@@ -109,7 +109,10 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
         schema = _parse(name, text)
     else:
         assert fn is not None
-        schema = schema_of(fn, (), op=op)
+        schema, _, signature = read(fn, (), op=op)
+        if signature is not None:
+            problem = "these types are lowered to others, which is for ops of customops.custom_op alone"
+            raise UnsupportedError(problem, op=op, got=str(schema), where=where(fn), fix="customops.custom_op")
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
