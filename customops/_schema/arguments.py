@@ -52,8 +52,8 @@ def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
 class ArgumentBuilder:
     """Makes the arguments of an op.
 
-    A field with a default is a keyword-only argument: one that is added later moves no other, and calls and exported
-    programs of before go on to work.
+    Fields with a default come behind all parameters (behind them a schema can have no others): one that is added later
+    moves as few as it can. Exported programs, which hold arguments by name, go on to work.
     """
 
     fail: Callable[..., NoReturn]
@@ -63,33 +63,37 @@ class ArgumentBuilder:
     #: Do annotations say what is written, besides?
     annotated: bool = False
     positional: list[Argument] = field(default_factory=list)
+    #: Fields with a default.
+    trailing: list[Argument] = field(default_factory=list)
     keyword_only: list[Argument] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
 
     def build(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
         for parameter in parameters:
-            kind = parameter.kind
-            by_keyword = kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                by_keyword = any(argument.has_default for argument in self.positional)
-            self._add(parameter.node, None, by_keyword, in_optional=False, is_field=False)
-        return (*self.positional, *self.keyword_only)
+            into, kind = self.positional, parameter.kind
+            is_rest = kind is inspect.Parameter.VAR_POSITIONAL and any(each.has_default for each in self.positional)
+            if is_rest or kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+                into = self.keyword_only
+            self._add(parameter.node, None, into, in_optional=False, is_field=False)
+        return (*self.positional, *self.trailing, *self.keyword_only)
 
-    def _add(self, node: Node, values: Values | None, by_keyword: bool, *, in_optional: bool, is_field: bool) -> None:
+    def _add(
+        self, node: Node, values: Values | None, into: list[Argument], *, in_optional: bool, is_field: bool
+    ) -> None:
         if node.default is not REQUIRED:
-            by_keyword = by_keyword or is_field
+            into = self.trailing if is_field and into is self.positional else into
             values = self._default_values(node) if values is None else values
         if not isinstance(node, Group):
             for leaf in node.leaves:
-                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], by_keyword, in_optional)
+                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], into, in_optional)
             return
         is_absent = False
         if node.given is not None:
-            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], by_keyword, False)
+            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], into, False)
             in_optional, is_absent = True, values is not None and not values[node.given.name]
         for each in node.fields.values():
             of_field = is_absent and each.default is not REQUIRED
-            self._add(each, None if of_field else values, by_keyword, in_optional=in_optional, is_field=True)
+            self._add(each, None if of_field else values, into, in_optional=in_optional, is_field=True)
 
     def _default_values(self, node: Node) -> Values:
         if isinstance(node, Leaf) and node.is_plain:
@@ -106,16 +110,16 @@ class ArgumentBuilder:
     def _bad_default(self, path: str, given: Any, problem: str, expected: str) -> NoReturn:
         self.fail(f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given))
 
-    def _add_leaf(self, leaf: Leaf, default: Any, by_keyword: bool, in_optional: bool) -> None:
+    def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:
         if leaf.name in self.paths:
             self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
                       fix="rename one of them")  # fmt: skip
         leaf = leaf.optional() if in_optional else leaf
-        argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=by_keyword)
+        argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=into is self.keyword_only)
         self.paths[leaf.name] = leaf.path
         if default is not REQUIRED:
             argument = self.with_default(dataclasses.replace(argument, default=default), leaf.path, in_optional)
-        (self.keyword_only if by_keyword else self.positional).append(argument)
+        into.append(argument)
 
     def _alias(self, leaf: Leaf) -> Alias | None:
         if self.mutated is None:

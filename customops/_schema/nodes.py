@@ -7,7 +7,8 @@ in the schema, ``config_block``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -81,6 +82,9 @@ class Form:
         return getattr(value, key)
 
 
+_NOT_GENERATED = Form.path.__code__
+
+
 @dataclass(frozen=True)
 class DataclassForm(Form):
     cls: type
@@ -94,6 +98,26 @@ class DataclassForm(Form):
 
     def build(self, cls: str, fields: Mapping[str, str]) -> str:
         return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
+
+    def maker(self) -> Callable[..., Any] | None:
+        """``make(*fields)``: a quicker way to the object than its constructor. None if that does more."""
+        cls: Any = self.cls
+        does_more = (
+            hasattr(cls, "__post_init__")
+            or cls.__new__ is not object.__new__
+            or getattr(cls.__init__, "__code__", _NOT_GENERATED).co_filename != "<string>"
+            or any("__slots__" in vars(base) for base in cls.__mro__[:-1])
+            or not all(each.init for each in dataclasses.fields(cls))
+        )
+        if does_more:
+            return None
+        names = [each.name for each in dataclasses.fields(cls)]
+        set_fields = "".join(f"\n    fields_[{name!r}] = {name}" for name in names)
+        text = f"def make({', '.join(names)}):\n    made_ = new_(cls_)\n    fields_ = made_.__dict__{set_fields}\n"
+        namespace: dict[str, Any] = {"new_": object.__new__, "cls_": cls}
+        exec(f"{text}    return made_", namespace)
+        make: Callable[..., Any] = namespace["make"]
+        return make
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
         """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
