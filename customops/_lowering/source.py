@@ -181,8 +181,10 @@ class Writer:
             return value
         test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
         if test:
-            test = f"{value} is None or {test}" if leaf.is_optional else test
-            self._check(test, value, leaf.path, leaf.codec.expected, lines)
+            expected = leaf.codec.expected
+            if leaf.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            self._check(test, value, leaf.path, expected, lines)
         return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
