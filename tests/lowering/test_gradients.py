@@ -55,7 +55,8 @@ def affine(registry: Registry, ns: str) -> Any:
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         x, p, want = inputs
-        assert type(p) is Weights and type(output) is Out
+        assert type(p) is Weights
+        assert type(output) is Out
         assert (output.squares is not None) is want
         ctx.save_for_backward(x, p.w)
         ctx.save_for_forward(x, p.w)
@@ -72,7 +73,8 @@ def affine(registry: Registry, ns: str) -> Any:
     def jvp(ctx: Any, x_tangent: Any, p_tangent: Any, want_tangent: None) -> Out:
         x, w = ctx.saved_tensors
         factor, _ = ctx.p
-        assert type(p_tangent) is Weights and p_tangent.factor is None
+        assert type(p_tangent) is Weights
+        assert p_tangent.factor is None
         tangent = torch.zeros_like(x)
         for term, other in ((x_tangent, w), (p_tangent.w, x)):
             tangent = tangent if term is None else tangent + term * other * factor

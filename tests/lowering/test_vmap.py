@@ -42,7 +42,8 @@ def in_front(x: Tensor, dim: Optional[int], size: int) -> Tensor:
 def call(op: Any, want: bool = True) -> Any:
     def f(x: Tensor, w: Tensor, a: Tensor) -> Any:
         result = op(x, Weights(w, 2.0), [[a], []], want)
-        assert type(result) is Out and result.size == 2
+        assert type(result) is Out
+        assert result.size == 2
         return [result.out, *result.parts, *([result.maybe] if want else [])]
 
     return f
@@ -57,7 +58,9 @@ def test_rule(op: Any, in_dims: Any, form: str) -> None:
     def rule(info: Any, in_dims: Any, x: Tensor, p: Weights, xs: Any, want: bool) -> Any:
         seen.append(in_dims)
         x_dim, p_dims, xs_dims, want_dim = in_dims
-        assert type(p_dims) is Weights and want_dim is None and [len(part) for part in xs_dims] == [1, 0]
+        assert type(p_dims) is Weights
+        assert want_dim is None
+        assert [len(part) for part in xs_dims] == [1, 0]
         p = replace(p, w=in_front(p.w, p_dims.w, info.batch_size))
         a = in_front(xs[0][0], xs_dims[0][0], info.batch_size)
         result = op(in_front(x, x_dim, info.batch_size), p, [[a], []], want)
