@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -61,8 +60,6 @@ class ArgumentBuilder:
     op: str
     #: The paths in ``mutates_args``; None for "unknown".
     mutated: Collection[str] | None
-    #: Do annotations say what is written, besides?
-    annotated: bool = False
     positional: list[Argument] = field(default_factory=list)
     #: Fields with a default.
     trailing: list[Argument] = field(default_factory=list)
@@ -115,48 +112,44 @@ class ArgumentBuilder:
         if leaf.name in self.paths:
             self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
                       fix="rename one of them")  # fmt: skip
-        leaf = leaf.optional() if in_optional else leaf
-        argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=into is self.keyword_only)
+        type_, kwarg_only = leaf.optional().type if in_optional else leaf.type, into is self.keyword_only
+        alias = self._alias(leaf)
         self.paths[leaf.name] = leaf.path
-        if default is not REQUIRED:
-            argument = self.with_default(dataclasses.replace(argument, default=default), leaf.path, in_optional)
-        into.append(argument)
+        if default is REQUIRED:
+            into.append(Argument(type_, alias, leaf.name, kwarg_only=kwarg_only))
+            return
+        default, in_text = self._default(type_, default, leaf.path, in_optional)
+        type_ = type_ if in_text else f"{type_.removesuffix('?')}?"
+        into.append(Argument(type_, alias, leaf.name, default, kwarg_only, default_is_none_in_text=not in_text))
 
     def _alias(self, leaf: Leaf) -> Alias | None:
-        if self.mutated is None:
-            is_written = leaf.holds_tensors
-        else:
-            named = any(is_part(leaf.path, path) for path in self.mutated)
-            is_written = leaf.is_mutated or (named and leaf.holds_tensors)
-            if self.annotated and self.mutated and leaf.is_mutated != named:
-                self.fail("mutates_args and the annotations disagree on what is written", expected=f"{leaf.path} in "
-                          "both, or in none", fix="leave mutates_args out")  # fmt: skip
+        is_written = leaf.is_mutated
+        if self.mutated is None or self.mutated:
+            is_named = self.mutated is None or any(is_part(leaf.path, path) for path in self.mutated)
+            is_written = is_written or (is_named and leaf.holds_tensors)
         return Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
 
-    def with_default(self, argument: Argument, path: str, in_optional: bool) -> Argument:
-        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
+    def _default(self, type_: str, given: Any, path: str, in_optional: bool) -> tuple[Any, bool]:
+        """A default as the dispatcher has it, and whether schema text can hold it: else the argument is optional there.
 
         Raises:
             SchemaError: the type has no such default.
         """
-        given = argument.default
-        problem = default_problem(argument.type, given)
+        problem = default_problem(type_, given)
         if problem is not None:
-            self._bad_default(path, given, problem, argument.type)
-        argument = dataclasses.replace(argument, default=dispatched(argument.type, given))
-        if default_text(argument.type, argument.default) is not None:
-            return argument
-        if argument.type.endswith("?") and not in_optional:
+            self._bad_default(path, given, problem, type_)
+        default = dispatched(type_, given)
+        in_text = default_text(type_, default) is not None
+        if not in_text and type_.endswith("?") and not in_optional:
             # None means None here, so it cannot stand for the default.
             self.fail(
                 f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "
                 "meaning here",
-                expected=argument.type,
+                expected=type_,
                 got=brief(given),
                 fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
             )
-        type_ = argument.type.removesuffix("?")
-        return dataclasses.replace(argument, type=f"{type_}?", default_is_none_in_text=True)
+        return default, in_text
 
 
 def _may_be_none(node: Node) -> bool:

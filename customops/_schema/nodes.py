@@ -8,6 +8,7 @@ in the schema, ``config_block``.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from customops._schema.model import REQUIRED
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: they are made for each parameter of each op, and that would take four times as long
 class Leaf:
     """One argument, or one return, of the schema."""
 
@@ -313,7 +314,10 @@ def split(items: Iterable[Any], lengths: Iterable[int]) -> Iterator[list[Any]]:
 Node = Leaf | Group | Either | Nested
 
 
-@dataclass(frozen=True)
+_BY_NAME, _BY_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+@dataclass  # as a Leaf
 class Parameter:
     """A parameter of the function that an op is defined from."""
 
@@ -325,7 +329,7 @@ class Parameter:
     @property
     def is_plain(self) -> bool:
         """Is it one argument of the schema, of the same name, order and values?"""
-        return self.node.is_plain and self.kind in (self.kind.POSITIONAL_OR_KEYWORD, self.kind.KEYWORD_ONLY)
+        return self.node.is_plain and (self.kind is _BY_NAME or self.kind is _BY_KEYWORD)
 
 
 @dataclass(frozen=True)
