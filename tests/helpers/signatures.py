@@ -207,9 +207,48 @@ def generators(x: Tensor, generator: Optional[torch.Generator], mf: torch.memory
     return x.clone(memory_format=mf)
 
 
+class Access(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    pages: list[list[Tensor]]
+    extras: Optional[Pair] = None
+    access: Optional[Access] = Access.READ
+    scale: float | Tensor = 1.0
+
+
+class Setup(NamedTuple):
+    cache: Optional[Cache]
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def deep(x: Tensor, setup: Setup, parts: Optional[Annotated[dict[str, Tensor], Keys("q")]] = None) -> Tensor:
+    assert type(setup.cache) in (Cache, type(None))
+    assert is_all(setup.sizes, int, tuple)
+    return x.clone() if parts is None else x + parts["q"]
+
+
+def unnamed(x: Tensor, t: tuple[tuple[int, int], Optional[Tensor]], u: Optional[tuple[Tensor, Mode]] = None) -> Tensor:
+    assert is_all(t[0], int, tuple)
+    return x.clone() if u is None else x * u[0]
+
+
+def modes(x: Tensor, *modes: Mode, access: Access = Access.READ | Access.WRITE, mf: Optional[int] = None) -> Tensor:
+    assert is_all(modes, Mode, tuple)
+    assert type(access) is Access
+    return x.clone()
+
+
+def into(x: Tensor, *, out: Mut[Tensor]) -> Annotated[Tensor, SameAs("out")]:
+    return out.copy_(x)
+
+
 #: Called with all the arguments that strategies draw.
 FUNCTIONS = (
     plain, optionals, lists, tensor_lists, only_lists, factory, numbers, enums, flags, literals, enum_lists, tuples,
     configs, named_tuples, typed_dicts, fixed_dicts, nested, variadic, only_variadic, by_keyword, positional, writes,
-    in_place, devices, generators,
+    in_place, devices, generators, deep, unnamed, modes, into,
 )  # fmt: skip

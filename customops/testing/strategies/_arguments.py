@@ -61,7 +61,8 @@ def arguments(
         broadcast: all tensors but the first one, and those that are written, may lack dimensions or have sizes of 1.
         elements: a strategy for the elements of tensors; by default they are finite, and between -8 and 8.
         layouts: how tensors may lie in memory, some of `LAYOUTS`. What is written is never expanded.
-        requires_grad: for all tensors, by name, or a strategy that draws it for each. What is written never does.
+        requires_grad: for all tensors, by name, or a strategy that draws it for each. Never of what is written, nor of
+            an out op.
         device: the device of tensors, and the value of arguments that are a device.
 
     Raises:
@@ -231,7 +232,7 @@ class _Draw:
             self.options.device,
             leaf.path,
         )
-        return tensor if is_written else with_grad(tensor, self._requires_grad(leaf))
+        return tensor if is_written or not self.plan.is_differentiable else with_grad(tensor, self._requires_grad(leaf))
 
     def _shape(self, leaf: Leaf, is_written: bool) -> Shape:
         shape: Shape | None = _of_path(self.shapes, leaf.path, None)

@@ -41,6 +41,11 @@ class Plan:
             self.given |= {each.name: st.just(False) for each in self.parameters if each.name == "pin_memory"}
         self.check_strategies()
         self.written = {argument.name for argument in schema.mutated}
+        is_out = any(each.is_mutated and each.kwarg_only for each in schema.arguments) and any(
+            each.is_mutated for each in schema.returns
+        )
+        #: May its tensors require gradients? torch refuses it of out ops.
+        self.is_differentiable = not is_out
         #: The tensor that has the whole shape where others are broadcast to it.
         self.whole = next((argument.name for argument in schema.arguments if argument.holds_tensors), None)
         #: Is there a tensor in each call? Else lists of tensors are not empty.
