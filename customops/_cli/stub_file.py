@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from customops._cli.outcomes import Op
-from customops._cli.stub_types import UNKNOWN, argument_type, default_of, docstring, return_type
+from customops._cli.stub_types import argument_type, default_of, docstring, return_type
 from customops._schema.model import Argument, Schema
 from customops._schema.nodes import Leaf
 from customops._schema.parse import from_dispatcher
@@ -157,25 +157,23 @@ class Overload:
     def parameters(self) -> Iterator[str]:
         """A line for each. One whose name is a keyword of Python, as ``from``, can be given by its position only."""
         unnamed = [a for a in self.schema.positional if _is_keyword(a.name)]
-        may_be_absent = False
         for argument in self.schema.positional:
-            may_be_absent = may_be_absent or argument.has_default
-            yield self.parameter(argument, may_be_absent)
+            yield self.parameter(argument)
             if unnamed and argument is unnamed[-1]:
                 yield "/,"
         named = [a for a in self.schema.keyword_only if not _is_keyword(a.name)]
         yield from ["*,"] if named else []
-        yield from (self.parameter(argument, argument.has_default) for argument in named)
+        yield from map(self.parameter, named)
         if len(named) < len(self.schema.keyword_only):
             others = ", ".join(a.name for a in self.schema.keyword_only if _is_keyword(a.name))
             yield f"**{self.free('kwargs')}: Any,  # {others}"
 
-    def parameter(self, argument: Argument, may_be_absent: bool) -> str:
+    def parameter(self, argument: Argument) -> str:
         leaf = self.leaves.get(argument.name)
         name = self.free(argument.name) if _is_keyword(argument.name) else argument.name
         text = f"{name}: {argument_type(argument, None if leaf is None else leaf.codec)}"
-        if may_be_absent:  # in a schema one that may not can follow
-            text += f" = {default_of(argument) if argument.has_default else UNKNOWN}"
+        if argument.has_default:
+            text += f" = {default_of(argument)}"
         return f"{text}," if leaf is None or leaf.path == leaf.name else f"{text},  # {leaf.path}"
 
     @property

@@ -113,12 +113,12 @@ def quoted(text: str) -> str:
 
 
 def docstring(text: str) -> list[str]:
-    """The lines of a docstring."""
-    lines = [re.sub('"{3,}', _escaped_quotes, escaped(line).rstrip(" ")) for line in text.split("\n")]
-    lines[0] = re.sub('^"+', _escaped_quotes, lines[0])
-    if len(lines) > 1:
-        return [f'"""{lines[0]}', *lines[1:], '"""']
-    return ['"""' + re.sub(r'(?<!\\)"+$', _escaped_quotes, lines[0]) + '"""']
+    """The lines of a docstring. Quotes are escaped where they would end it, or touch those that do."""
+    first, *others = (escaped(line).rstrip(" ") for line in text.split("\n"))
+    if not others:
+        return ['"""' + re.sub('"{3,}|^"+|"+$', _escaped_quotes, first) + '"""']
+    others = [re.sub('"{3,}', _escaped_quotes, line) for line in others]
+    return ['"""' + re.sub('"{3,}|^"+', _escaped_quotes, first), *others, '"""']
 
 
 def _escaped_quotes(quotes: re.Match[str]) -> str:
