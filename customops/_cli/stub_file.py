@@ -52,18 +52,14 @@ class StubFile:
     overlaps: bool = False
 
     def text(self, ops: Iterable[Op]) -> str:
-        packets: dict[Any, dict[Any, Op]] = {}
-        for op in sorted(ops, key=lambda op: op._qualname):
-            packets.setdefault(op._opoverload.overloadpacket, {})[op._opoverload] = op
-        for packet, known in packets.items():
-            name = next(iter(known.values()))._definition.name
-            self.taken |= {name.namespace, name.name, *packet.overloads()}
-        for packet, known in packets.items():
-            name = next(iter(known.values()))._definition.name
+        known: dict[Any, Op] = {op._opoverload: op for op in ops}
+        packets = {op._definition.name[:2]: overload.overloadpacket for overload, op in known.items()}
+        for (namespace, name), packet in packets.items():
+            self.taken |= {namespace, name, *packet.overloads()}
+        for (namespace, name), packet in sorted(packets.items(), key=lambda item: item[0]):
             overloads = [Overload.of(each, known.get(each)) for each in packet.op_overloads()]
-            self.namespaces.setdefault(name.namespace, {})[name.name] = self.add_packet(
-                f"_{name.namespace}_{name.name}", overloads
-            )
+            cls = self.add_packet(f"_{namespace}_{name}", overloads)
+            self.namespaces.setdefault(namespace, {})[name] = cls
         return "\n".join(self.parts())
 
     def parts(self) -> Iterator[str]:
