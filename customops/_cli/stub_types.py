@@ -12,66 +12,49 @@ import torch
 from customops._schema.codecs import Codec, SequenceCodec
 from customops._schema.defaults import dispatched
 from customops._schema.model import Argument, Return
-from customops._schema.types import item_type
+from customops._schema.types import item_type, row_of
 
-#: What stands for a type of an argument, in the place of its name. What is not here, and no list, is of any type.
-_TYPES = {
-    "Tensor": "Tensor",
-    "SymInt": "int | SymInt",
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "Scalar": "int | float | complex",
-    "complex": "complex",
-    "str": "str",
-    "ScalarType": "torch.dtype",
-    "Device": "torch.device | str",
-    "Layout": "torch.layout",
-    "MemoryFormat": "torch.memory_format",
-    "Generator": "torch.Generator",
-    "QScheme": "torch.qscheme",
-    "Stream": "torch.Stream",
-}
-#: The same for a return, where it is another.
-_RETURNED = {"SymInt": "int", "Device": "torch.device"}
 #: A default of which only is known that there is one.
 UNKNOWN = "..."
-#: For a list of a length the dispatcher takes one number of these, too.
-_REPEATED = ("int[", "float[")
 
 
 def argument_type(argument: Argument, codec: Codec | None) -> str:
     """What can be given for an argument; `codec` says how the parameter that it is of travels."""
-    choices = _choices(codec)
-    return _type(
-        argument.type, _TYPES, "Sequence", f"Literal[{', '.join(map(expression, choices))}]" if choices else ""
-    )
+    choices = ", ".join(map(expression, _choices(codec)))
+    return _argument_type(argument.type, f"Literal[{choices}]" if choices else row_of(argument.type).stub)
+
+
+def _argument_type(type_: str, innermost: str) -> str:
+    if type_.endswith("?"):
+        return _optional(_argument_type(type_[:-1], innermost))
+    item = item_type(type_)
+    if item is None:
+        return innermost
+    each = _argument_type(item, innermost)
+    alone = row_of(type_).repeated and not type_.endswith("[]")
+    return f"{each} | Sequence[{each}]" if alone else f"Sequence[{each}]"
 
 
 def return_type(returns: tuple[Return, ...]) -> str:
-    types = [_returned(each.type) for each in returns]
+    types = [_return_type(each.type) for each in returns]
     if not types:
         return "None"
     return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
 
-def _returned(type_: str) -> str:
-    if type_.startswith("(") and type_.endswith(")") and "," not in type_:
-        return f"tuple[{_returned(type_[1:-1])}]"
-    return _type(type_, _TYPES | _RETURNED, "list")
-
-
-def _type(type_: str, types: dict[str, str], container: str, item: str = "") -> str:
-    """A type of a schema; `item`, if given, is what stands for its innermost type."""
+def _return_type(type_: str) -> str:
     if type_.endswith("?"):
-        inner = _type(type_[:-1], types, container, item)
-        return inner if inner == "Any" else f"{inner} | None"
-    of = item_type(type_)
-    if of is None:
-        return item or types.get(type_, "Any")
-    inner = _type(of, types, container, item)
-    alone = f"{inner} | " if type_.startswith(_REPEATED) and not type_.endswith("[]") else ""
-    return f"{alone}{container}[{inner}]"
+        return _optional(_return_type(type_[:-1]))
+    if type_.startswith("(") and type_.endswith(")") and "," not in type_:
+        return f"tuple[{_return_type(type_[1:-1])}]"
+    item = item_type(type_)
+    if item is not None:
+        return f"list[{_return_type(item)}]"
+    return row_of(type_).stub_return or row_of(type_).stub
+
+
+def _optional(text: str) -> str:
+    return text if text == "Any" else f"{text} | None"
 
 
 def _choices(codec: Codec | None) -> Iterable[Any]:
