@@ -55,8 +55,7 @@ def weigh(
     if softcap is not None:
         capped = torch.tanh(scores / softcap)
         scores, slope = softcap * capped, slope * (1 - capped * capped)
-    scores = scores.masked_fill(~visible(q, k, causal, window), -torch.inf)
-    lse = scores.logsumexp(-1)
+    lse = (scores := scores.masked_fill(~visible(q, k, causal, window), -torch.inf)).logsumexp(-1)
     lowest = torch.finfo(lse.dtype).min  # a query that sees no key has weights of 0
     return (scores - lse.clamp(min=lowest).unsqueeze(-1)).exp(), lse, slope
 

@@ -74,8 +74,7 @@ def _(x: Tensor, weight: Tensor, quant: Quantization, bias: Any, activation: Act
 
 def dequantized(weight: Tensor, quant: Quantization) -> Tensor:
     values, ones = unpacked(weight, quant.kind, quant.scales.dtype), quant.scales.new_ones(quant.block)
-    centred = values if quant.zeros is None else values - torch.kron(quant.zeros, ones)
-    return centred * torch.kron(quant.scales, ones)
+    return (values - (0 if quant.zeros is None else torch.kron(quant.zeros, ones))) * torch.kron(quant.scales, ones)
 
 
 def unpacked(weight: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
