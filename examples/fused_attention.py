@@ -41,7 +41,7 @@ def fused_attention(
 
 @fused_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any, return_lse: bool) -> Attention:
-    batch, queries, heads, _ = q.shape
+    batch, queries, heads = q.shape[:3]
     return Attention(q.new_empty(q.shape), q.new_empty(batch, heads, queries) if return_lse else None)
 
 
@@ -76,10 +76,8 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[s
 def backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> dict[str, Tensor]:
     q, k, v, out = ctx.saved_tensors
     weights, _, slope = weigh(q, k, *ctx.options)
-    grad_scores = torch.einsum("bqhd,bkhd->bhqk", grad, v) - torch.einsum("bqhd,bqhd->bhq", grad, out).unsqueeze(-1)
-    if grad_lse is not None:
-        grad_scores = grad_scores + grad_lse.unsqueeze(-1)
-    grad_products = weights * grad_scores * slope
+    grad_rows = (0 if grad_lse is None else grad_lse) - torch.einsum("bqhd,bqhd->bhq", grad, out)
+    grad_products = weights * (torch.einsum("bqhd,bkhd->bhqk", grad, v) + grad_rows.unsqueeze(-1)) * slope
     return {
         "q": torch.einsum("bhqk,bkhd->bqhd", grad_products, k),
         "k": torch.einsum("bhqk,bqhd->bkhd", grad_products, q),
@@ -90,8 +88,9 @@ def backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> dict[str, Tenso
 fused_attention.register_autograd(backward, setup_context=setup_context)
 
 
-def inputs(queries: int = 4, keys: int = 6, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    return tuple(torch.randn(2, n, 3, 8, dtype=dtype, requires_grad=True) for n in (queries, keys, keys))
+def inputs(queries: int = 4, keys: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, n, 3, 8, dtype=torch.float64, requires_grad=True) for n in (queries, keys, keys))
+    return q, k, v
 
 
 @fused_attention.register_samples
@@ -102,9 +101,10 @@ def _() -> Iterator[Any]:
 
 def main() -> None:
     print("schema:", fused_attention.schema)
-    out, lse = fused_attention(*(leaves := inputs()), 0.3, window=(1, 2))
-    mask = visible(*leaves[:2], causal=False, window=(1, 2))
-    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in leaves), mask, scale=0.3).transpose(1, 2)
+    q, k, v = leaves = inputs()
+    out, lse = fused_attention(q, k, v, 0.3, window=(1, 2))
+    mask, rows = visible(q, k, causal=False, window=(1, 2)), [x.transpose(1, 2) for x in leaves]
+    expected = F.scaled_dot_product_attention(*rows, attn_mask=mask, scale=0.3).transpose(1, 2)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (out, expected)))
     print("output and gradients are those of torch's attention; the log-sum-exp is", lse)
