@@ -111,7 +111,7 @@ def main() -> None:
         torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), leaves) for each in (y, expected)))
         print(f"{quant.kind}, {quant.block}: as with the dequantized weight, compiled too, and so are the gradients")
     try:
-        quantized_linear(x, weight, quant, activation="relu")  # type: ignore[arg-type]  (type checkers refuse it, too)
+        quantized_linear(x, weight, quant, activation="relu")  # type: ignore[arg-type]  # refused there, too
     except ArgumentError as error:
         print(error)
 

@@ -94,7 +94,7 @@ def main() -> None:
     torch.testing.assert_close(turned, q)
     print("there and back again: the same tensor, with the same values")
     try:
-        rotary(positions, q, k, table, "glm")  # type: ignore[arg-type]  (type checkers refuse it, too)
+        rotary(positions, q, k, table, "glm")  # type: ignore[arg-type]  # refused there, too
     except ArgumentError as error:
         print(error)
 
