@@ -52,8 +52,8 @@ def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
 class ArgumentBuilder:
     """Makes the arguments of an op.
 
-    A field with a default is a keyword-only argument: one that is added later moves no other. Exported programs of before
-    go on to work; torch replays their positional arguments in order, and would give it the value of the next.
+    A field with a default is a keyword-only argument: one that is added later moves no other. Old exported programs
+    go on to work: torch replays positional arguments in order, and would give it the value of the next.
     """
 
     fail: Callable[..., NoReturn]
