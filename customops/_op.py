@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -19,6 +19,7 @@ from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
 from customops._lifetime import Owner
 from customops._rules import Rules
+from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
 from customops._samples import Sample, samples_of
 from customops._schema.model import Schema
@@ -28,10 +29,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CustomOpDef(Register, Generic[P, R]):
+class CustomOpDef(Register[P, R]):
     """An operator: callable, and the place where its rules are registered.
 
     Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
@@ -131,7 +131,7 @@ class CustomOpDef(Register, Generic[P, R]):
 
     # Samples ----------------------------------------------------------------------------------------------------
 
-    def register_samples(self, fn: F, /) -> F:
+    def register_samples(self, fn: YieldsArguments, /) -> YieldsArguments:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
 
         Example:
