@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -22,6 +23,7 @@ from customops._rules import Rules
 from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
 from customops._samples import Sample, samples_of
+from customops._schema.help import signature_of
 from customops._schema.model import Schema
 from customops.errors import UnregisteredError
 
@@ -29,6 +31,13 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _SignatureOfOp:
+    """`inspect.signature` asks the class for it, too."""
+
+    def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
+        return None if op is None else signature_of(op._definition.spec.fn, op.schema)
 
 
 class CustomOpDef(Register[P, R]):
@@ -45,6 +54,7 @@ class CustomOpDef(Register[P, R]):
         tensor([2., 2.])
     """
 
+    __wrapped__: Callable[P, R]
     _opoverload: OpOverload
 
     def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
@@ -73,6 +83,12 @@ class CustomOpDef(Register[P, R]):
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
+
+    # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
+    def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
+        return self
+
+    __signature__ = _SignatureOfOp()
 
     # A copy of a module that holds an op holds the same op: there is one in the dispatcher.
     def __copy__(self) -> CustomOpDef[P, R]:

@@ -56,8 +56,6 @@ class SetupContextWithKeywords(Protocol[R_contra]):
 AnySetupContext = SetupContext[R] | SetupContextWithKeywords[R]
 
 # Type checkers name these in their messages.
-AnyItems = TypeVar("AnyItems", bound=Items)
-AnyNumber = TypeVar("AnyNumber", bound=float)
 ReturnsTensor = TypeVar("ReturnsTensor", bound=Returns[Tensor])
 ReturnsItems = TypeVar("ReturnsItems", bound=Returns[Items])
 ReturnsNumber = TypeVar("ReturnsNumber", bound=Returns[Number])
@@ -68,6 +66,12 @@ TakesModeAndCall = TypeVar("TakesModeAndCall", bound=Callable[[Any, Any, Any, An
 
 #: Names for `CustomOpDef.register_vmap`.
 Strategy = Literal["sequential", "expand_dims", "broadcast_all"]
+
+
+class OpFor(Protocol[R_co]):
+    """An op that returns such a value."""
+
+    def _called(self, /, *args: Any, **kwargs: Any) -> R_co: ...
 
 
 class OnlyNamed(Protocol):
@@ -109,14 +113,14 @@ class Decorator(Protocol[P, R]):
     def _replaced(self, fn: Callable[P, R], /) -> None: ...
 
     @overload
-    def __call__(self: Decorator[..., Tensor], fn: ReturnsTensor, /) -> ReturnsTensor: ...
+    def __call__(self: OpFor[Tensor], fn: ReturnsTensor, /) -> ReturnsTensor: ...
     @overload
-    def __call__(self: Decorator[..., AnyItems], fn: ReturnsItems, /) -> ReturnsItems: ...
+    def __call__(self: OpFor[Items], fn: ReturnsItems, /) -> ReturnsItems: ...
     @overload
-    def __call__(self: Decorator[..., AnyNumber], fn: ReturnsNumber, /) -> ReturnsNumber: ...
+    def __call__(self: OpFor[float], fn: ReturnsNumber, /) -> ReturnsNumber: ...
     @overload
     def __call__(self, fn: Callable[Concatenate[Any, Q], R], /) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def __call__(self: MayTakeNothing, fn: Callable[Q, R], /) -> Callable[Q, R]: ...
     @overload
-    def __call__(self: Decorator[..., Never], fn: F, /) -> F: ...
+    def __call__(self: OpFor[Never], fn: F, /) -> F: ...

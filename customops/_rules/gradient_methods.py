@@ -18,10 +18,11 @@ from customops._dispatch.registrations import Registration, lock
 from customops._lowering.lowering import Lowering
 from customops._rules import Rules
 from customops._rules.fits import (
-    AnyItems,
     AnySetupContext,
     Called,
+    Items,
     MayTakeNothing,
+    OpFor,
     ReturnsItems,
     ReturnsTensor,
     TakesGradients,
@@ -169,17 +170,17 @@ class RegisterGradients(Called[P, R]):
 
     @overload
     def register_autograd_from(
-        self: RegisterGradients[..., Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None,
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None,
         **options: Unpack[ResultOptions],
     ) -> ReturnsTensor: ...  # fmt: skip
     @overload
     def register_autograd_from(
-        self: RegisterGradients[..., AnyItems], fn: ReturnsItems, /, *, lib: Library | None = None,
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None,
         **options: Unpack[ResultOptions],
     ) -> ReturnsItems: ...  # fmt: skip
     @overload
     def register_autograd_from(
-        self: RegisterGradients[..., None] | MayTakeNothing, fn: F, /, *, lib: Library | None = None,
+        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Library | None = None,
         **options: Unpack[ResultOptions],
     ) -> F: ...  # fmt: skip
     @overload

@@ -15,10 +15,10 @@ from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
 from customops._rules.fits import (
-    AnyItems,
-    AnyNumber,
     Decorator,
+    Items,
     MayTakeNothing,
+    OpFor,
     ResultAndDims,
     ReturnsItems,
     ReturnsNumber,
@@ -47,15 +47,15 @@ class Register(RegisterGradients[P, R]):
     ) -> Decorator[P, R]: ...
     @overload
     def register_kernel(
-        self: Register[..., Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Library | None = None
+        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Library | None = None
     ) -> ReturnsTensor: ...
     @overload
     def register_kernel(
-        self: Register[..., AnyItems], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Library | None = None
+        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Library | None = None
     ) -> ReturnsItems: ...
     @overload
     def register_kernel(
-        self: Register[..., AnyNumber], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Library | None = None
+        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Library | None = None
     ) -> ReturnsNumber: ...
     @overload
     def register_kernel(
@@ -67,7 +67,7 @@ class Register(RegisterGradients[P, R]):
     ) -> Callable[Q, R]: ...
     @overload
     def register_kernel(
-        self: Register[..., Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
+        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
     ) -> F: ...
     def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
         """Register the kernel for a device type, several, or (None) every device without one of its own.
@@ -112,15 +112,15 @@ class Register(RegisterGradients[P, R]):
     ) -> Decorator[P, R]: ...
     @overload
     def register_fake(
-        self: Register[..., Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> ReturnsTensor: ...
     @overload
     def register_fake(
-        self: Register[..., AnyItems], fn: ReturnsItems, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> ReturnsItems: ...
     @overload
     def register_fake(
-        self: Register[..., AnyNumber], fn: ReturnsNumber, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[float], fn: ReturnsNumber, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> ReturnsNumber: ...
     @overload
     def register_fake(
@@ -132,7 +132,7 @@ class Register(RegisterGradients[P, R]):
     ) -> Callable[Q, R]: ...
     @overload
     def register_fake(
-        self: Register[..., Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> F: ...
     def register_fake(self, fn: Fn | None = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
         """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
