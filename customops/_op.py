@@ -23,7 +23,7 @@ from customops._rules import Rules
 from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
 from customops._samples import Sample, samples_of
-from customops._schema.help import signature_of
+from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
 from customops.errors import UnregisteredError
 
@@ -34,10 +34,15 @@ R = TypeVar("R")
 
 
 class _SignatureOfOp:
-    """`inspect.signature` asks the class for it, too."""
+    """What `inspect.signature` asks for, of ops where ``__wrapped__`` tells nothing. It asks the class, too."""
 
     def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
-        return None if op is None else signature_of(op._definition.spec.fn, op.schema)
+        if op is None:
+            return None
+        fn = op._definition.spec.fn
+        if fn is not None and has_signature(fn):
+            raise AttributeError("__signature__", name="__signature__", obj=op)
+        return signature_of(op.schema)
 
 
 class CustomOpDef(Register[P, R]):

@@ -16,22 +16,20 @@ _ANYTHING = inspect.Signature(
 )
 
 
-def signature_of(fn: Callable[..., Any] | None, schema: Schema) -> inspect.Signature:
-    """The signature of an op's function; of an op without one, or if that tells nothing of itself, that of its schema.
-
-    Annotations are then types of the schema.
-    """
+def signature_of(schema: Schema) -> inspect.Signature:
+    """The signature of an op without a function. Annotations are types of the schema."""
     try:
-        if fn is not None:
-            return inspect.signature(fn)
-    except (ValueError, TypeError):
-        pass
-    try:
-        return inspect.Signature(
-            [_parameter(argument) for argument in schema.arguments], return_annotation=_returns(schema)
-        )
-    except ValueError:  # a name that is no name in Python, or an order that Python has not
+        parameters = [_parameter(argument) for argument in schema.arguments]
+        return inspect.Signature(parameters, return_annotation=_returns(schema))
+    except ValueError:  # a name that is none in Python, or an order that Python has not
         return _ANYTHING
+
+
+def has_signature(fn: Callable[..., Any]) -> bool:
+    try:
+        return inspect.signature(fn) is not None
+    except (ValueError, TypeError):
+        return False
 
 
 def _parameter(argument: Argument) -> inspect.Parameter:

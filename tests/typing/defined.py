@@ -36,6 +36,11 @@ def write(x: Annotated[Tensor, Mutates], value: float) -> None:
     x.fill_(value)
 
 
+@custom_op("typing::counted")
+def counted(x: Tensor, state: Mut[Tensor]) -> Tensor:
+    return x * state.add_(1)
+
+
 @custom_op("typing::pair")
 def pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.clone(), y.clone()

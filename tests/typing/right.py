@@ -13,6 +13,7 @@ from defined import (
     Parts,
     add_,
     configured,
+    counted,
     make,
     maybe,
     moments,
@@ -56,9 +57,9 @@ def twice(x: Tensor) -> Tensor:
 assert_type(custom_op("typing::twice", twice)(one), Tensor)
 assert_type(custom_op("typing::twice", twice, mutates_args=())(one), Tensor)
 assert_type(Registry().custom_op("typing::twice", twice)(one), Tensor)
-as_op: CustomOpDef[[Tensor], Tensor] = custom_op("typing::twice", twice)
-custom_op("typing::twice", mutates_args="unknown", device_types="cuda")(twice)
-custom_op("typing::twice", schema="(Tensor x) -> Tensor", nondiff_args="x")(twice)
+as_op: CustomOpDef[[Tensor], Tensor] = custom_op("typing::as_op", twice)
+custom_op("typing::on_cuda", mutates_args="unknown", device_types="cuda")(twice)
+custom_op("typing::by_schema", schema="(Tensor x) -> Tensor", nondiff_args="x")(twice)
 
 
 class Model:
@@ -125,7 +126,7 @@ def zeros_short() -> Tensor:
     return torch.empty(3)
 
 
-@zeros.register_kernel("cuda")
+@zeros.register_kernel(None)
 def zeros_kernel(count: int) -> Tensor:
     return torch.empty(count)
 
@@ -242,7 +243,8 @@ def by_names(context: Any, *grads: Tensor) -> dict[str, Tensor]:
 assert_type(by_names(None, one), dict[str, Tensor])
 three.register_autograd(lambda ctx, grad: (grad, None, None), setup_context=three_setup)
 three.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
-named.register_autograd(lambda ctx, *grads: grads, setup_context=named_setup, nondiff_args="n")
+named.register_autograd(lambda ctx, *grads: grads, setup_context=named_setup)
+three.register_autograd(lambda ctx, grad: {"x": grad}, nondiff_args="y")
 named.register_autograd(lambda ctx, grad: {}, setup_context=lambda ctx, inputs, keyword_only_inputs, output: None)
 pair.register_autograd(lambda ctx, first, second: (first, second), setup_context=pair_setup)
 configured.register_autograd(lambda ctx, grads: (grads.scale, grads))
@@ -267,7 +269,7 @@ def write_from(x: Tensor, value: float) -> Tensor:
 
 
 three.register_autograd_from(lambda x, y, by: x * y * by, recompute=False)
-three.register_autograd_from(lambda x, y, by: (x, y), grads_of="y")
+counted.register_autograd_from(lambda x, state: (x * (state + 1), state + 1), grads_of="state")
 pair.register_autograd_from(lambda x, y: [x, y])
 maybe.register_autograd_from(lambda x, wanted: x * 1)
 
