@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from customops._schema.literals import dtype_from
 from customops.errors import ArgumentError, brief
 
 
@@ -178,6 +179,14 @@ class Items:
                 "the length is wrong", op=self.op, argument=self.path, expected=f"{self.length} items", got=brief(items)
             )
         return tuple(items)
+
+
+@dataclass(frozen=True)
+class DtypeCodec(Codec):
+    """A dtype in a list: the dispatcher hands it over as a number where there may be no list."""
+
+    def restore(self, value: str, path: str, objects: Objects) -> str:
+        return f"{objects.ref('dtype_from', dtype_from)}({value})"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
+    DtypeCodec,
     EnumCodec,
     LiteralCodec,
     MaybeTensor,
@@ -34,6 +35,7 @@ _SEQUENCES = (list, collections.abc.Sequence)
 _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex: "complex"}
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
+_DTYPE = DtypeCodec()
 
 #: Resolves an annotation, and raises for what is wrong with one.
 Resolve = Callable[[Any], Any]
@@ -98,7 +100,7 @@ class HintReader:
     def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
         plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
         if plain is not None:
-            return Leaf(name, path, plain)
+            return Leaf(name, path, plain, SequenceCodec(list, item=_DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
         members = union_members(hint)
         if type(None) in members:
             return self._optional([each for each in members if each is not type(None)], name, path)
@@ -175,7 +177,8 @@ class HintReader:
             return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
         plain = param_type(list[simplify(item)])  # type: ignore[misc]
         if plain is not None:
-            return Leaf(name, path, plain, SequenceCodec(container))
+            item_codec = _DTYPE if plain == "ScalarType[]" else AS_IT_IS
+            return Leaf(name, path, plain, SequenceCodec(container, item=item_codec))
         inner = self._node(*strip(self.resolve(item)), name, path)
         if isinstance(inner, Leaf) and inner.type == "Tensor[]" and container is list:
             lengths = Leaf(f"{name}_lengths", f"the lengths of {path}", "SymInt[]", counts_tensors=True)

@@ -145,7 +145,7 @@ def _rows() -> Iterable[TypeRow]:
     yield TypeRow(
         "ScalarType",
         (torch.dtype,),
-        forms=(*_ALONE, "[]", "[]?"),
+        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `codecs.DtypeCodec`
         defaults=(torch.dtype,),
         write_default=literals.dtype_text,
         read_default=literals.dtype_from,
