@@ -8,44 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torch import Tensor
-
+from customops._schema.default_advice import lowered, misfit, plain_fix
 from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import REQUIRED, Alias, Argument
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Values
 from customops.errors import brief
-
-
-class _Evaluation:
-    """The source of codecs, evaluated for single values."""
-
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.objects: dict[str, Any] = {"Tensor": Tensor}
-
-    def ref(self, name: str, value: Any) -> str:
-        self.objects[name] = value
-        return f"${name}"
-
-    def __call__(self, code: str, value: Any) -> Any:
-        return eval(code.replace("$", ""), self.objects | {"value_": value})
-
-
-def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
-    """The values of the leaves of a node for a default value; or what was expected of a value that is not right."""
-    if isinstance(node, Group) and value is not None:
-        evaluate = _Evaluation(op)
-        if not evaluate(node.form.test("value_", evaluate.ref("cls", getattr(node.form, "cls", None))), value):
-            return {}, node.form.name
-    values = node.take_apart(value)
-    for leaf in node.leaves:
-        if not leaf.is_plain and values[leaf.name] is not None:
-            evaluate = _Evaluation(op)
-            test = leaf.codec.test("value_", evaluate)
-            if test and not evaluate(test, values[leaf.name]):
-                return {}, leaf.codec.expected
-            values[leaf.name] = evaluate(leaf.codec.lower("value_", evaluate), values[leaf.name])
-    return values, None
 
 
 @dataclass
@@ -60,8 +27,8 @@ class ArgumentBuilder:
     op: str
     #: The paths in ``mutates_args``; None for "unknown".
     mutated: Collection[str] | None
-    #: Do annotations say what is written, besides?
-    annotated: bool = False
+    #: Do annotations and ``mutates_args`` both say what is written?
+    said_twice: bool = False
     positional: list[Argument] = field(default_factory=list)
     keyword_only: list[Argument] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
@@ -94,22 +61,26 @@ class ArgumentBuilder:
     def _default_values(self, node: Node) -> Values:
         if isinstance(node, Leaf) and node.is_plain:
             return {node.name: node.default}
-        if node.default is None and not _may_be_none(node):
-            self._bad_default(
-                node.path, node.default, "None is not allowed: make the type Optional[...]", "another value"
-            )
-        values, expected = lowered(node, node.default, self.op)
-        if expected is not None:
-            self._bad_default(node.path, node.default, f"it is not {expected}", expected)
+        wrong = misfit(node, node.default, self.op)
+        if wrong is not None:
+            problem = "None is not allowed" if wrong.value is None else f"it is not {wrong.expected}"
+            self._bad_default(wrong.path, wrong.value, problem, wrong.expected, wrong.fix)
+        values = node.take_apart(node.default)
+        for leaf in node.leaves:
+            if not leaf.is_plain and values[leaf.name] is not None:
+                values[leaf.name] = lowered(leaf.codec, values[leaf.name], self.op)
         return values
 
-    def _bad_default(self, path: str, given: Any, problem: str, expected: str) -> NoReturn:
-        self.fail(f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given))
+    def _bad_default(self, path: str, given: Any, problem: str, expected: str, fix: str) -> NoReturn:
+        self.fail(
+            f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given), fix=fix
+        )
 
     def _add_leaf(self, leaf: Leaf, default: Any, by_keyword: bool, in_optional: bool) -> None:
         if leaf.name in self.paths:
-            self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
-                      fix="rename one of them")  # fmt: skip
+            paths = (self.paths[leaf.name], leaf.path)
+            self.fail(f"parameters {paths[0]} and {paths[1]} both are {leaf.name} in the schema",
+                      fix=f"another name for {min(paths, key=lambda path: not path.isidentifier())}")  # fmt: skip
         leaf = leaf.optional() if in_optional else leaf
         argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=by_keyword)
         self.paths[leaf.name] = leaf.path
@@ -123,9 +94,9 @@ class ArgumentBuilder:
         else:
             named = any(is_part(leaf.path, path) for path in self.mutated)
             is_written = leaf.is_mutated or (named and leaf.holds_tensors)
-            if self.annotated and self.mutated and leaf.is_mutated != named:
+            if self.said_twice and leaf.is_mutated != named:
                 self.fail("mutates_args and the annotations disagree on what is written", expected=f"{leaf.path} in "
-                          "both, or in none", fix="leave mutates_args out")  # fmt: skip
+                          "both, or in none", fix="leave mutates_args out: the annotations say it")  # fmt: skip
         return Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
 
     def with_default(self, argument: Argument, path: str, in_optional: bool) -> Argument:
@@ -137,7 +108,7 @@ class ArgumentBuilder:
         given = argument.default
         problem = default_problem(argument.type, given)
         if problem is not None:
-            self._bad_default(path, given, problem, argument.type)
+            self._bad_default(path, given, problem, argument.type, plain_fix(argument.type, path, given))
         argument = dataclasses.replace(argument, default=dispatched(argument.type, given))
         if default_text(argument.type, argument.default) is not None:
             return argument
@@ -152,16 +123,6 @@ class ArgumentBuilder:
             )
         type_ = argument.type.removesuffix("?")
         return dataclasses.replace(argument, type=f"{type_}?", default_is_none_in_text=True)
-
-
-def _may_be_none(node: Node) -> bool:
-    if isinstance(node, Group):
-        return node.given is not None
-    return (
-        node.leaves[0].is_optional
-        if isinstance(node, Leaf)
-        else getattr(node, "may_be_none", node.leaves[0].is_optional)
-    )
 
 
 def is_part(path: str, whole: str) -> bool:

@@ -122,7 +122,8 @@ class TupleForm(Form):
         return f".{key}" if self.is_named else f"[{key}]"
 
     def test(self, value: str, cls: str) -> str:
-        return f"$isinstance({value}, ($tuple, $list)) and $len({value}) == {len(self.keys)}"
+        kinds = "$tuple" if self.is_named else "($tuple, $list)"
+        return f"$isinstance({value}, {kinds}) and $len({value}) == {len(self.keys)}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}[{self.keys.index(key)}]"
