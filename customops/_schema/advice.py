@@ -20,7 +20,7 @@ from customops._schema.annotations import Keys, annotated, simplify, strip, unio
 from customops._schema.spelling import code
 
 _CHOICES = (Literal["name", "other"], "the names of those that there are")
-_BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of bytes")
+_BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")
 _ANY = (Tensor, "or another type: one has to be said")
 _ITEMS = (list[Tensor], "or of what its items are")
 _SLICE = (tuple[int, int, int], "its start, stop and step")
@@ -208,7 +208,7 @@ class _Advisor:
             return near
         if inner in (list, collections.abc.Sequence) and (flat := self._list_of(items[0])) is not None:
             note = "all items, and how many are in each list"
-            both = {"": flat.hint, "_lengths": list[int]}
+            both = {"": flat.hint, "_counts": list[int]}
             return Rewrite(_tuple_of(both.values()), note) if self.returns else Rewrite(None, note, both)
         if _is_mapping(inner or item):
             return self._mapping((str, _list(items[1] if len(items) == 2 else Tensor)))

@@ -154,6 +154,12 @@ def _implied_tags(
             got=", ".join("another return" if name is None else f'SameAs("{name}")' for name in same_as),
             fix=_instead_of_same_as(same_as, arguments, written),
         )
+    if not _may_be_returned(written, arguments):
+        reader.fail(
+            "SameAs is for an op that writes to its first argument alone, or to keyword-only ones",
+            got=", ".join(argument.name for argument in written),
+            fix="-> None",
+        )
     tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
     return tags if tag in tags else (*tags, tag)
 
@@ -165,8 +171,15 @@ def _instead_of_same_as(same_as: list[str | None], arguments: tuple[Argument, ..
         return f'{name}: Mut[Tensor], and -> Annotated[Tensor, SameAs("{name}")]'
     if None in same_as:
         return "-> what is new alone: an op cannot return what it writes besides"
+    if not _may_be_returned(written, arguments):
+        return "-> None"
     types_ = [f'Annotated[Tensor, SameAs("{argument.name}")]' for argument in written]
-    return f"-> {types_[0]}" if len(types_) == 1 else f"-> tuple[{', '.join(types_)}], or -> None"
+    return f"-> {types_[0]}" if len(types_) == 1 else f"-> tuple[{', '.join(types_)}]"
+
+
+def _may_be_returned(written: list[Argument], arguments: tuple[Argument, ...]) -> bool:
+    """Are these the first argument alone, or keyword-only ones?"""
+    return all(argument.kwarg_only for argument in written) or written == [arguments[0]]
 
 
 def _alias_returns(
