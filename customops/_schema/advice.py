@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import numbers
 import pathlib
 import re
 import types
@@ -59,7 +60,8 @@ _RELATIVES_OF_RETURNS: dict[Any, tuple[Any, str]] = {
     torch.memory_format: (str, "its name, str(memory_format)"),
     torch.Generator: (Tensor, "its state, get_state()"),
 }
-_OF_NUMPY = {"float": float, "int": int, "uint": int, "bool": bool, "complex": complex}
+#: The narrow ones first: an int is a real number, too.
+_NUMBERS = ((numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex))
 _ONE_OF_ITS_NAME = (enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 #: Says whether a hint is one that works.
@@ -301,8 +303,9 @@ class _Advisor:
 def _of_numpy(cls: type) -> Rewrite:
     if cls.__name__ == "dtype":
         return Rewrite(torch.dtype)
-    kind = re.match(r"[a-z]+", cls.__name__)
-    number = _OF_NUMPY.get(kind[0]) if kind else None
+    if cls.__name__.startswith("bool"):
+        return Rewrite(bool)
+    number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
     return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
 
 
