@@ -148,7 +148,10 @@ class DictForm(Form):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"a dict with the keys {', '.join(map(repr, self.keys))}"
+        required = ", ".join(repr(key) for key in self.keys if key not in self.absent)
+        maybe = ", ".join(repr(key) for key in self.keys if key in self.absent)
+        text = f"a dict with the keys {required}" if required else "a dict"
+        return f"{text}, and maybe {maybe}" if maybe else text
 
     def path(self, key: str) -> str:
         return f"[{key!r}]"
@@ -158,7 +161,9 @@ class DictForm(Form):
         test = f"$isinstance({value}, $dict) and {value}.keys() "
         if not self.absent:
             return f"{test}== {set(self.keys)!r}"
-        return f"{test}<= {set(self.keys)!r} and {value}.keys() >= {set(required) or '$set()'}"
+        # None in the place of a value that is not there would be taken for one that is not there.
+        none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
+        return f"{test}<= {set(self.keys)!r} and {value}.keys() >= {set(required) or '$set()'}{none}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}.get({key!r})" if key in self.absent else f"{value}[{key!r}]"
