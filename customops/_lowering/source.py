@@ -12,6 +12,8 @@ from customops._codegen.function import Source, as_tuple, fill, variable_name
 from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
 from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature
+from customops._schema.spelling import code
+from customops._schema.types import hint_of
 
 #: A call of the op's object.
 CALL = """\
@@ -59,9 +61,6 @@ CHECK = """\
 if not ({test}):
     raise $bad({value}, {path!r}, {expected!r})
 """
-
-#: Types of the schema, for messages.
-_TYPES = {"Tensor": "a Tensor", "SymInt": "an int", "str": "a str", "ScalarType": "a torch.dtype"}
 
 MAY_BE_NONE = """\
 if {value} is None:
@@ -148,7 +147,7 @@ class Writer:
         """
         if isinstance(node, Leaf):
             if in_optional and node.is_plain and not node.is_optional:
-                self._check(f"{value} is not None", value, node.path, _TYPES.get(node.type, node.type), lines)
+                self._check(f"{value} is not None", value, node.path, code(hint_of(node.type)), lines)
             return {node.name: self._lower_leaf(node, value, lines)}
         if isinstance(node, Either):
             if not node.may_be_none:
@@ -217,7 +216,7 @@ class Writer:
         if isinstance(node, Leaf):
             value = values[node.name]
             if in_optional and node.is_plain and not node.is_optional:
-                return self._present(value, node.path, _TYPES.get(node.type, node.type))
+                return self._present(value, node.path, code(hint_of(node.type)))
             restored = node.codec.restore(value, node.path, self)
             return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
         if isinstance(node, Either):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import enum
-import typing
 from types import GenericAlias
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from customops._schema.annotations import union_of
 from customops._schema.codecs import Codec, EnumCodec, LiteralCodec, SequenceCodec
 from customops._schema.defaults import default_problem
 from customops._schema.model import REQUIRED
 from customops._schema.nodes import DataclassForm, DictForm, Group, Leaf, Nested, Node, TupleForm
 from customops._schema.spelling import code, literal
-from customops._schema.types import SUPPORTED_PARAM_TYPES, item_type, param_type
+from customops._schema.types import hint_of, item_type, param_type
 
 
 class Misfit(NamedTuple):
@@ -76,7 +74,7 @@ def _may_be_none(node: Node) -> bool:
 
 
 def _or_none(node: Node) -> str:
-    type_ = code(_hint_of(node.type)) if isinstance(node, Leaf) and node.is_plain else _name_of(node)
+    type_ = code(hint_of(node.type)) if isinstance(node, Leaf) and node.is_plain else _name_of(node)
     return f"{node.path}: {type_} | None = None"
 
 
@@ -97,7 +95,7 @@ def _type_of(leaf: Leaf) -> str:
         item = _item_of(leaf, codec)
         items = ", ".join([item] * codec.length) if codec.length else item
         return f"{codec.container.__name__}[{items}{', ...' * (codec.container is tuple and not codec.length)}]"
-    return code(_hint_of(leaf.type))
+    return code(hint_of(leaf.type))
 
 
 def _item_of(leaf: Leaf, codec: SequenceCodec) -> str:
@@ -152,19 +150,10 @@ def plain_fix(type_: str, path: str, value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{path}: {code(type(value))} = {literal(value)}"
     if value is not None and default_problem(type_, value) is None:
-        return f"{path}: {code(_hint_of(type_))} = {literal(value)}"
+        return f"{path}: {code(hint_of(type_))} = {literal(value)}"
     if (item := item_type(base)) and not isinstance(value, list) and default_problem(item, value) is None:
-        return f"{path}: {code(_hint_of(type_))} = [{literal(value)}]"
+        return f"{path}: {code(hint_of(type_))} = [{literal(value)}]"
     own = param_type(type(value))
     if own not in (None, base) and default_problem(str(own), value) is None:
         return f"{path}: {code(type(value))} = {literal(value)}"
-    return f"{path}: {code(_hint_of(base))} | None = None, and the value in the kernel"
-
-
-def _hint_of(type_: str) -> Any:
-    """The hint that stands for a type of the schema: ``list[int]`` rather than one of the other sequences."""
-    if type_.endswith("?"):
-        return union_of([_hint_of(type_[:-1]), None])
-    known = [hint for hint, text in SUPPORTED_PARAM_TYPES.items() if text == type_]
-    lists = [hint for hint in known if typing.get_origin(hint) is list and str(hint).startswith("list")]
-    return next(iter(lists or known), type_)
+    return f"{path}: {code(hint_of(base))} | None = None, and the value in the kernel"

@@ -258,6 +258,15 @@ def param_type(annotation: Any) -> str | None:
     return known
 
 
+def hint_of(type_: str) -> Any:
+    """The hint that stands for a type of the schema: ``list[int]`` rather than one of the other sequences."""
+    if type_.endswith("?"):
+        return Optional[hint_of(type_[:-1])]
+    known = [hint for hint, text in SUPPORTED_PARAM_TYPES.items() if text == type_]
+    lists = [hint for hint in known if typing.get_origin(hint) is list and str(hint).startswith("list")]
+    return next(iter(lists or known), type_)
+
+
 def return_type(annotation: Any) -> str | None:
     """The schema type of a hint of a return, or None."""
     return lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation, as_return=True)

@@ -90,7 +90,7 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
     ("mixed", (1, 2.0, 3), "mixed", "a tuple of 2", "(1, 2.0, 3)"),
     ("point", [1, X], "point", "Point or None", "[1, tensor([1.])]"),
     ("point", (1,), "point", "Point or None", "(1,)"),
-    ("point", Point(None, X), "point.a", "an int", "None"),  # type: ignore[arg-type]
+    ("point", Point(None, X), "point.a", "int", "None"),  # type: ignore[arg-type]
     ("cfg", 3, "cfg", "Config", "3"),
     ("cfg", None, "cfg", "Config", "None"),
     ("cfg", Mutable(3), "cfg", "Config", "Mutable(block=3)"),
@@ -107,11 +107,11 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
     ("sizes", {"k": 1, "j": None}, "sizes", "a dict with the keys 'k', and maybe 'j'", "{'k': 1, 'j': None}"),
     ("named", {"a": 1}, "named", "a dict with the keys 'a', 'b' or None", "{'a': 1}"),
     ("named", [1, 2], "named", "a dict with the keys 'a', 'b' or None", "[1, 2]"),
-    ("named", {"a": 1, "b": None}, "named['b']", "an int", "None"),
+    ("named", {"a": 1, "b": None}, "named['b']", "int", "None"),
     ("outer", 3, "outer", "Outer or None", "3"),
     ("outer", Outer(3), "outer.inner", "Config", "3"),  # type: ignore[arg-type]
     ("outer", Outer(Config(1, "z")), "outer.inner.mode", FAST_OR_SLOW, "'z'"),  # type: ignore[arg-type]
-    ("outer", Outer(Config(None)), "outer.inner.block", "an int", "None"),  # type: ignore[arg-type]
+    ("outer", Outer(Config(None)), "outer.inner.block", "int", "None"),  # type: ignore[arg-type]
     ("cap", None, "cap", "a Tensor or a number", "None"),
     ("device", 3.5, "device", "a torch.device, or the name of one", "3.5"),
     ("nested", [X], "nested", "a list of lists of tensors or None", "[tensor([1.])]"),
@@ -196,9 +196,9 @@ ONE_OF = "not one of the values that are allowed"
         ({"modes": ["FAST", "NOPE"]}, ONE_OF, "modes", "one of 'FAST', 'SLOW'", "'NOPE'"),
         ({"cfg_mode": "NOPE"}, ONE_OF, "cfg.mode", "one of 'FAST', 'SLOW'", "'NOPE'"),
         ({"window": [1, 2, 3]}, "the length is wrong", "window", "2 items", "[1, 2, 3]"),
-        ({"point_given": True}, NOT_ALLOWED, "point.a", "an int", "None"),
-        ({"point_given": True, "point_a": 1}, NOT_ALLOWED, "point.t", "a Tensor", "None"),
-        ({"named_given": True, "named_a": 1}, NOT_ALLOWED, "named['b']", "an int", "None"),
+        ({"point_given": True}, NOT_ALLOWED, "point.a", "int", "None"),
+        ({"point_given": True, "point_a": 1}, NOT_ALLOWED, "point.t", "Tensor", "None"),
+        ({"named_given": True, "named_a": 1}, NOT_ALLOWED, "named['b']", "int", "None"),
         ({"cap_number": None}, NOT_ALLOWED, "cap", "a Tensor or a number", "None"),
         ({"nested": [X]}, LISTS, "nested", "lengths that add up to 1", "None"),
         ({"nested": [X, X], "nested_lengths": [1]}, LISTS, "nested", "lengths that add up to 2", "[1]"),
