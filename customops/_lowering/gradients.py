@@ -119,7 +119,8 @@ class Backward(_InContext):
     def _of(self, node: Node, grad: Any) -> Values:
         """The gradients of the leaves: of an object, or of a dict of fields some of which may be left out."""
         if not isinstance(node, Group) or grad is None:
-            return node.take_apart(grad)
+            parts = node.take_apart(grad)
+            return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
         if isinstance(grad, Tensor):
             raise AutogradError(
                 f"backward returned a tensor as the gradient of {node.path}",
@@ -184,7 +185,8 @@ class Function:
         result = self.fn(*args, **kwargs)
         if self.plan.signature.returns_plainly:
             return result
-        if not self.with_written:
-            return self.lower_result(result)
-        lowered = self.lower_result(result[0])
-        return (*(lowered if len(self.plan.schema.returns) > 1 else (lowered,)), *result[1:])
+        lowered, written = (result[0], result[1:]) if self.with_written else (result, ())
+        lowered = self.lower_result(lowered)
+        values = lowered if len(self.plan.schema.returns) > 1 else (lowered,)
+        tensors = (x if each.holds_tensors else None for x, each in zip(values, self.plan.schema.returns, strict=True))
+        return *tensors, *written

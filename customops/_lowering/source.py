@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
 from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature
+from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
 from customops._schema.spelling import code
 from customops._schema.types import hint_of
 
@@ -19,8 +20,24 @@ from customops._schema.types import hint_of
 CALL = """\
 def __call__({parameters}):
     {lower}
-    $result = $call($self, {arguments})
+    {call}
     return {result}
+"""
+
+#: As `CustomOpDef.__call__`.
+DISPATCH = """\
+if $is_dynamo_compiling():
+    $result = $self._opoverload({arguments})
+else:
+    try:
+        $result = $self._entry({arguments})
+    except $RuntimeError as $error:
+        $self._definition.explain($error)
+        raise
+"""
+
+BYPASS = """\
+$result = $bypass($self, {arguments})
 """
 
 #: The arguments of such a call, for ``torch.ops``.
@@ -73,7 +90,7 @@ else:
 class Writer:
     """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
 
-    def __init__(self, name: str, signature: Signature, schema: Schema, op: str) -> None:
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, *, traced: bool = False) -> None:
         names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
         self.source = Source(name, Schema(names, ()))
         self.source.objects |= {
@@ -86,6 +103,8 @@ class Writer:
         self.signature = signature
         self.schema = schema
         self.op = op
+        #: Does Dynamo trace the function?
+        self.traced = traced
 
     def ref(self, name: str, value: Any) -> str:
         known = self.source.objects
@@ -160,7 +179,7 @@ class Writer:
             none = f"None if {value} is None else " if node.tensors.is_optional else ""
             test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
             test = f"{value} is None or {test}" if none else test
-            self._check(test, value, node.path, f"a list of lists of tensors{' or None' * bool(none)}", lines)
+            self._check(test, value, node.path, f"a list of lists of tensors{', or None' * bool(none)}", lines)
             return {
                 node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
                 node.lengths.name: f"{none}[$len($items) for $items in {value}]",
@@ -174,9 +193,10 @@ class Writer:
             return value
         test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
         if test:
-            test = f"{value} is None or {test}" if leaf.is_optional else test
-            or_none = " or None" if leaf.is_optional else ""
-            self._check(test, value, leaf.path, leaf.codec.expected + or_none, lines)
+            expected = leaf.codec.expected
+            if leaf.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            self._check(test, value, leaf.path, expected, lines)
         return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
@@ -184,7 +204,7 @@ class Writer:
 
     def _lower_fields(self, group: Group, value: str, lines: list[str], *, in_optional: bool) -> dict[str, str]:
         test = group.form.test(value, self._class(group))
-        or_none = " or None" if group.given is not None else ""
+        or_none = ", or None" if group.given is not None else ""
         self._check(test, value, group.path, group.form.name + or_none, lines)
         values: dict[str, str] = {}
         for key, node in group.fields.items():
@@ -230,7 +250,11 @@ class Writer:
             return f"({none}{self.ref('lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
         in_optional = in_optional or node.given is not None
         fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
-        built = node.form.build(self._class(node), fields)
+        make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
+        if make is None:
+            built = node.form.build(self._class(node), fields)
+        else:
+            built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def _present(self, value: str, path: str, expected: str) -> str:
@@ -277,9 +301,9 @@ def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
     return [*positional, *(f"{name}={code}" for name, code in named.items())]
 
 
-def call(signature: Signature, schema: Schema, op: str, flat_call: Any) -> Any:
-    """The ``__call__`` of an op's object. `flat_call` is that of an op with the lowered signature."""
-    writer = Writer("__call__", signature, schema, op)
+def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Any:
+    """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher."""
+    writer = Writer("__call__", signature, schema, op, traced=True)
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     own = ["$self"] if "/" in parameters else ["$self", "/"]
@@ -287,10 +311,10 @@ def call(signature: Signature, schema: Schema, op: str, flat_call: Any) -> Any:
         CALL,
         parameters=[*own, *parameters],
         lower=lines,
-        arguments=_by_name(*writer.flat_arguments(values)),
+        call=fill(DISPATCH if bypass is None else BYPASS, arguments=_by_name(*writer.flat_arguments(values))),
         result=writer.restore_result(),
     )
-    return writer.build(text, call=flat_call)
+    return writer.build(text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling)
 
 
 def lower(signature: Signature, schema: Schema, op: str) -> Any:

@@ -95,6 +95,16 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, metadata
 
 
+def may_be_absent(hint: Any, otherwise: bool) -> bool:
+    """May a TypedDict lack the key of this hint? Its own tables are wrong where annotations are strings."""
+    while (origin := typing.get_origin(hint)) is Annotated or origin in _QUALIFIERS - {None}:
+        name = getattr(origin, "_name", None)
+        if name in ("Required", "NotRequired"):
+            return bool(name == "NotRequired")
+        hint = hint.__origin__ if origin is Annotated else typing.get_args(hint)[0]
+    return otherwise
+
+
 def simplify(hint: Any) -> Any:
     """The type, without what stands around it or around what it is made of."""
     hint, _ = strip(hint)

@@ -101,7 +101,13 @@ class LiteralCodec(Codec):
         return " or ".join(parts)
 
     def lower(self, value: str, objects: Objects) -> str:
-        return value if len(self.types) == 1 else f"$repr({value})"
+        if len(self.types) == 1:
+            return value
+        *cases, last = self.values
+        tests = [
+            f"{repr(case)!r} if $type({value}) is ${type(case).__name__} and {value} == {case!r} else" for case in cases
+        ]
+        return f"({' '.join(tests)} {repr(last)!r})"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
         texts = {each if len(self.types) == 1 else repr(each): each for each in self.values}

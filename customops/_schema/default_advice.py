@@ -33,6 +33,7 @@ class _Evaluation:
         self.objects: dict[str, Any] = {"Tensor": Tensor}
 
     def ref(self, name: str, value: Any) -> str:
+        name = f"{name}_{len(self.objects)}"
         self.objects[name] = value
         return f"${name}"
 

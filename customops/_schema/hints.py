@@ -17,7 +17,7 @@ import typing_extensions
 from torch import Tensor
 
 from customops._schema.advice import advice
-from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip, union_members, union_of
+from customops._schema.annotations import Keys, Mutates, SameAs, may_be_absent, simplify, strip, union_members, union_of
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
@@ -254,8 +254,8 @@ class HintReader:
         )
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
-        absent = frozenset(cls.__optional_keys__)
         hints = self._hints_of(cls, path)
+        absent = frozenset(key for key, hint in hints.items() if may_be_absent(hint, key in cls.__optional_keys__))
         group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
 import torch
-from helpers.signatures import Bits, Config, Mode, Mutable, Outer, Point
+from helpers.hint_classes import Bits, Config, Mode, Mutable, Outer, Point
 from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
@@ -81,15 +81,15 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
     ("kind", "c", "kind", "one of 'a', 'b'", "'c'"),
     ("kind", None, "kind", "one of 'a', 'b'", "None"),
     ("kind", ["a"], "kind", "one of 'a', 'b'", "['a']"),
-    ("count", 3, "count", "one of 1, 2 or None", "3"),
-    ("count", True, "count", "one of 1, 2 or None", "True"),
-    ("count", 1.0, "count", "one of 1, 2 or None", "1.0"),
+    ("count", 3, "count", "one of 1, 2, or None", "3"),
+    ("count", True, "count", "one of 1, 2, or None", "True"),
+    ("count", 1.0, "count", "one of 1, 2, or None", "1.0"),
     ("window", (1, 2, 3), "window", "a tuple of 2", "(1, 2, 3)"),
     ("window", 3, "window", "a tuple of 2", "3"),
     ("window", None, "window", "a tuple of 2", "None"),
     ("mixed", (1, 2.0, 3), "mixed", "a tuple of 2", "(1, 2.0, 3)"),
-    ("point", [1, X], "point", "Point or None", "[1, tensor([1.])]"),
-    ("point", (1,), "point", "Point or None", "(1,)"),
+    ("point", [1, X], "point", "Point, or None", "[1, tensor([1.])]"),
+    ("point", (1,), "point", "Point, or None", "(1,)"),
     ("point", Point(None, X), "point.a", "int", "None"),  # type: ignore[arg-type]
     ("cfg", 3, "cfg", "Config", "3"),
     ("cfg", None, "cfg", "Config", "None"),
@@ -105,17 +105,17 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
     ("sizes", {}, "sizes", "a dict with the keys 'k', and maybe 'j'", "{}"),
     ("sizes", {"k": 1, "z": 2}, "sizes", "a dict with the keys 'k', and maybe 'j'", "{'k': 1, 'z': 2}"),
     ("sizes", {"k": 1, "j": None}, "sizes", "a dict with the keys 'k', and maybe 'j'", "{'k': 1, 'j': None}"),
-    ("named", {"a": 1}, "named", "a dict with the keys 'a', 'b' or None", "{'a': 1}"),
-    ("named", [1, 2], "named", "a dict with the keys 'a', 'b' or None", "[1, 2]"),
+    ("named", {"a": 1}, "named", "a dict with the keys 'a', 'b', or None", "{'a': 1}"),
+    ("named", [1, 2], "named", "a dict with the keys 'a', 'b', or None", "[1, 2]"),
     ("named", {"a": 1, "b": None}, "named['b']", "int", "None"),
-    ("outer", 3, "outer", "Outer or None", "3"),
+    ("outer", 3, "outer", "Outer, or None", "3"),
     ("outer", Outer(3), "outer.inner", "Config", "3"),  # type: ignore[arg-type]
     ("outer", Outer(Config(1, "z")), "outer.inner.mode", FAST_OR_SLOW, "'z'"),  # type: ignore[arg-type]
     ("outer", Outer(Config(None)), "outer.inner.block", "int", "None"),  # type: ignore[arg-type]
     ("cap", None, "cap", "a Tensor or a number", "None"),
     ("device", 3.5, "device", "a torch.device, or the name of one", "3.5"),
-    ("nested", [X], "nested", "a list of lists of tensors or None", "[tensor([1.])]"),
-    ("nested", X, "nested", "a list of lists of tensors or None", "tensor([1.])"),
+    ("nested", [X], "nested", "a list of lists of tensors, or None", "[tensor([1.])]"),
+    ("nested", X, "nested", "a list of lists of tensors, or None", "tensor([1.])"),
 ]
 #: Of types that the dispatcher has: it is the judge.
 WRONG_FOR_THE_DISPATCHER: list[tuple[str, Any, str, str, str]] = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from expecttest import assert_expected_inline
+from helpers.hint_classes import Mode, Table
 from helpers.hints import complaint
-from helpers.signatures import Mode, Table
 from torch import Tensor
 from torch.types import Number
 

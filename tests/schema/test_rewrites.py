@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers.signatures import Config, function
+from helpers.hint_classes import Config, function
 
 import customops
 from customops import infer_schema
@@ -86,11 +86,11 @@ HINTS = [
          "y=[*torch.nn.Linear(1, 1).parameters()]"),
     hint("y: slice", "slice", "y: tuple[int, int, int]", "y=(0, 2, 1)"),
     hint("y: pathlib.Path", "pathlib.Path", "y: str", "y='a'"),
-    hint("y: list[Config]", "list[helpers.signatures.Config]", "y_block: list[int], y_mode: list[Mode]",
+    hint("y: list[Config]", "list[helpers.hint_classes.Config]", "y_block: list[int], y_mode: list[Mode]",
          "y_block=[1], y_mode=[Mode.SLOW]"),
-    hint("y: Sequence[Point]", "collections.abc.Sequence[helpers.signatures.Point]",
+    hint("y: Sequence[Point]", "collections.abc.Sequence[helpers.hint_classes.Point]",
          "y_a: list[int], y_t: list[Tensor]", "y_a=[1], y_t=[x]"),
-    hint("y: tuple[Point, ...]", "tuple[helpers.signatures.Point, ...]", "y_a: list[int], y_t: list[Tensor]",
+    hint("y: tuple[Point, ...]", "tuple[helpers.hint_classes.Point, ...]", "y_a: list[int], y_t: list[Tensor]",
          "y_a=[1], y_t=[x]"),
     hint("y: list[tuple[int, float]]", "list[tuple[int, float]]", "y_0: list[int], y_1: list[float]",
          "y_0=[1], y_1=[2.0]"),
@@ -112,11 +112,11 @@ HINTS = [
          "y_tensor=x"),
     hint("y: Literal['auto'] | int", "typing.Union[typing.Literal['auto'], int]",
          'y_choice: Literal["auto"] | None = None, y_int: int | None = None', "y_choice='auto'"),
-    hint("y: Config | Point", "helpers.signatures.Config | helpers.signatures.Point",
+    hint("y: Config | Point", "helpers.hint_classes.Config | helpers.hint_classes.Point",
          "y_config: Config | None = None, y_point: Point | None = None", "y_point=Point(1, x)"),
     hint("y: int | tuple[int, int]", "int | tuple[int, int]", "y: tuple[int, int]", "y=(1, 1)"),
     hint("y: Tensor | list[Tensor]", "torch.Tensor | list[torch.Tensor]", "y: list[Tensor]", "y=[x]"),
-    hint("y: Mode | str", "helpers.signatures.Mode | str", "y: Mode", "y=Mode.FAST"),
+    hint("y: Mode | str", "helpers.hint_classes.Mode | str", "y: Mode", "y=Mode.FAST"),
     hint("y: torch.dtype | str", "torch.dtype | str", "y: torch.dtype", "y=torch.half"),
     hint("y: Tensor | np.ndarray", "torch.Tensor | numpy.ndarray", "y: Tensor", "y=x"),
     hint("y: T", "~T", 'T = TypeVar("T", bound=Tensor)', "y=x", works="y: T",
@@ -135,11 +135,11 @@ HINTS = [
     hint("*y: dict", "dict", DICT.format("list[Tensor]"), "y={'a': [x], 'b': []}"),
     hint("y: torch.qscheme", "torch.qscheme", "schema=", "", works=" "),
     # Classes.
-    hint("y: Plain", "helpers.signatures.Plain", "@dataclass(frozen=True) above Plain", "y=Plain(1)", works="y: Plain",
-         before=FROZEN.format("Plain")),
-    hint("y: Runs", "helpers.signatures.Runs", "@dataclass(frozen=True) above Runs", "y=Runs(1)", works="y: Runs",
+    hint("y: Plain", "helpers.hint_classes.Plain", "@dataclass(frozen=True) above Plain", "y=Plain(1)",
+         works="y: Plain", before=FROZEN.format("Plain")),
+    hint("y: Runs", "helpers.hint_classes.Runs", "@dataclass(frozen=True) above Runs", "y=Runs(1)", works="y: Runs",
          before=FROZEN.format("Runs")),
-    hint("y: Box[int]", "helpers.signatures.Box[int]", "@dataclass(frozen=True) class BoxOfInt: value: int",
+    hint("y: Box[int]", "helpers.hint_classes.Box[int]", "@dataclass(frozen=True) class BoxOfInt: value: int",
          "y=BoxOfInt(1)", works="y: BoxOfInt", before="@dataclass(frozen=True)\nclass BoxOfInt: value: int"),
     hint("y: Box", "~T", 'T = TypeVar("T", bound=Tensor)', "y=Box(x)", works="y: Box", at="y.value",
          before='from typing import Generic, TypeVar\nT = TypeVar("T", bound=Tensor)\n'
@@ -238,16 +238,16 @@ NAMED = (
     "from typing import Any, NamedTuple\nclass Stats(NamedTuple):\n    out: Optional[Tensor]\n    lse: Optional[Tensor]"
 )
 RETURNS = [
-    returned("Optional[Stats]", "typing.Optional[helpers.signatures.Stats]", "-> Stats", "Stats(x + 1, None)",
+    returned("Optional[Stats]", "typing.Optional[helpers.hint_classes.Stats]", "-> Stats", "Stats(x + 1, None)",
              before=NAMED),
     returned("Optional[tuple[Tensor, Tensor]]", "typing.Optional[tuple[torch.Tensor, torch.Tensor]]",
              "-> tuple[Tensor | None, Tensor | None]", "(x + 1, None)"),
     returned("Optional[list[Tensor]]", "typing.Optional[list[torch.Tensor]]", "-> list[Tensor]", "[]"),
     returned("Optional[int]", "typing.Optional[int]", "-> tuple[bool, int]", "(True, 1)"),
-    returned("Mode", "helpers.signatures.Mode", "-> str", "Mode.FAST.name"),
-    returned("Bits", "helpers.signatures.Bits", "-> int", "int(Bits.INT4)"),
+    returned("Mode", "helpers.hint_classes.Mode", "-> str", "Mode.FAST.name"),
+    returned("Bits", "helpers.hint_classes.Bits", "-> int", "int(Bits.INT4)"),
     returned("bytes", "bytes", "-> Tensor", "torch.frombuffer(bytearray(2), dtype=torch.uint8)"),
-    returned("list[Stats]", "list[helpers.signatures.Stats]", "-> tuple[list[Tensor], list[Tensor]]",
+    returned("list[Stats]", "list[helpers.hint_classes.Stats]", "-> tuple[list[Tensor], list[Tensor]]",
              "([x + 1], [x + 2])"),
     returned("set[int]", "set[int]", "-> list[int]", "[1, 2]"),
     returned("list[float]", "list[float]", "-> Tensor", "torch.tensor([1.5])"),
@@ -274,13 +274,13 @@ RETURNS = [
     returned("Iterable[Tensor]", "collections.abc.Iterable[torch.Tensor]", "-> list[Tensor]", "[x + 1]"),
     returned("tuple", "tuple", "-> tuple[Tensor, Tensor]", "(x + 1, x + 2)"),
     returned("tuple[()]", "tuple[()]", "-> None", "None"),
-    returned("tuple[Mode, Tensor]", "helpers.signatures.Mode", "str in the place of Mode", "('FAST', x + 1)",
+    returned("tuple[Mode, Tensor]", "helpers.hint_classes.Mode", "str in the place of Mode", "('FAST', x + 1)",
              works="-> tuple[str, Tensor]", at="[0]"),
-    returned("Config", "helpers.signatures.Mode", "mode: str", "New('FAST')", works="-> New", at=".mode",
+    returned("Config", "helpers.hint_classes.Mode", "mode: str", "New('FAST')", works="-> New", at=".mode",
              before=CLASS.format("mode: str")),
-    returned("list[Config]", "list[helpers.signatures.Config]", "in Config, mode: str", "([1], 'FAST')",
+    returned("list[Config]", "list[helpers.hint_classes.Config]", "in Config, mode: str", "([1], 'FAST')",
              works="-> tuple[list[int], str]"),
-    returned("Plain", "helpers.signatures.Plain", "@dataclass(frozen=True) above Plain", "Plain(1)",
+    returned("Plain", "helpers.hint_classes.Plain", "@dataclass(frozen=True) above Plain", "Plain(1)",
              works="-> Plain", before=FROZEN.format("Plain")),
     Case("-> Mut[Tensor]", "the return is annotated with Mutates", "-> Tensor", "", "x + 1"),
     Case("-> Annotated[int, SameAs('x')]", "the return: SameAs('x') is for a returned Tensor",
@@ -338,9 +338,9 @@ X, Y = "x: Mut[Tensor]", "y: Mut[Tensor]"
 @pytest.mark.parametrize(
     ("refused", "mutates_args", "phrase", "fix", "works", "then"),
     [
-        (f"{X}, y: Tensor", ("y",), "mutates_args and the annotations disagree on what is written",
+        (f"{X}, y: Tensor", ("y",), "mutates_args and the annotations disagree on whether x is written",
          "leave mutates_args out", f"{X}, y: Tensor", None),
-        (f"{X}, y: Tensor", (), "mutates_args and the annotations disagree on what is written",
+        (f"{X}, y: Tensor", (), "mutates_args and the annotations disagree on whether x is written",
          "leave mutates_args out", f"{X}, y: Tensor", None),
         ("x: Tensor, y: Tensor", ("z",), "{'z'} in mutates_args were not found among the parameters",
          "mutates_args=('x',)", "x: Tensor, y: Tensor", ("x",)),
