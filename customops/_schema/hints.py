@@ -7,10 +7,11 @@ import dataclasses
 import enum
 import inspect
 import re
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Union
 
 import torch
 import typing_extensions
@@ -71,6 +72,7 @@ class HintReader:
 
     def _part(self, hint: Any, name: str, path: str) -> Node | None:
         bare, metadata = strip(hint)
+        metadata += tuple(_said_of_items(bare))
         found = None if isinstance(bare, (list, dict, set)) else self._node(bare, metadata, name, path)
         return None if found is None else self._marked(found, metadata)
 
@@ -280,6 +282,16 @@ class HintReader:
 
 def _refuse(problem: str, **fields: Any) -> NoReturn:
     raise SchemaError(problem)
+
+
+def _said_of_items(hint: Any) -> Iterator[Any]:
+    """What is said of a member of a union, or of the items of a list: it holds for the whole."""
+    origin, items = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType, *_SEQUENCES) or (origin is tuple and items[-1:] == (...,)):
+        for item in items:
+            bare, metadata = strip(item)
+            yield from (each for each in metadata if each is Mutates or isinstance(each, (Mutates, SameAs)))
+            yield from _said_of_items(bare)
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
