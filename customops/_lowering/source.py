@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
-from customops._lowering.values import bad_argument, misfit, number_of, tensor_of
+from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature, split
+from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
+from customops._schema.spelling import code
+from customops._schema.types import hint_of
 
 #: A call of the op's object.
 CALL = """\
@@ -102,7 +104,7 @@ class Writer:
             "Tensor": Tensor,
             "bad": bad_argument(op),
             "number_of": number_of,
-            "split": split,
+            "absent": absent(op),
             "tensor_of": tensor_of,
         }
         self.signature = signature
@@ -182,23 +184,33 @@ class Writer:
             elif isinstance(node, Leaf) and node.default is not REQUIRED:
                 found[node.name] = group.form.item(value, key), default
 
-    def lower(self, node: Node, value: str, lines: list[str]) -> dict[str, str]:
-        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`."""
+    def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
+        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
+
+        The dispatcher knows of no None that an argument may not be, where the argument is part of an optional object.
+        """
         if isinstance(node, Leaf):
+            if in_optional and node.is_plain and not node.is_optional:
+                self._check(f"{value} is not None", value, node.path, code(hint_of(node.type)), lines)
             return {node.name: self._lower_leaf(node, value, lines)}
         if isinstance(node, Either):
+            if not node.may_be_none:
+                self._check(f"{value} is not None", value, node.path, "a Tensor or a number", lines)
             return {
                 node.tensor.name: f"$tensor_of({value})",
                 node.number.name: f"$number_of({value})",
             }
         if isinstance(node, Nested):
             none = f"None if {value} is None else " if node.tensors.is_optional else ""
+            test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
+            test = f"{value} is None or {test}" if none else test
+            self._check(test, value, node.path, f"a list of lists of tensors{', or None' * bool(none)}", lines)
             return {
                 node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
                 node.lengths.name: f"{none}[$len($items) for $items in {value}]",
             }
         if node.given is None:
-            return self._lower_fields(node, value, lines)
+            return self._lower_fields(node, value, lines, in_optional=in_optional)
         return self._lower_optional(node, node.given, value, lines)
 
     def _lower_leaf(self, leaf: Leaf, value: str, lines: list[str]) -> str:
@@ -215,17 +227,18 @@ class Writer:
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
         lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
 
-    def _lower_fields(self, group: Group, value: str, lines: list[str]) -> dict[str, str]:
+    def _lower_fields(self, group: Group, value: str, lines: list[str], *, in_optional: bool) -> dict[str, str]:
         test = group.form.test(value, self._class(group))
-        self._check(test, value, group.path, group.form.name, lines)
+        or_none = ", or None" if group.given is not None else ""
+        self._check(test, value, group.path, group.form.name + or_none, lines)
         values: dict[str, str] = {}
         for key, node in group.fields.items():
-            values |= self.lower(node, group.form.item(value, key), lines)
+            values |= self.lower(node, group.form.item(value, key), lines, in_optional=in_optional)
         return values
 
     def _lower_optional(self, group: Group, given: Leaf, value: str, lines: list[str]) -> dict[str, str]:
         inside: list[str] = []
-        values = {given.name: "True"} | self._lower_fields(group, value, inside)
+        values = {given.name: "True"} | self._lower_fields(group, value, inside, in_optional=True)
         names = {name: f"$lowered_{name}" for name in values}
         none = [f"{name} = None" for name in names.values()]
         none[0] = f"{names[given.name]} = False"
@@ -244,25 +257,34 @@ class Writer:
         values = {argument.name: variable_name(argument) for argument in self.schema.arguments}
         return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
 
-    def restore(self, node: Node, values: Mapping[str, str]) -> str:
+    def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
         if isinstance(node, Leaf):
             value = values[node.name]
+            if in_optional and node.is_plain and not node.is_optional:
+                return self._present(value, node.path, code(hint_of(node.type)))
             restored = node.codec.restore(value, node.path, self)
             return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
         if isinstance(node, Either):
             tensor, number = values[node.tensor.name], values[node.number.name]
+            if not node.may_be_none:
+                number = self._present(number, node.path, "a Tensor or a number")
             return f"({number} if {tensor} is None else {tensor})"
         if isinstance(node, Nested):
             tensors, lengths = values[node.tensors.name], values[node.lengths.name]
             none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
-            return f"({none}[*$split({tensors}, {lengths})])"
-        fields = {key: self.restore(each, values) for key, each in node.fields.items()}
+            return f"({none}{self.ref('lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
+        in_optional = in_optional or node.given is not None
+        fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
         make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
         if make is None:
             built = node.form.build(self._class(node), fields)
         else:
             built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
+
+    def _present(self, value: str, path: str, expected: str) -> str:
+        """An expression for a value that a call through ``torch.ops`` may have left out."""
+        return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
 
     def callback_arguments(self) -> list[str]:
         """How a callback is called: as the function that the op was defined from."""

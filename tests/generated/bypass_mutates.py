@@ -1,7 +1,7 @@
 # (Tensor(a!) x, Tensor y, *, int n=1) -> ()
 # bypass=True, no backward
 
-# bypass=True
+# A call of the object
 def __call__(_self, /, *_args, **_kwargs):
     if _is_dynamo_compiling():
         return _self._opoverload(*_args, **_kwargs)
