@@ -92,6 +92,29 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, metadata
 
 
+def is_mutates(item: Any) -> bool:
+    """Is it `Mutates`, or one of these?"""
+    return item is Mutates or isinstance(item, Mutates)
+
+
+def qualifiers(hint: Any) -> Iterator[str]:
+    """The names of the forms around the type of a field: ``NotRequired``, ``ReadOnly``."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        yield from qualifiers(hint.__origin__)
+    elif origin in _QUALIFIERS and origin is not None:
+        yield str(origin).rpartition(".")[2]
+        yield from qualifiers(*typing.get_args(hint))
+
+
+def parts_of(hint: Any) -> Iterator[Any]:
+    """What `Annotated` says of the parts that a hint is made of: of the items of a list, of what may be None."""
+    bare, _ = strip(hint)
+    for item in () if typing.get_origin(bare) is typing.Literal else typing.get_args(bare):
+        yield from strip(item)[1]
+        yield from parts_of(item)
+
+
 def simplify(hint: Any) -> Any:
     """The type, without what stands around it or around what it is made of."""
     hint, _ = strip(hint)

@@ -16,7 +16,17 @@ import typing_extensions
 from torch import Tensor
 
 from customops._schema.advice import advice, show
-from customops._schema.annotations import Keys, Mutates, SameAs, simplify, strip, union_members, union_of
+from customops._schema.annotations import (
+    Keys,
+    SameAs,
+    is_mutates,
+    parts_of,
+    qualifiers,
+    simplify,
+    strip,
+    union_members,
+    union_of,
+)
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
@@ -61,6 +71,8 @@ class HintReader:
         found = self._node(bare, metadata, name, path)
         if found is None:
             self.unsupported(bare, path)
+        if not isinstance(found, Group):  # whose fields have what is said of them
+            metadata = (*metadata, *(item for item in parts_of(self.resolve(hint)) if is_mutates(item)))
         return replace(self._marked(found, metadata), default=default)
 
     def unsupported(self, hint: Any, path: str) -> NoReturn:
@@ -79,7 +91,7 @@ class HintReader:
     def _marked(self, node: Node, metadata: tuple[Any, ...]) -> Node:
         """The node with what its annotations say of it."""
         for item in metadata:
-            if item is Mutates or isinstance(item, Mutates):
+            if is_mutates(item):
                 if self.returns or not node.holds_tensors:
                     self.fail(
                         f"{node.path or 'the return'} is annotated with Mutates, which is for arguments with tensors",
@@ -231,8 +243,11 @@ class HintReader:
         )
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
-        absent = frozenset(cls.__optional_keys__)
         hints = self._hints_of(cls)
+        # What the class itself says is wrong where its annotations are strings.
+        said = {key: "NotRequired" if key in cls.__optional_keys__ else "Required" for key in hints}
+        said |= {key: word for key, hint in hints.items() for word in qualifiers(hint) if word.endswith("Required")}
+        absent = frozenset(key for key, word in said.items() if word == "NotRequired")
         group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):
