@@ -58,6 +58,7 @@ class Outputs:
 
     def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
         self.flags = layout.outputs
+        self.lists = layout.list_outputs
         self.for_jvp = for_jvp
         self.materializes = materializes
         self.all_differentiable = all(layout.outputs)
@@ -74,6 +75,11 @@ class Outputs:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
+        # A list of numbers has no gradient, as a number has none.
+        outputs = tuple(
+            None if isinstance(each, (list, tuple)) and not is_list else each
+            for each, is_list in zip(outputs, self.lists, strict=True)
+        )
         metadata = [_metadata(each, without) for each in outputs]
         if self.for_jvp:
             ctx._customops_results = metadata

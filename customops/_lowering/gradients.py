@@ -119,7 +119,8 @@ class Backward(_InContext):
     def _of(self, node: Node, grad: Any) -> Values:
         """The gradients of the leaves: of an object, or of a dict of fields some of which may be left out."""
         if not isinstance(node, Group) or grad is None:
-            return node.take_apart(grad)
+            parts = node.take_apart(grad)
+            return {leaf.name: None if leaf.counts_tensors else parts[leaf.name] for leaf in node.leaves}
         if isinstance(grad, Tensor):
             raise AutogradError(
                 f"backward returned a tensor as the gradient of {node.path}",
@@ -185,6 +186,12 @@ class Function:
         if self.plan.signature.returns_plainly:
             return result
         if not self.with_written:
-            return self.lower_result(result)
-        lowered = self.lower_result(result[0])
-        return (*(lowered if len(self.plan.schema.returns) > 1 else (lowered,)), *result[1:])
+            return self._lowered(result)
+        return (*self._lowered(result[0]), *result[1:])
+
+    def _lowered(self, result: Any) -> tuple[Any, ...]:
+        """What the op returns for `result`; None for lists of numbers, which are no lists of tensors to autograd."""
+        returns = self.plan.schema.returns
+        lowered = self.lower_result(result)
+        values = lowered if len(returns) > 1 else (lowered,)
+        return tuple(None if ret.type == "SymInt[]" else x for ret, x in zip(returns, values, strict=True))

@@ -94,7 +94,11 @@ class LiteralCodec(Codec):
         return " or ".join(parts)
 
     def lower(self, value: str, objects: Objects) -> str:
-        return value if len(self.types) == 1 else f"$repr({value})"
+        if len(self.types) == 1:
+            return value
+        # Not `repr`, which compilers cannot trace for an int that may change.
+        texts = {type_: {each: repr(each) for each in self.values if type(each) is type_} for type_ in self.types}
+        return f"{objects.ref('texts', texts)}[$type({value})][{value}]"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
         texts = {each if len(self.types) == 1 else repr(each): each for each in self.values}
