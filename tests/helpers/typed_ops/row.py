@@ -99,8 +99,8 @@ class Row:
     default: Callable[[], Any] | None = None
     #: What the op with that default comes to.
     by_default: Callable[..., Any] | None = None
-    #: Does another value compile anew where it is an argument of the compiled function?
-    recompiles: bool = True
+    #: Is the other call traced anew where the values are arguments of the compiled function? None if both are alike.
+    recompiles: bool | None = True
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     #: Columns that say nothing of this type.
     without: frozenset[str] = frozenset()

@@ -260,7 +260,7 @@ TENSORS = [
             both(lambda x, y: call(x, y), lambda x, y: call(x, y), lambda x, y: x * y),
             both(lambda x, y: call(x, weight=y), lambda x, y: call(x, weight=y), lambda x, y: x * y),
         ),
-        tensors=2, recompiles=False,
+        tensors=2, recompiles=None,
     ),
     Row(
         "dataclass with tensors", affine,

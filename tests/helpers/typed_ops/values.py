@@ -241,6 +241,8 @@ NO_GENERATOR = {
     column: Refusal("eager only", Exception, "Generator") for column in ("aot_eager", "inductor", "dynamic", "export")
 }
 
+# Dynamo cannot trace the call of a NewType.
+TWO, THREE, HALF = Count(2), Count(3), Scale(0.5)
 UP_OR_DOWN = (of(Mode.UP, "UP", times(2)), of(Mode.DOWN, "DOWN", times(3)))
 
 # fmt: off
@@ -258,7 +260,7 @@ VALUES = [
     Row(
         "`Literal[True]`", literal_bool, "(Tensor x, bool exact) -> Tensor",
         (of(True, True, times(2)), of(True, True, times(2))),
-        default=lambda: True, by_default=times(2), recompiles=False,
+        default=lambda: True, by_default=times(2), recompiles=None,
     ),
     Row(
         '`Literal["up", None]`', literal_none, "(Tensor x, str? how) -> Tensor",
@@ -401,8 +403,8 @@ VALUES = [
     Row(
         "`NewType`", new_type, "(Tensor x, SymInt count, float scale) -> Tensor",
         (
-            Case(lambda x: call(x, Count(2), Scale(0.5)), lambda x: call(x, 2, 0.5), times(2, 0.5)),
-            Case(lambda x: call(x, Count(3), Scale(0.5)), lambda x: call(x, 3, 0.5), times(3, 0.5)),
+            Case(lambda x: call(x, TWO, HALF), lambda x: call(x, 2, 0.5), times(2, 0.5)),
+            Case(lambda x: call(x, THREE, HALF), lambda x: call(x, 3, 0.5), times(3, 0.5)),
         ),
         recompiles=False,
     ),

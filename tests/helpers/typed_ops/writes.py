@@ -118,7 +118,7 @@ WRITES = [
             Case(call, call, _added),
             Case(lambda x, y: call(x, y=y), lambda x, y: call(x, y=y), _added),
         ),
-        rules=_no_rules, tensors=2, without=NO_GRADIENTS, recompiles=False,
+        rules=_no_rules, tensors=2, without=NO_GRADIENTS, recompiles=None,
     ),
     Row(
         "`Optional[Mut[Tensor]]`", mut_optional, "(Tensor x, Tensor(a1!)? seen) -> Tensor",
@@ -153,7 +153,7 @@ WRITES = [
             Case(lambda x, total, by: call(x, {"total": total, "by": by}), call, _total),
             Case(lambda x, total, by: call(x, buffers={"by": by, "total": total}), call, _total),
         ),
-        rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=False,
+        rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=None,
     ),
     Row(
         "`Mut[dataclass]`", mut_dataclass, "(Tensor x, Tensor(a1!) buffers_total, Tensor(a2!) buffers_by) -> ()",
@@ -161,7 +161,7 @@ WRITES = [
             Case(lambda x, total, by: call(x, Buffers(total, by)), call, _sum),
             Case(lambda x, total, by: call(x, buffers=Buffers(by=by, total=total)), call, _sum),
         ),
-        fake=nothing, rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=False,
+        fake=nothing, rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=None,
     ),
     Row(
         '`mutates_args="buffers.total"`', mutates_args,
@@ -170,7 +170,7 @@ WRITES = [
             Case(lambda x, total, by: call(x, Buffers(total, by)), call, _sum_by),
             Case(lambda x, total, by: call(x, buffers=Buffers(by=by, total=total)), call, _sum_by),
         ),
-        fake=nothing, rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=False,
+        fake=nothing, rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=None,
         options={"mutates_args": ["buffers.total"]},
     ),
     Row(
