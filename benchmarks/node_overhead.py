@@ -117,20 +117,23 @@ def statements(case: Case, *, with_backward: bool) -> list[str]:
 # Timing ---------------------------------------------------------------------------------------------------------
 
 
-def ratio(case: Case, variables: dict[str, Any], rounds: int, *, with_backward: bool) -> tuple[float, float, float]:
-    """Microseconds of the layout, of its rival, and their ratio. The two take turns."""
+def medians(statements: list[str], variables: dict[str, Any], rounds: int) -> list[float]:
+    """Microseconds of each statement. They take turns."""
     # Processor time: waiting for a core that is lent to somebody else does not count.
-    timers = [
-        timeit.Timer(statement, "", time.process_time, variables)
-        for statement in statements(case, with_backward=with_backward)
-    ]
-    microseconds: list[list[float]] = [[], []]
+    timers = [timeit.Timer(statement, "", time.process_time, variables) for statement in statements]
+    microseconds: list[list[float]] = [[] for _ in timers]
+    order = range(len(timers))
     for i in range(-3, rounds):  # the first ones warm up
-        for k in (0, 1) if i % 2 else (1, 0):
+        for k in order if i % 2 else reversed(order):
             measured = 1e6 * timers[k].timeit(100) / 100
             if i >= 0:
                 microseconds[k].append(measured)
-    ours, rival = map(statistics.median, microseconds)
+    return [statistics.median(each) for each in microseconds]
+
+
+def ratio(case: Case, variables: dict[str, Any], rounds: int, *, with_backward: bool) -> tuple[float, float, float]:
+    """Microseconds of the layout, of its rival, and their ratio."""
+    ours, rival = medians(statements(case, with_backward=with_backward), variables, rounds)
     return ours, rival, ours / rival
 
 

@@ -198,12 +198,14 @@ class Registry:
         old = _compat.registries.torch_op_of(spec.qualname)
         if not isinstance(old, CustomOpDef):
             raise self._conflict(spec, "it was not made by custom_op, so it cannot be reused", "choose another name")
-        if old.schema.exact_key != spec.schema.exact_key or set(old._definition.tags) != set(spec.tags):
+        known = old._definition
+        is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
+        if not is_same or known.spec.signature != spec.signature:
             raise self._conflict(
                 spec,
-                "on_conflict='reuse' needs the same schema and tags",
+                f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
                 'on_conflict="replace", or another name',
-                expected=f"{old.schema} {sorted(map(str, old._definition.tags)) or ''}",
+                expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
                 got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
             )
         return old

@@ -176,7 +176,7 @@ def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
         cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
     if spec.signature is not None:
         lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-        cls = _calling(cls, lowering.call(cls.__call__), _lowering=lowering)
+        cls = _calling(cls, lowering.call(cls.__call__ if spec.bypass else None), _lowering=lowering)
     return cls
 
 

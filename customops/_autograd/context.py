@@ -70,16 +70,15 @@ class Outputs:
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
+        # Lists of numbers are no lists of outputs.
+        outputs = tuple(
+            x if is_list or isinstance(x, Tensor) else None for x, is_list in zip(outputs, self.lists, strict=True)
+        )
         without = ctx.non_differentiable or ()
         if not self.all_differentiable:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
-        # A list of numbers has no gradient, as a number has none.
-        outputs = tuple(
-            None if isinstance(each, (list, tuple)) and not is_list else each
-            for each, is_list in zip(outputs, self.lists, strict=True)
-        )
         metadata = [_metadata(each, without) for each in outputs]
         if self.for_jvp:
             ctx._customops_results = metadata

@@ -339,7 +339,7 @@ def _name_of(value: Any) -> str | None:
         of = value.__self__
         if of is not None and not isinstance(of, (types.ModuleType, type)):
             return None
-    elif not isinstance(value, (type, types.MethodDescriptorType)):
+    elif not isinstance(value, (type, types.MethodDescriptorType, types.WrapperDescriptorType)):
         return None
     module = getattr(value, "__module__", None) or "builtins"
     return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None

@@ -36,9 +36,9 @@ class BatchingRule:
         dims = dict.fromkeys([leaf.name for leaf in leaves], out_dims)
         if not (out_dims is None or isinstance(out_dims, int)):
             dims = node.take_apart(out_dims)
-        results = result if len(leaves) > 1 else (result,)
+        results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
         flat = [_dims_of(leaf, value, dims[leaf.name]) for leaf, value in zip(leaves, results, strict=True)]
-        return result, tuple(flat) if len(leaves) > 1 else flat[0]
+        return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
 
 
 def _dims_of(leaf: Leaf, value: Any, dims: Any) -> Any:

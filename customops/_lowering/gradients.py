@@ -120,7 +120,7 @@ class Backward(_InContext):
         """The gradients of the leaves: of an object, or of a dict of fields some of which may be left out."""
         if not isinstance(node, Group) or grad is None:
             parts = node.take_apart(grad)
-            return {leaf.name: None if leaf.counts_tensors else parts[leaf.name] for leaf in node.leaves}
+            return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
         if isinstance(grad, Tensor):
             raise AutogradError(
                 f"backward returned a tensor as the gradient of {node.path}",
@@ -185,13 +185,8 @@ class Function:
         result = self.fn(*args, **kwargs)
         if self.plan.signature.returns_plainly:
             return result
-        if not self.with_written:
-            return self._lowered(result)
-        return (*self._lowered(result[0]), *result[1:])
-
-    def _lowered(self, result: Any) -> tuple[Any, ...]:
-        """What the op returns for `result`; None for lists of numbers, which are no lists of tensors to autograd."""
-        returns = self.plan.schema.returns
-        lowered = self.lower_result(result)
-        values = lowered if len(returns) > 1 else (lowered,)
-        return tuple(None if ret.type == "SymInt[]" else x for ret, x in zip(returns, values, strict=True))
+        lowered, written = (result[0], result[1:]) if self.with_written else (result, ())
+        lowered = self.lower_result(lowered)
+        values = lowered if len(self.plan.schema.returns) > 1 else (lowered,)
+        tensors = (x if each.holds_tensors else None for x, each in zip(values, self.plan.schema.returns, strict=True))
+        return *tensors, *written

@@ -36,7 +36,13 @@ class Lowering(Plan):
         bind(fn, self.op, "setup_context", **{name: name for name in names})
         return _standing_for(fn, SetupContext(self, fn))
 
-    def backward(self, fn: Fn) -> Fn:
+    def backward(self, fn: Fn, options: Any) -> Fn:
+        """A backward; by its options, it also gets the gradients of some mutated arguments."""
+        followed = options.get("grads_of")
+        if followed is None:
+            written = {argument.name for argument in self.schema.mutated} - set(options.get("nondiff_args", ()))
+            followed = () if self.schema.returns else written
+        bind(fn, self.op, "backward", "ctx", *(f"grad{i}" for i in range(len(self.results) + len(followed))))
         return _standing_for(fn, Backward(self, fn))
 
     def jvp(self, fn: Fn) -> Fn:

@@ -76,9 +76,9 @@ class Plan:
 
     # Generated functions ----------------------------------------------------------------------------------------
 
-    def call(self, flat_call: Fn) -> Fn:
-        """The ``__call__`` of the op's object, around that of an op of the schema."""
-        made: Fn = source.call(self.signature, self.schema, self.op, flat_call)
+    def call(self, bypass: Fn | None = None) -> Fn:
+        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher."""
+        made: Fn = source.call(self.signature, self.schema, self.op, bypass)
         return made
 
     @cached_property

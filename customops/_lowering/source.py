@@ -7,18 +7,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
 from customops._lowering.values import bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature, split
+from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature, split
 
 #: A call of the op's object.
 CALL = """\
 def __call__({parameters}):
     {lower}
-    $result = $call($self, {arguments})
+    {call}
     return {result}
+"""
+
+#: As `CustomOpDef.__call__`.
+DISPATCH = """\
+if $is_dynamo_compiling():
+    $result = $self._opoverload({arguments})
+else:
+    try:
+        $result = $self._entry({arguments})
+    except $RuntimeError as $error:
+        $self._definition.explain($error)
+        raise
+"""
+
+BYPASS = """\
+$result = $bypass($self, {arguments})
 """
 
 #: The arguments of such a call, for ``torch.ops``.
@@ -71,7 +88,7 @@ else:
 class Writer:
     """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
 
-    def __init__(self, name: str, signature: Signature, schema: Schema, op: str) -> None:
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, *, traced: bool = False) -> None:
         names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
         self.source = Source(name, Schema(names, ()))
         self.source.objects |= {
@@ -84,6 +101,8 @@ class Writer:
         self.signature = signature
         self.schema = schema
         self.op = op
+        #: Does Dynamo trace the function?
+        self.traced = traced
 
     def ref(self, name: str, value: Any) -> str:
         known = self.source.objects
@@ -162,8 +181,10 @@ class Writer:
             return value
         test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
         if test:
-            test = f"{value} is None or {test}" if leaf.is_optional else test
-            self._check(test, value, leaf.path, leaf.codec.expected, lines)
+            expected = leaf.codec.expected
+            if leaf.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            self._check(test, value, leaf.path, expected, lines)
         return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
@@ -210,9 +231,12 @@ class Writer:
             tensors, lengths = values[node.tensors.name], values[node.lengths.name]
             none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
             return f"({none}[*$split({tensors}, {lengths})])"
-        built = node.form.build(
-            self._class(node), {key: self.restore(each, values) for key, each in node.fields.items()}
-        )
+        fields = {key: self.restore(each, values) for key, each in node.fields.items()}
+        make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
+        if make is None:
+            built = node.form.build(self._class(node), fields)
+        else:
+            built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def callback_arguments(self) -> list[str]:
@@ -255,9 +279,9 @@ def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
     return [*positional, *(f"{name}={code}" for name, code in named.items())]
 
 
-def call(signature: Signature, schema: Schema, op: str, flat_call: Any) -> Any:
-    """The ``__call__`` of an op's object. `flat_call` is that of an op with the lowered signature."""
-    writer = Writer("__call__", signature, schema, op)
+def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Any:
+    """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher."""
+    writer = Writer("__call__", signature, schema, op, traced=True)
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     own = ["$self"] if "/" in parameters else ["$self", "/"]
@@ -265,10 +289,10 @@ def call(signature: Signature, schema: Schema, op: str, flat_call: Any) -> Any:
         CALL,
         parameters=[*own, *parameters],
         lower=lines,
-        arguments=_by_name(*writer.flat_arguments(values)),
+        call=fill(DISPATCH if bypass is None else BYPASS, arguments=_by_name(*writer.flat_arguments(values))),
         result=writer.restore_result(),
     )
-    return writer.build(text, call=flat_call)
+    return writer.build(text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling)
 
 
 def lower(signature: Signature, schema: Schema, op: str) -> Any:

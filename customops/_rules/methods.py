@@ -162,8 +162,8 @@ class Register:
             return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
         formula, setup = backward, setup_context
         if self._lowering is not None:
-            formula, setup = self._lowering.backward(backward), self._lowering.setup_context(setup_context)
             options = self._lowering.options(options)
+            formula, setup = self._lowering.backward(backward, options), self._lowering.setup_context(setup_context)
         self._register(lib, self._rules.autograd.register, formula, setup, options)
         return backward
 

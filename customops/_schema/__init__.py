@@ -1,13 +1,15 @@
 """Schemas: what an op takes and returns.
 
-A type is a row of `types`: its hints, its default values, its results. `infer` reads type hints by these rows
-(`advice` says what to write instead of a hint that is not there), and `parse` reads text; both make the `Schema` of
-`model`, whose text the dispatcher gets. `defaults` and `tags` have the rules for these; `literals` says how a single
-value is written. `differentiability` says which arguments and returns have gradients.
+A type of the dispatcher is a row of `types`: its hints, its default values, its results. `infer` reads a function's
+signature: `hints` makes `nodes` of each parameter and of the return, by these rows and, for other types, by `codecs`;
+`arguments` makes arguments of them. `advice` says what to write instead of a hint that is not supported. `parse` reads
+text. Both make the `Schema` of `model`, whose text the dispatcher gets. `defaults` and `tags` have the rules for these;
+`literals` says how a single value is written. `differentiability` says which arguments and returns have gradients.
 
-    function -> infer.schema_of -> model.Schema -> str -> torch's parser
+    function -> infer.read -> model.Schema (and nodes.Signature) -> str -> torch's parser
     text -> parse.parse -> model.Schema
     OpOverload -> parse.from_dispatcher -> model.Schema
 
-`literals` < `types` < `defaults` < `model` < `tags`, `parse`, `differentiability`; `types` < `advice` < `infer`
+`literals` < `types` < `defaults` < `model` < `tags`, `parse`, `differentiability`; `model` < `codecs` < `nodes` <
+`arguments`; `types` < `advice`; `annotations`, `advice`, `nodes` < `hints`; all < `infer`
 """

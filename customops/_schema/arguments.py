@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ class _Evaluation:
         self.objects: dict[str, Any] = {"Tensor": Tensor}
 
     def ref(self, name: str, value: Any) -> str:
+        name = f"{name}_{len(self.objects)}"
         self.objects[name] = value
         return f"${name}"
 
@@ -52,44 +52,46 @@ def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
 class ArgumentBuilder:
     """Makes the arguments of an op.
 
-    A field with a default is a keyword-only argument: one that is added later moves no other, and calls and exported
-    programs of before go on to work.
+    Fields with a default come behind all parameters (behind them a schema can have no others): one that is added later
+    moves as few as it can. Exported programs, which hold arguments by name, go on to work.
     """
 
     fail: Callable[..., NoReturn]
     op: str
     #: The paths in ``mutates_args``; None for "unknown".
     mutated: Collection[str] | None
-    #: Do annotations say what is written, besides?
-    annotated: bool = False
     positional: list[Argument] = field(default_factory=list)
+    #: Fields with a default.
+    trailing: list[Argument] = field(default_factory=list)
     keyword_only: list[Argument] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
 
     def build(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
         for parameter in parameters:
-            kind = parameter.kind
-            by_keyword = kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                by_keyword = any(argument.has_default for argument in self.positional)
-            self._add(parameter.node, None, by_keyword, in_optional=False, is_field=False)
-        return (*self.positional, *self.keyword_only)
+            into, kind = self.positional, parameter.kind
+            is_rest = kind is inspect.Parameter.VAR_POSITIONAL and any(each.has_default for each in self.positional)
+            if is_rest or kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+                into = self.keyword_only
+            self._add(parameter.node, None, into, in_optional=False, is_field=False)
+        return (*self.positional, *self.trailing, *self.keyword_only)
 
-    def _add(self, node: Node, values: Values | None, by_keyword: bool, *, in_optional: bool, is_field: bool) -> None:
+    def _add(
+        self, node: Node, values: Values | None, into: list[Argument], *, in_optional: bool, is_field: bool
+    ) -> None:
         if node.default is not REQUIRED:
-            by_keyword = by_keyword or is_field
+            into = self.trailing if is_field and into is self.positional else into
             values = self._default_values(node) if values is None else values
         if not isinstance(node, Group):
             for leaf in node.leaves:
-                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], by_keyword, in_optional)
+                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], into, in_optional)
             return
         is_absent = False
         if node.given is not None:
-            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], by_keyword, False)
+            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], into, False)
             in_optional, is_absent = True, values is not None and not values[node.given.name]
         for each in node.fields.values():
             of_field = is_absent and each.default is not REQUIRED
-            self._add(each, None if of_field else values, by_keyword, in_optional=in_optional, is_field=True)
+            self._add(each, None if of_field else values, into, in_optional=in_optional, is_field=True)
 
     def _default_values(self, node: Node) -> Values:
         if isinstance(node, Leaf) and node.is_plain:
@@ -106,52 +108,48 @@ class ArgumentBuilder:
     def _bad_default(self, path: str, given: Any, problem: str, expected: str) -> NoReturn:
         self.fail(f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given))
 
-    def _add_leaf(self, leaf: Leaf, default: Any, by_keyword: bool, in_optional: bool) -> None:
+    def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:
         if leaf.name in self.paths:
             self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
                       fix="rename one of them")  # fmt: skip
-        leaf = leaf.optional() if in_optional else leaf
-        argument = Argument(leaf.type, self._alias(leaf), leaf.name, kwarg_only=by_keyword)
+        type_, kwarg_only = leaf.optional().type if in_optional else leaf.type, into is self.keyword_only
+        alias = self._alias(leaf)
         self.paths[leaf.name] = leaf.path
-        if default is not REQUIRED:
-            argument = self.with_default(dataclasses.replace(argument, default=default), leaf.path, in_optional)
-        (self.keyword_only if by_keyword else self.positional).append(argument)
+        if default is REQUIRED:
+            into.append(Argument(type_, alias, leaf.name, kwarg_only=kwarg_only))
+            return
+        default, in_text = self._default(type_, default, leaf.path, in_optional)
+        type_ = type_ if in_text else f"{type_.removesuffix('?')}?"
+        into.append(Argument(type_, alias, leaf.name, default, kwarg_only, default_is_none_in_text=not in_text))
 
     def _alias(self, leaf: Leaf) -> Alias | None:
-        if self.mutated is None:
-            is_written = leaf.holds_tensors
-        else:
-            named = any(is_part(leaf.path, path) for path in self.mutated)
-            is_written = leaf.is_mutated or (named and leaf.holds_tensors)
-            if self.annotated and self.mutated and leaf.is_mutated != named:
-                self.fail("mutates_args and the annotations disagree on what is written", expected=f"{leaf.path} in "
-                          "both, or in none", fix="leave mutates_args out")  # fmt: skip
+        is_written = leaf.is_mutated
+        if self.mutated is None or self.mutated:
+            is_named = self.mutated is None or any(is_part(leaf.path, path) for path in self.mutated)
+            is_written = is_written or (is_named and leaf.holds_tensors)
         return Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
 
-    def with_default(self, argument: Argument, path: str, in_optional: bool) -> Argument:
-        """The argument with its default as the dispatcher has it; optional where schema text cannot hold the default.
+    def _default(self, type_: str, given: Any, path: str, in_optional: bool) -> tuple[Any, bool]:
+        """A default as the dispatcher has it, and whether schema text can hold it: else the argument is optional there.
 
         Raises:
             SchemaError: the type has no such default.
         """
-        given = argument.default
-        problem = default_problem(argument.type, given)
+        problem = default_problem(type_, given)
         if problem is not None:
-            self._bad_default(path, given, problem, argument.type)
-        argument = dataclasses.replace(argument, default=dispatched(argument.type, given))
-        if default_text(argument.type, argument.default) is not None:
-            return argument
-        if argument.type.endswith("?") and not in_optional:
+            self._bad_default(path, given, problem, type_)
+        default = dispatched(type_, given)
+        in_text = default_text(type_, default) is not None
+        if not in_text and type_.endswith("?") and not in_optional:
             # None means None here, so it cannot stand for the default.
             self.fail(
                 f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "
                 "meaning here",
-                expected=argument.type,
+                expected=type_,
                 got=brief(given),
                 fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
             )
-        type_ = argument.type.removesuffix("?")
-        return dataclasses.replace(argument, type=f"{type_}?", default_is_none_in_text=True)
+        return default, in_text
 
 
 def _may_be_none(node: Node) -> bool:

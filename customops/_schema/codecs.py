@@ -96,9 +96,11 @@ class LiteralCodec(Codec):
     def lower(self, value: str, objects: Objects) -> str:
         if len(self.types) == 1:
             return value
-        # Not `repr`, which compilers cannot trace for an int that may change.
-        texts = {type_: {each: repr(each) for each in self.values if type(each) is type_} for type_ in self.types}
-        return f"{objects.ref('texts', texts)}[$type({value})][{value}]"
+        *cases, last = self.values
+        tests = [
+            f"{repr(case)!r} if $type({value}) is ${type(case).__name__} and {value} == {case!r} else" for case in cases
+        ]
+        return f"({' '.join(tests)} {repr(last)!r})"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
         texts = {each if len(self.types) == 1 else repr(each): each for each in self.values}

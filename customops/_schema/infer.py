@@ -17,7 +17,7 @@ from customops._schema.annotations import annotated, union_members
 from customops._schema.arguments import ArgumentBuilder, is_part
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Argument, Return, Schema
-from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature
+from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import param_type, return_type
 from customops.errors import SchemaError, brief, innermost, name_of, where
@@ -73,8 +73,7 @@ def read(
     reader = _Reader.of(fn, op or name_of(fn))
     parameters = tuple(reader.parameter(*each) for each in enumerate(reader.signature.parameters.values()))
     mutated = _mutated_paths(mutates_args, parameters, reader)
-    annotated = any(leaf.is_mutated for parameter in parameters for leaf in parameter.node.leaves)
-    arguments = ArgumentBuilder(reader.fail, reader.op, mutated, annotated).build(parameters)
+    arguments = ArgumentBuilder(reader.fail, reader.op, mutated).build(parameters)
     result, returns = reader.result()
     tags = _implied_tags(tags, result, arguments, reader)
     schema = Schema(arguments, _alias_returns(arguments, returns, tags))
@@ -109,6 +108,10 @@ def _mutated_paths(
     given = () if mutates_args is None else mutates_args_names(mutates_args, reader.op, where(reader.fn))
     if given == "unknown":
         return None
+    if mutates_args is not None:
+        _refuse_other_marks(given, parameters, reader)
+    if not given:
+        return frozenset()
     names, tensors = frozenset(given), [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
     known = {each.name for each in parameters}
     missing = {name for name in names - known if not any(is_part(leaf.path, name) for leaf in tensors)}
@@ -124,6 +127,20 @@ def _mutated_paths(
                 f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated"
             )
     return names
+
+
+def _refuse_other_marks(given: Iterable[str], parameters: tuple[Parameter, ...], reader: _Reader) -> None:
+    """Raise where annotations say that something is written, and ``mutates_args`` something else."""
+    tensors = [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
+    if not any(leaf.is_mutated for leaf in tensors):
+        return
+    for leaf in tensors:
+        if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
+            reader.fail(
+                f"mutates_args and the annotations disagree on whether {leaf.path} is written",
+                expected=f"{leaf.path} in both, or in none",
+                fix="leave mutates_args out",
+            )
 
 
 def _is_plain(result: Node | None) -> bool:
@@ -246,10 +263,23 @@ class _Reader:
         type_ = return_type(annotation)
         if type_ is not None:
             return Leaf("result", "", type_), (Return(type_),)
-        node = HintReader(self.fail, self.resolve, returns=True).node(annotation, "result", "")
+        node = self._plain_tuple(annotation) or HintReader(self.fail, self.resolve, returns=True).node(
+            annotation, "result", ""
+        )
         if _is_plain(node) and isinstance(node, Group) and len(node.leaves) == 1:
             return node, (Return(f"({node.leaves[0].type})"),)
         return node, tuple(Return(leaf.type) for leaf in node.leaves)
+
+    def _plain_tuple(self, annotation: Any) -> Group | None:
+        """The node of a tuple of which each item is one return."""
+        items = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
+        types_ = [return_type(item) for item in items]
+        if not types_ or None in types_:
+            return None
+        fields: dict[str, Node] = {
+            str(i): Leaf(f"result_{i}", f"[{i}]", type_) for i, type_ in enumerate(types_) if type_ is not None
+        }
+        return Group("result", "", TupleForm(tuple, tuple(fields)), fields)
 
     def resolve(self, annotation: Any) -> Any:
         """Evaluate strings, also inside generics, in the function's own globals."""

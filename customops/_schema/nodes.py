@@ -7,7 +7,9 @@ in the schema, ``config_block``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,7 +22,7 @@ from customops._schema.model import REQUIRED
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: they are made for each parameter of each op, and that would take four times as long
 class Leaf:
     """One argument, or one return, of the schema."""
 
@@ -81,6 +83,9 @@ class Form:
         return getattr(value, key)
 
 
+_NOT_GENERATED = Form.path.__code__
+
+
 @dataclass(frozen=True)
 class DataclassForm(Form):
     cls: type
@@ -94,6 +99,26 @@ class DataclassForm(Form):
 
     def build(self, cls: str, fields: Mapping[str, str]) -> str:
         return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
+
+    def maker(self) -> Callable[..., Any] | None:
+        """``make(*fields)``: a quicker way to the object than its constructor. None if that does more."""
+        cls: Any = self.cls
+        does_more = (
+            hasattr(cls, "__post_init__")
+            or cls.__new__ is not object.__new__
+            or getattr(cls.__init__, "__code__", _NOT_GENERATED).co_filename != "<string>"
+            or any("__slots__" in vars(base) for base in cls.__mro__[:-1])
+            or not all(each.init for each in dataclasses.fields(cls))
+        )
+        if does_more:
+            return None
+        names = [each.name for each in dataclasses.fields(cls)]
+        set_fields = "".join(f"\n    fields_[{name!r}] = {name}" for name in names)
+        text = f"def make({', '.join(names)}):\n    made_ = new_(cls_)\n    fields_ = made_.__dict__{set_fields}\n"
+        namespace: dict[str, Any] = {"new_": object.__new__, "cls_": cls}
+        exec(f"{text}    return made_", namespace)
+        make: Callable[..., Any] = namespace["make"]
+        return make
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
         """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
@@ -289,7 +314,10 @@ def split(items: Iterable[Any], lengths: Iterable[int]) -> Iterator[list[Any]]:
 Node = Leaf | Group | Either | Nested
 
 
-@dataclass(frozen=True)
+_BY_NAME, _BY_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+@dataclass  # as a Leaf
 class Parameter:
     """A parameter of the function that an op is defined from."""
 
@@ -301,7 +329,7 @@ class Parameter:
     @property
     def is_plain(self) -> bool:
         """Is it one argument of the schema, of the same name, order and values?"""
-        return self.node.is_plain and self.kind in (self.kind.POSITIONAL_OR_KEYWORD, self.kind.KEYWORD_ONLY)
+        return self.node.is_plain and (self.kind is _BY_NAME or self.kind is _BY_KEYWORD)
 
 
 @dataclass(frozen=True)

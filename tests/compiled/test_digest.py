@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import re
@@ -223,3 +224,14 @@ def test_functions_that_hold_others(source: str, monkeypatch: pytest.MonkeyPatch
 )
 def test_functions_that_may_come_to_anything(source: str) -> None:
     assert digest(made(source, helper=HELPER)) != digest(made(source, helper=HELPER))
+
+
+class Bits(enum.IntEnum):
+    FOUR = 4
+    EIGHT = 8
+
+
+def test_a_number_that_is_an_enum_is_the_same_in_each_process() -> None:
+    walk = fingerprint._Walk()
+    walk.add(Bits)  # raises where a digest would hold for this process alone
+    assert walk.hash.hexdigest() != fingerprint._Walk().hash.hexdigest()
