@@ -36,7 +36,7 @@ def either(x: Union[float, Mut[Tensor]]) -> None: ...
 @pytest.mark.parametrize("fn", [some, most])
 def test_keys_that_may_be_absent_are_known_of_a_class_with_strings_for_annotations(fn: Any) -> None:
     name = fn.__name__
-    assert infer_schema(fn) == f"(Tensor {name}_a, *, Tensor? {name}_b=None) -> ()"
+    assert infer_schema(fn) == f"(Tensor {name}_a, Tensor? {name}_b=None) -> ()"
 
 
 @pytest.mark.parametrize(

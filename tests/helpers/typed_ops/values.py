@@ -238,7 +238,7 @@ def seeded() -> torch.Generator:
 
 
 NO_GENERATOR = {
-    column: Refusal("eager only", Exception, "Generator") for column in ("aot_eager", "inductor", "dynamic", "export")
+    column: Refusal("refused", Exception, "Generator") for column in ("aot_eager", "inductor", "dynamic", "export")
 }
 
 # Dynamo cannot trace the call of a NewType.
@@ -398,7 +398,7 @@ VALUES = [
             Case(lambda x: call(x, seeded()), lambda x: call(x, seeded()), times(2)),
             Case(lambda x: call(x, source=seeded()), lambda x: call(x, source=seeded()), times(2)),
         ),
-        refused=NO_GENERATOR,
+        recompiles=None, refused=NO_GENERATOR,
     ),
     Row(
         "`NewType`", new_type, "(Tensor x, SymInt count, float scale) -> Tensor",
@@ -424,7 +424,7 @@ VALUES = [
     ),
     Row(
         "frozen dataclass", dataclass,
-        '(Tensor x, SymInt blocks_size, *, float blocks_scale=2.0, str blocks_mode="UP", '
+        '(Tensor x, SymInt blocks_size, float blocks_scale=2.0, str blocks_mode="UP", '
         "str[]? blocks_names=None) -> Tensor",
         (
             of(Blocks(3), ((3,), {}), times(6, 1)),
@@ -438,7 +438,7 @@ VALUES = [
     ),
     Row(
         "nested dataclass", nested_dataclass,
-        '(Tensor x, SymInt outer_blocks_size, *, float outer_blocks_scale=2.0, str outer_blocks_mode="UP", '
+        '(Tensor x, SymInt outer_blocks_size, float outer_blocks_scale=2.0, str outer_blocks_mode="UP", '
         "str[]? outer_blocks_names=None, float? outer_limit=None, SymInt[2] outer_window=[-1, -1]) -> Tensor",
         (
             of(Outer(Blocks(3)), ((3,), {}), times(6, -1)),
@@ -452,13 +452,13 @@ VALUES = [
     ),
     Row(
         "`Optional[dataclass]`", optional_dataclass,
-        '(Tensor x, bool blocks_given, SymInt? blocks_size, *, float? blocks_scale=2.0, str? blocks_mode="UP", '
+        '(Tensor x, bool blocks_given, SymInt? blocks_size, float? blocks_scale=2.0, str? blocks_mode="UP", '
         "str[]? blocks_names=None) -> Tensor",
         (of(Blocks(3), ((True, 3), {}), times(6, 1)), of(None, ((False, None), {}), times(1))),
         default=lambda: None, by_default=times(1),
     ),
     Row(
-        "`TypedDict`", settings, "(Tensor x, float settings_by, *, str? settings_mode=None) -> Tensor",
+        "`TypedDict`", settings, "(Tensor x, float settings_by, str? settings_mode=None) -> Tensor",
         (
             of({"by": 2.0}, ((2.0,), {}), times(2)),
             of({"by": 3.0, "mode": Mode.DOWN}, ((3.0,), {"settings_mode": "DOWN"}), times(9)),
