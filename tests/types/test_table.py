@@ -7,15 +7,18 @@ does in plain torch, or that torch refuses, and how.
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.typed_ops import OPS, ROWS
-from helpers.typed_ops.row import NAMESPACE, Row, inputs
+from helpers.typed_ops.row import COLUMNS, NAMESPACE, Row, inputs
 from helpers.typed_ops.same import outcome, same, tensors
+from helpers.typed_ops.table import table, written
 from torch import Tensor
 
 import customops
@@ -30,7 +33,7 @@ def rows(column: str) -> Callable[[Any], Any]:
 
 def check(column: str, row: Row, run: Callable[[], None]) -> None:
     """`run`, which raises if the table says so."""
-    refusal = row.refused.get(column)
+    refusal = row.refusal(column)
     if refusal is None:
         run()
         return
@@ -52,6 +55,22 @@ def calling(op: Any, row: Row, case: int) -> Callable[..., Any]:
 def agrees(program: Callable[..., Any], row: Row, case: int, size: int = 3) -> None:
     """Fails unless a program does what the case says in plain torch."""
     same(outcome(program, inputs(row, size)), outcome(row.cases[case].expected, inputs(row, size)))
+
+
+PAGE = Path(customops.__file__).parents[1] / "docs" / "types.md"
+
+
+def test_the_page_has_the_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    if os.environ.get("EXPECTTEST_ACCEPT"):
+        PAGE.write_text(written(text), encoding="utf-8")
+    print(table())
+    assert written(text) == PAGE.read_text(encoding="utf-8"), "make types-table, and review what changed"
+
+
+@pytest.mark.parametrize("column", [column for column in COLUMNS if column != "export"])
+def test_each_column_has_a_test(column: str) -> None:
+    assert f"test_{column}" in globals()
 
 
 # Eager ------------------------------------------------------------------------------------------------------------
@@ -183,7 +202,7 @@ def test_inductor(name: str) -> None:
 
 @pytest.mark.compile
 @rows("dynamic")
-def test_another_size_does_not_compile_anew(name: str) -> None:
+def test_dynamic(name: str) -> None:
     row, op = ROWS[name], OPS[name]
     compiled = torch.compile(
         lambda *args, **kwargs: op(*args, **kwargs), backend="aot_eager", fullgraph=True, dynamic=True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from customops._schema.annotations import Keys
 from helpers.typed_ops.classes import Named, Parts, Scaled
-from helpers.typed_ops.row import Case, Row, call, exactly
+from helpers.typed_ops.row import NOT_SAVED, Case, Row, call, exactly
 from helpers.typed_ops.tensors import save, saved, zero
 
 
@@ -161,23 +161,27 @@ OUTPUTS = [
         (_case(True, lambda x: x * 2), _case(False, lambda x: None)),
         fake=lambda x, want: torch.empty_like(x) if want else None,
         flat=_list_of,
+        bypasses=False, refused=NOT_SAVED,
     ),
     Row(
         "`tuple[Tensor, Optional[Tensor]]`", maybe_in_tuple, "(Tensor x, bool want) -> (Tensor, Tensor[])",
         (_case(True, lambda x: (x * 3, x * 2)), _case(False, lambda x: (x * 3, None))),
         fake=lambda x, want: (torch.empty_like(x), torch.empty_like(x) if want else None),
         flat=lambda result: (result[0], _list_of(result[1])),
+        bypasses=False,
     ),
     Row(
         "`tuple[Tensor, ...]`", some, "(Tensor x, SymInt count) -> Tensor[]",
         (_case(3, lambda x: (x, x * 2, x * 3)), _case(1, lambda x: (x,))),
         fake=some_fake, flat=list,
+        bypasses=False,
     ),
     Row(
         "`NamedTuple`", named_tuple, "(Tensor x, bool want) -> (Tensor, Tensor[], SymInt)",
         (_case(True, lambda x: Scaled(x * 2, x.sum(), 7)), _case(False, lambda x: Scaled(x * 2, None, 7))),
         fake=named_tuple_fake, rules=_named_tuple_rules,
         flat=lambda result: (result.out, _list_of(result.total), result.length),
+        bypasses=False,
     ),
     Row(
         "dataclass", a_dataclass, "(Tensor x, float by) -> (Tensor, Tensor)",
@@ -205,22 +209,26 @@ OUTPUTS = [
         ),
         fake=nested_tuples_fake,
         flat=lambda result: (result[0], result[1][0], _list_of(result[1][1])),
+        bypasses=False,
     ),
     Row(
         "`list[int]`", int_list, "(Tensor x, SymInt[] sizes) -> SymInt[]",
         (_case([1, 2], lambda x: [2, 4]), _case([3], lambda x: [6])),
         fake=int_list, without=NO_TENSORS,
+        bypasses=False, refused=NOT_SAVED,
     ),
     Row(
         "`str`", text, "(Tensor x, str name) -> SymInt[]",
         (_case("a", lambda x: "a!"), _case("bc", lambda x: "bc!")),
         fake=text, without=NO_TENSORS,
         flat=lambda result: [ord(char) for char in result],
+        bypasses=False, refused=NOT_SAVED,
     ),
     Row(
         "`tuple[Tensor, str]`", text_and_tensor, "(Tensor x, str name) -> (Tensor, SymInt[])",
         (_case("a", lambda x: (x * 2, "a\u2713")), _case("bc", lambda x: (x * 2, "bc\u2713"))),
         fake=text_and_tensor_fake,
         flat=lambda result: (result[0], [ord(char) for char in result[1]]),
+        bypasses=False, refused=NOT_SAVED,
     ),
 ]

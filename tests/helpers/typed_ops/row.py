@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import customops
+from customops.errors import UnsupportedError
 
 #: The namespace of the ops of the table.
 NAMESPACE = "typed_ops"
@@ -18,23 +19,23 @@ NAMESPACE = "typed_ops"
 #: The arguments of a call: ``args, kwargs``.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: The columns of the table, and their titles.
-COLUMNS = {
-    "eager": "eager",
-    "torch_ops": "`torch.ops`",
-    "fake": "fake",
-    "aot_eager": "aot_eager",
-    "inductor": "inductor",
-    "dynamic": "dynamic",
-    "export": "export",
-    "reverse": "reverse",
-    "forward": "forward",
-    "vmap": "vmap",
-    "opcheck": "opcheck",
-    "default": "default",
-    "bypass": "bypass",
-    "pickle": "pickle",
-}
+#: The columns of the table: ways to run an op. Each has a test of its name.
+COLUMNS = (
+    "eager",
+    "torch_ops",
+    "fake",
+    "aot_eager",
+    "inductor",
+    "dynamic",
+    "export",
+    "reverse",
+    "forward",
+    "vmap",
+    "opcheck",
+    "default",
+    "bypass",
+    "pickle",
+)
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
@@ -71,6 +72,13 @@ class Refusal:
     match: str
 
 
+#: Of an op whose schema has something that the dispatcher converts: a list for one.
+NO_BYPASS = Refusal("refused", UnsupportedError, "cannot bypass the dispatcher")
+
+#: Of an op that torch exports, but cannot save or load: a list of dtypes, a returned list of numbers or without items.
+NOT_SAVED = {"export": Refusal("unsaved", RuntimeError, "serializing")}
+
+
 def _same_shape(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(x)
 
@@ -102,6 +110,8 @@ class Row:
     #: Is the other call traced anew where the values are arguments of the compiled function? None if both are alike.
     recompiles: bool | None = True
     refused: Mapping[str, Refusal] = field(default_factory=dict)
+    #: Can a call go around the dispatcher?
+    bypasses: bool = True
     #: Columns that say nothing of this type.
     without: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -110,10 +120,15 @@ class Row:
     def name(self) -> str:
         return self.fn.__name__
 
+    def refusal(self, column: str) -> Refusal | None:
+        """What torch, or customops, does instead."""
+        return NO_BYPASS if column == "bypass" and not self.bypasses else self.refused.get(column)
+
     def cell(self, column: str) -> str:
         """What stands in the table."""
-        if column in self.refused:
-            return self.refused[column].word
+        refusal = self.refusal(column)
+        if refusal is not None:
+            return refusal.word
         return "-" if column in self.without or (column == "default" and self.default is None) else "yes"
 
     def define(self, registry: Any, name: str, fn: Callable[..., Any] | None = None, **options: Any) -> Any:

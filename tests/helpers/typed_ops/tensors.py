@@ -324,6 +324,7 @@ TENSORS = [
                  lambda a, b, c: a + 3 * b + 3 * c),
         ),
         fake=one_shape, rules=_nested_rules, tensors=3,
+        bypasses=False,
     ),
     Row(
         "`tuple[Tensor, float]`", tensor_tuple, "(Tensor x, Tensor how_0, float how_1) -> Tensor",
@@ -340,6 +341,7 @@ TENSORS = [
             both(lambda x, w: call((x, w, w)), lambda x, w: call([x, w, w]), lambda x, w: x * w * w),
         ),
         fake=one_shape, tensors=2,
+        bypasses=False,
     ),
     Row(
         "`*xs: Tensor`", variadic, "(Tensor[] xs) -> Tensor",
@@ -348,5 +350,6 @@ TENSORS = [
             both(lambda x, w: call(x, w, w), lambda x, w: call([x, w, w]), lambda x, w: x * w * w),
         ),
         fake=one_shape, tensors=2,
+        bypasses=False,
     ),
 ]
