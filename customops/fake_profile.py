@@ -198,7 +198,7 @@ def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _c
     log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
     library = _compat.libraries.Library(op._definition.name.namespace, "FRAGMENT")
     stack.callback(_compat.libraries.destroy_library, library)
-    op.register_fake(fake, lib=library)
+    op._register(library, op._rules.fake.register, fake)  # profiles are of what the schema says
     return library
 
 

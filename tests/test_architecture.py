@@ -53,6 +53,7 @@ HEAVY = [
     "torch.testing._internal.common_utils",
     "pytest",
     "expecttest",
+    "hypothesis",
     "rich",
 ]
 

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Literal, Optional, Tuple
 
 import pytest
 import torch
@@ -185,6 +185,17 @@ def test_several_outputs(registry: Registry, ns: str) -> None:
         tensors = [] if result is None else [result] if isinstance(result, Tensor) else result
         assert isinstance(result, expected[0])
         assert [item.dim() for item in tensors] == expected[1]
+
+
+def test_types_that_are_lowered(registry: Registry, ns: str) -> None:
+    """A profile is of what the schema says."""
+
+    def fn(x: Tensor, mode: Literal["one", "two"]) -> Optional[Tensor]:
+        return x + 1 if mode == "one" else None
+
+    op = registry.custom_op(f"{ns}::f", fn)
+    with unsafe_generate_fake_kernels({f"{ns}.f.default": {OpProfile((tensor(1),), (tensor(2),))}}):
+        assert fake_call(op, torch.ones(3), "one").dim() == 2
 
 
 @pytest.mark.parity(95)
@@ -429,3 +440,4 @@ def test_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_profiles_from_yaml(generate_yaml_from_profiles(PROFILES)) == PROFILES
     with pytest.raises(CustomOpsError, match="pip install pyyaml"):
         read_profiles_from_yaml("torch_version: '2.13'")
+

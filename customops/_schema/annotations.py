@@ -97,22 +97,22 @@ def is_mutates(item: Any) -> bool:
     return item is Mutates or isinstance(item, Mutates)
 
 
-def qualifiers(hint: Any) -> Iterator[str]:
-    """The names of the forms around the type of a field: ``NotRequired``, ``ReadOnly``."""
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        yield from qualifiers(hint.__origin__)
-    elif origin in _QUALIFIERS and origin is not None:
-        yield str(origin).rpartition(".")[2]
-        yield from qualifiers(*typing.get_args(hint))
-
-
 def parts_of(hint: Any) -> Iterator[Any]:
     """What `Annotated` says of the parts that a hint is made of: of the items of a list, of what may be None."""
     bare, _ = strip(hint)
     for item in () if typing.get_origin(bare) is typing.Literal else typing.get_args(bare):
         yield from strip(item)[1]
         yield from parts_of(item)
+
+
+def may_be_absent(hint: Any, otherwise: bool) -> bool:
+    """May a TypedDict lack the key of this hint? Its own tables are wrong where annotations are strings."""
+    while (origin := typing.get_origin(hint)) is Annotated or origin in _QUALIFIERS - {None}:
+        name = getattr(origin, "_name", None)
+        if name in ("Required", "NotRequired"):
+            return bool(name == "NotRequired")
+        hint = hint.__origin__ if origin is Annotated else typing.get_args(hint)[0]
+    return otherwise
 
 
 def simplify(hint: Any) -> Any:

@@ -20,8 +20,8 @@ from customops._schema.annotations import (
     Keys,
     SameAs,
     is_mutates,
+    may_be_absent,
     parts_of,
-    qualifiers,
     simplify,
     strip,
     union_members,
@@ -244,10 +244,7 @@ class HintReader:
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
         hints = self._hints_of(cls)
-        # What the class itself says is wrong where its annotations are strings.
-        said = {key: "NotRequired" if key in cls.__optional_keys__ else "Required" for key in hints}
-        said |= {key: word for key, hint in hints.items() for word in qualifiers(hint) if word.endswith("Required")}
-        absent = frozenset(key for key, word in said.items() if word == "NotRequired")
+        absent = frozenset(key for key, hint in hints.items() if may_be_absent(hint, key in cls.__optional_keys__))
         group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):

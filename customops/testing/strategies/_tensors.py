@@ -1,0 +1,156 @@
+"""Tensors: small ones, of finite values, in every layout that a kernel may be given."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from hypothesis import currently_in_test_context, note
+from hypothesis import strategies as st
+from torch import Tensor
+
+Shape = tuple[int, ...]
+Layout = Literal["contiguous", "transposed", "sliced", "expanded"]
+
+#: How the elements of a tensor may lie in memory. Those of an expanded one share their memory with others, so that
+#: an argument that is written is never expanded.
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "sliced", "expanded")
+
+#: Of a tensor of more elements this many are drawn, and repeated. A prime number: rows seldom become equal.
+DRAWN_ELEMENTS = 11
+
+#: Up to three dimensions; every fourth strategy may draw a size of zero.
+SHAPES: st.SearchStrategy[Shape] = st.one_of(
+    *[st.lists(st.integers(1, 3), max_size=3)] * 3, st.lists(st.integers(0, 3), max_size=3)
+).map(tuple)
+
+DTYPES: st.SearchStrategy[torch.dtype] = st.sampled_from([torch.float32, torch.float64])
+
+#: On a grid that float16 and bfloat16 have too: what is drawn is what a tensor holds.
+_REALS = st.integers(-64, 64).map(lambda eighths: eighths / 8)
+
+
+@functools.cache
+def elements_of(dtype: torch.dtype) -> st.SearchStrategy[Any]:
+    """Small and finite values."""
+    if dtype is torch.bool:
+        return st.booleans()
+    if dtype.is_complex:
+        return st.builds(complex, _REALS, _REALS)
+    if dtype.is_floating_point:
+        return _REALS
+    return st.integers(-8 if dtype.is_signed else 0, 8)
+
+
+def dtype_of(option: Any) -> st.SearchStrategy[torch.dtype]:
+    """A strategy for what an option allows: one, several, or what a strategy draws."""
+    if option is None or isinstance(option, st.SearchStrategy):
+        return DTYPES if option is None else option
+    return st.just(option) if isinstance(option, torch.dtype) else st.sampled_from(list(option))
+
+
+def shape_of(option: Any) -> st.SearchStrategy[Shape]:
+    """The same for shapes, of which one is a sequence of numbers."""
+    if option is None or isinstance(option, st.SearchStrategy):
+        return SHAPES if option is None else option
+    is_one = all(isinstance(size, int) for size in option)
+    return st.just(tuple(option)) if is_one else st.sampled_from([tuple(shape) for shape in option])
+
+
+def tensors(
+    shapes: Shape | Sequence[Shape] | st.SearchStrategy[Shape] | None = None,
+    dtypes: torch.dtype | Sequence[torch.dtype] | st.SearchStrategy[torch.dtype] | None = None,
+    *,
+    elements: st.SearchStrategy[Any] | None = None,
+    layouts: Iterable[Layout] = LAYOUTS,
+    requires_grad: bool | st.SearchStrategy[bool] = False,
+    device: str | torch.device = "cpu",
+) -> st.SearchStrategy[Tensor]:
+    """Tensors: contiguous, transposed, sliced and expanded ones, 0-dimensional and empty ones.
+
+    Args:
+        shapes: a shape, several, or a strategy. By default up to three dimensions of up to three elements.
+        dtypes: a dtype, several, or a strategy. By default float32 and float64.
+        elements: a strategy for the values; by default they are finite, and between -8 and 8.
+        layouts: how the elements may lie in memory, some of `LAYOUTS`.
+        requires_grad: of tensors of floating-point or complex dtypes.
+
+    Example:
+        >>> @given(tensors((2, 3), torch.float32, layouts=["transposed"]))
+        ... def test(x): ...
+    """
+    chosen = tuple(layouts)
+    return _tensors(shape_of(shapes), dtype_of(dtypes), elements, chosen, requires_grad, device)
+
+
+@st.composite
+def _tensors(
+    draw: st.DrawFn,
+    shapes: st.SearchStrategy[Shape],
+    dtypes: st.SearchStrategy[torch.dtype],
+    elements: st.SearchStrategy[Any] | None,
+    layouts: Collection[Layout],
+    requires_grad: bool | st.SearchStrategy[bool],
+    device: str | torch.device,
+) -> Tensor:
+    shape, dtype = draw(shapes), draw(dtypes)
+    tensor = draw_tensor(draw, shape, dtype, elements, layouts, device)
+    return with_grad(tensor, draw(requires_grad) if isinstance(requires_grad, st.SearchStrategy) else requires_grad)
+
+
+def with_grad(tensor: Tensor, requires_grad: bool) -> Tensor:
+    return tensor.requires_grad_(requires_grad and (tensor.is_floating_point() or tensor.is_complex()))
+
+
+def draw_tensor(
+    draw: st.DrawFn,
+    shape: Shape,
+    dtype: torch.dtype,
+    elements: st.SearchStrategy[Any] | None,
+    layouts: Collection[Layout],
+    device: str | torch.device,
+    name: str = "a tensor",
+) -> Tensor:
+    """One tensor. Where a test fails, hypothesis tells how it lies in memory, which its repr does not."""
+    count = math.prod(shape)
+    drawn = min(count, DRAWN_ELEMENTS)
+    some = draw(st.lists(elements_of(dtype) if elements is None else elements, min_size=drawn, max_size=drawn))
+    values = [some[i % drawn] for i in range(count)]
+    tensor = torch.tensor(values, dtype=dtype, device=device).reshape(shape)
+    layout = draw(st.sampled_from([each for each in LAYOUTS if each in layouts and _has(shape, each)] or LAYOUTS[:1]))
+    if layout == "contiguous":
+        return tensor
+    wide = [dim for dim, size in enumerate(shape) if size > 1]
+    laid_out = _expanded(tensor, draw(st.sampled_from(wide))) if layout == "expanded" else _MAKE[layout](tensor)
+    if currently_in_test_context():
+        note(f"{name} is {layout}: strides {tuple(laid_out.stride())}")
+    return laid_out
+
+
+def _has(shape: Shape, layout: Layout) -> bool:
+    """Is there a tensor of this shape that lies so, and not contiguously?"""
+    wide = sum(size > 1 for size in shape) if 0 not in shape else 0
+    return wide >= {"contiguous": 0, "transposed": 2, "sliced": 1, "expanded": 1}[layout]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    turned = tuple(reversed(range(tensor.dim())))
+    return tensor.permute(turned).contiguous().permute(turned)
+
+
+def _sliced(tensor: Tensor) -> Tensor:
+    """Every second element of a larger one, but for its first."""
+    *sizes, last = tensor.shape
+    larger = torch.zeros((*sizes, 2 * last + 1), dtype=tensor.dtype, device=tensor.device)
+    larger[..., 1::2] = tensor
+    return larger[..., 1::2]
+
+
+def _expanded(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.narrow(dim, 0, 1).contiguous().expand(tensor.shape)
+
+
+_MAKE = {"transposed": _transposed, "sliced": _sliced}
