@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import NotRequired, Required, TypedDict
 
 from customops import infer_schema
-from customops._schema.annotations import Mut
+from customops import Mut
 
 
 class Some(TypedDict):

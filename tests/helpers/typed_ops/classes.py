@@ -10,7 +10,7 @@ import typing_extensions
 from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
-from customops._schema.annotations import Mut
+from customops import Mut
 
 
 class Mode(enum.Enum):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 import torch
 from torch import Tensor
 
-from customops._schema.annotations import Keys
+from customops import Keys
 from helpers.typed_ops.classes import Named, Parts, Scaled
 from helpers.typed_ops.row import NOT_SAVED, Case, Row, call, exactly
 from helpers.typed_ops.tensors import save, saved, zero

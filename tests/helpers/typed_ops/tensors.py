@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional, Union
 import torch
 from torch import Tensor
 
-from customops._schema.annotations import Keys
+from customops import Keys
 from helpers.typed_ops.classes import Affine, Pair, Weights
 from helpers.typed_ops.row import Case, Row, call, exactly
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional
 
 from torch import Tensor
 
-from customops._schema.annotations import Mut, Mutates, SameAs
+from customops import Mut, Mutates, SameAs
 from helpers.typed_ops.classes import Buffers, MutBuffers
 from helpers.typed_ops.row import Case, Row, call
 
