@@ -40,9 +40,10 @@ test: $(TESTING)
 test-fast: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not compile and not process"
 
-# Writes tests/generated anew, to be reviewed.
+# Writes tests/generated and tests/typing/torch_ops.pyi anew, to be reviewed.
 generated: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/cli/test_stubs.py -k golden
 
 # Writes the tables of docs/types.md anew.
 types-table: $(TESTING)

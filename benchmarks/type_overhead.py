@@ -74,7 +74,7 @@ def flat_defaults(x: Tensor, block: int = 64, scale: float = 1.0, mode: str = "F
     return torch.empty_like(x)
 
 
-def of_defaults(x: Tensor, config: Defaults = Defaults()) -> Tensor:  # noqa: B008 (it is frozen)
+def of_defaults(x: Tensor, config: Defaults = Defaults()) -> Tensor:
     return torch.empty_like(x)
 
 

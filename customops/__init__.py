@@ -10,6 +10,7 @@ from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
 from customops._samples import Sample
+from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops.errors import CustomOpsError, OpCheckError
 from customops.library import (
@@ -41,9 +42,13 @@ __version__ = "0.1.0"
 __all__ = [
     "CustomOpDef",
     "CustomOpsError",
+    "Keys",
     "Library",
+    "Mut",
+    "Mutates",
     "OpCheckError",
     "Registry",
+    "SameAs",
     "Sample",
     "adopt",
     "custom_op",

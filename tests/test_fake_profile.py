@@ -440,4 +440,3 @@ def test_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_profiles_from_yaml(generate_yaml_from_profiles(PROFILES)) == PROFILES
     with pytest.raises(CustomOpsError, match="pip install pyyaml"):
         read_profiles_from_yaml("torch_version: '2.13'")
-

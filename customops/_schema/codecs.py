@@ -33,6 +33,11 @@ class Codec:
     #: The values that are allowed, for messages.
     expected = ""
 
+    @property
+    def choices(self) -> Mapping[Any, Any]:
+        """Lowered value -> the value it stands for, where there are just these; else nothing."""
+        return {}
+
     def test(self, value: str, objects: Objects) -> str:
         """A condition that holds for the values that are allowed; "" if the dispatcher is to judge."""
         return ""
@@ -86,6 +91,10 @@ class LiteralCodec(Codec):
     def schema_type(self) -> str:
         return self.types[0].__name__ if len(self.types) == 1 else "str"
 
+    @property
+    def choices(self) -> Mapping[Any, Any]:
+        return {each if len(self.types) == 1 else repr(each): each for each in self.values}
+
     def test(self, value: str, objects: Objects) -> str:
         parts = []
         for type_ in self.types:
@@ -103,8 +112,7 @@ class LiteralCodec(Codec):
         return f"({' '.join(tests)} {repr(last)!r})"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
-        texts = {each if len(self.types) == 1 else repr(each): each for each in self.values}
-        return f"{objects.ref('choices', Choices(texts, path, objects.op))}[{value}]"
+        return f"{objects.ref('choices', Choices(self.choices, path, objects.op))}[{value}]"
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,12 @@ class EnumCodec(Codec):
     def _has_own_values(self) -> bool:
         return issubclass(self.cls, (int, str, Flag))
 
+    @property
+    def choices(self) -> Mapping[Any, Any]:
+        if issubclass(self.cls, Flag):  # also combinations of the members
+            return {}
+        return {each._value_ if self._has_own_values else each.name: each for each in self.cls}
+
     def test(self, value: str, objects: Objects) -> str:
         return f"$type({value}) is {objects.ref(self.cls.__name__, self.cls)}"
 
@@ -132,10 +146,9 @@ class EnumCodec(Codec):
         return f"{value}._value_" if self._has_own_values else f"{value}._name_"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
-        if issubclass(self.cls, Flag):  # also combinations of the members
+        if not self.choices:
             return f"{objects.ref(self.cls.__name__, self.cls)}({value})"
-        texts = {each.value if self._has_own_values else each.name: each for each in self.cls}
-        return f"{objects.ref(self.cls.__name__, Choices(texts, path, objects.op))}[{value}]"
+        return f"{objects.ref(self.cls.__name__, Choices(self.choices, path, objects.op))}[{value}]"
 
 
 @dataclass(frozen=True)

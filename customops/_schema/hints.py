@@ -6,10 +6,11 @@ import collections.abc
 import dataclasses
 import enum
 import inspect
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Union
 
 import torch
 import typing_extensions
@@ -68,6 +69,7 @@ class HintReader:
             SchemaError: there is none for such a type.
         """
         bare, metadata = strip(self.resolve(hint))
+        metadata += tuple(_said_of_items(bare))
         found = self._node(bare, metadata, name, path)
         if found is None:
             self.unsupported(bare, path)
@@ -264,6 +266,16 @@ class HintReader:
                 f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}",
                 fix=f"import the names that they hold in the module of {cls.__name__}",
             )
+
+
+def _said_of_items(hint: Any) -> Iterator[Any]:
+    """What is said of a member of a union, or of the items of a list: it holds for the whole."""
+    origin, items = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType, *_SEQUENCES) or (origin is tuple and items[-1:] == (...,)):
+        for item in items:
+            bare, metadata = strip(item)
+            yield from (each for each in metadata if each is Mutates or isinstance(each, (Mutates, SameAs)))
+            yield from _said_of_items(bare)
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:

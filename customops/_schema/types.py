@@ -60,6 +60,13 @@ class TypeRow(NamedTuple):
     #: What else must be true of such a value, as Python; ``{}`` stands for the value.
     unchanged_if: str = ""
 
+    #: In a stub, the type of an argument in a call through `torch.ops`.
+    stub: str = "Any"
+    #: The same of a return, if it is another.
+    stub_return: str = ""
+    #: Does the dispatcher take one for a list of a length?
+    repeated: bool = False
+
 
 def _rows() -> Iterable[TypeRow]:
     group_name = _compat.schemas.group_name_type()
@@ -70,6 +77,7 @@ def _rows() -> Iterable[TypeRow]:
         return_forms=("", "[]"),
         results=(Tensor,),
         unchanged=(Tensor, torch.nn.Parameter),
+        stub="Tensor",
     )
     integer = TypeRow(
         "SymInt",
@@ -83,9 +91,11 @@ def _rows() -> Iterable[TypeRow]:
         results=(numbers.Integral, SymInt),
         unchanged=(int,),
         unchanged_if="-0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
+        stub="int | SymInt",
+        stub_return="int",
     )
     yield integer
-    yield integer._replace(schema="int", hints=())
+    yield integer._replace(schema="int", hints=(), stub="int", repeated=True)
     yield TypeRow(
         "float",
         (float,),
@@ -98,6 +108,8 @@ def _rows() -> Iterable[TypeRow]:
         canonical_default=float,
         results=(numbers.Real, SymFloat, SymInt),
         unchanged=(float,),
+        stub="float",
+        repeated=True,
     )
     yield TypeRow(
         "bool",
@@ -109,6 +121,7 @@ def _rows() -> Iterable[TypeRow]:
         list_defaults=True,
         results=(bool, SymBool),
         unchanged=(bool,),
+        stub="bool",
     )
     yield TypeRow(
         "Scalar",
@@ -120,6 +133,7 @@ def _rows() -> Iterable[TypeRow]:
         canonical_default=literals.plain_number,
         results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
         unchanged=(float,),
+        stub="int | float | complex",
     )
     yield TypeRow(
         "complex",
@@ -130,6 +144,7 @@ def _rows() -> Iterable[TypeRow]:
         canonical_default=complex,
         results=(numbers.Complex,),
         unchanged=(complex,),
+        stub="complex",
     )
     yield TypeRow(
         "str",
@@ -141,6 +156,7 @@ def _rows() -> Iterable[TypeRow]:
         results=(str,),
         unchanged=(str,),
         unchanged_if="{}.isascii()",
+        stub="str",
     )
     yield TypeRow(
         "ScalarType",
@@ -151,6 +167,7 @@ def _rows() -> Iterable[TypeRow]:
         read_default=literals.dtype_from,
         list_defaults=True,
         unchanged=(torch.dtype,),
+        stub="torch.dtype",
     )
     yield TypeRow(
         "Device",
@@ -161,6 +178,8 @@ def _rows() -> Iterable[TypeRow]:
         read_default=torch.device,
         keeps_default=True,  # a string goes on being one: that is what torch.library passes
         unchanged=(torch.device,),
+        stub="torch.device | str",
+        stub_return="torch.device",
     )
     yield TypeRow(
         "Layout",
@@ -170,6 +189,7 @@ def _rows() -> Iterable[TypeRow]:
         read_default=literals.layout_from,
         list_defaults=True,
         unchanged=(torch.layout,),
+        stub="torch.layout",
     )
     yield TypeRow(
         "MemoryFormat",
@@ -179,8 +199,9 @@ def _rows() -> Iterable[TypeRow]:
         read_default=literals.memory_format_from,
         list_defaults=True,
         unchanged=(torch.memory_format,),
+        stub="torch.memory_format",
     )
-    yield TypeRow("Generator", (torch.Generator,))
+    yield TypeRow("Generator", (torch.Generator,), stub="torch.Generator")
 
 
 #: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES = {"numpy_device"}
 PATHS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in DEVICES)
 STEMS = [path.stem for path in PATHS]
+OPS = [
+    (path.stem, name)
+    for path in PATHS
+    for name in re.findall(r'^@custom_op\("(examples::\w+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+]
 
 
 Op = CustomOpDef[Any, Any]
@@ -46,6 +52,8 @@ def modules() -> Iterator[dict[str, ModuleType]]:
             assert spec.loader is not None
             loaded[path.stem] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(loaded[path.stem])
+        # For those who look for the tensors of a sample.
+        torch.export.register_dataclass(loaded["quantized_gemm"].Quantization)
         yield loaded
         for module in loaded.values():
             del sys.modules[module.__name__]
@@ -56,9 +64,11 @@ def module(request: pytest.FixtureRequest, modules: dict[str, ModuleType]) -> Mo
     return modules[request.param]
 
 
-@pytest.fixture
-def op(module: ModuleType) -> Op:
-    (found,) = (value for value in vars(module).values() if isinstance(value, CustomOpDef))
+@pytest.fixture(params=OPS, ids=lambda each: each[1].removeprefix("examples::"))
+def op(request: pytest.FixtureRequest, modules: dict[str, ModuleType]) -> Op:
+    stem, name = request.param
+    values = vars(modules[stem]).values()
+    (found,) = (value for value in values if isinstance(value, CustomOpDef) and value._qualname == name)
     return found
 
 
@@ -94,6 +104,7 @@ def outcome(fn: Callable[..., Any], sample: Sample) -> dict[str, Any]:
 
 def test_there_are_examples() -> None:
     assert {"numpy_sin", "inplace", "out", "nonzero", "factory", "lists", "train"} <= set(STEMS)
+    assert {stem for stem, _ in OPS} == set(STEMS)
 
 
 def test_main_runs(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +154,7 @@ def test_opcheck(op: Op) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_opcheck_of_torch(op: Op) -> None:
     for args, kwargs in samples(op):
-        torch.library.opcheck(op._opoverload, args, kwargs)
+        torch.library.opcheck(op._opoverload, *op.lower(*args, **kwargs))
 
 
 # -- compilers ---------------------------------------------------------------------------------
@@ -186,6 +197,17 @@ class Program(nn.Module):
         return self.op(*args, **kwargs)
 
 
+class Tensors(Program):
+    """Returns the tensors of a result, and what was made of the inputs.
+
+    torch saves no program that returns nothing, or a NamedTuple it does not know.
+    """
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        results = tree_leaves(super().forward(*tensors))
+        return [result for result in results if result is not None] + [tensor.clone() for tensor in tensors]
+
+
 def flat(sample: Sample) -> Sample:
     """The inputs of its program."""
     return Sample(tuple(tensors_in(sample)), {})
@@ -198,6 +220,31 @@ def test_export(op: Op, strict: bool) -> None:
     assert str(op._opoverload) in exported.graph_module.code
     expected = outcome(Program(op, sample), flat(sample))
     assert_close(outcome(exported.module(), flat(samples(op)[richest(op)])), expected)
+
+
+def test_reload_where_the_example_is_imported(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    stems = ["fused_attention", "quantized_gemm", "rotary"]
+    for stem in stems:
+        (op, *_) = (value for value in vars(modules[stem]).values() if isinstance(value, CustomOpDef))
+        sample = samples(op)[richest(op)]
+        program = Tensors(op, sample)
+        torch.export.save(torch.export.export(program, *flat(sample)), tmp_path / f"{stem}.pt2")
+        inputs = tuple(tensor.detach() for tensor in tensors_in(sample))
+        torch.save([inputs, program(*(each.clone() for each in inputs)), stem], tmp_path / f"{stem}.pt")
+    done = run_isolated(RELOAD.format(folder=str(tmp_path), examples=str(EXAMPLES), stems=stems))
+    assert done.value == stems
+
+
+RELOAD = """
+import sys, torch
+sys.path.insert(0, {examples!r})
+result = []
+for stem in {stems}:
+    __import__(stem)
+    inputs, expected, name = torch.load(f"{folder}/{{stem}}.pt", weights_only=False)
+    torch.testing.assert_close(torch.export.load(f"{folder}/{{stem}}.pt2").module()(*inputs), expected)
+    result.append(name)
+"""
 
 
 def test_make_fx(op: Op) -> None:
