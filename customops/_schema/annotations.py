@@ -92,19 +92,6 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, metadata
 
 
-def is_mutates(item: Any) -> bool:
-    """Is it `Mutates`, or one of these?"""
-    return item is Mutates or isinstance(item, Mutates)
-
-
-def parts_of(hint: Any) -> Iterator[Any]:
-    """What `Annotated` says of the parts that a hint is made of: of the items of a list, of what may be None."""
-    bare, _ = strip(hint)
-    for item in () if typing.get_origin(bare) is typing.Literal else typing.get_args(bare):
-        yield from strip(item)[1]
-        yield from parts_of(item)
-
-
 def may_be_absent(hint: Any, otherwise: bool) -> bool:
     """May a TypedDict lack the key of this hint? Its own tables are wrong where annotations are strings."""
     while (origin := typing.get_origin(hint)) is Annotated or origin in _QUALIFIERS - {None}:

@@ -17,17 +17,7 @@ import typing_extensions
 from torch import Tensor
 
 from customops._schema.advice import advice, show
-from customops._schema.annotations import (
-    Keys,
-    SameAs,
-    is_mutates,
-    may_be_absent,
-    parts_of,
-    simplify,
-    strip,
-    union_members,
-    union_of,
-)
+from customops._schema.annotations import Keys, Mutates, SameAs, may_be_absent, simplify, strip, union_members, union_of
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
@@ -73,8 +63,6 @@ class HintReader:
         found = self._node(bare, metadata, name, path)
         if found is None:
             self.unsupported(bare, path)
-        if not isinstance(found, Group):  # whose fields have what is said of them
-            metadata = (*metadata, *(item for item in parts_of(self.resolve(hint)) if is_mutates(item)))
         return replace(self._marked(found, metadata), default=default)
 
     def unsupported(self, hint: Any, path: str) -> NoReturn:
@@ -93,7 +81,7 @@ class HintReader:
     def _marked(self, node: Node, metadata: tuple[Any, ...]) -> Node:
         """The node with what its annotations say of it."""
         for item in metadata:
-            if is_mutates(item):
+            if item is Mutates or isinstance(item, Mutates):
                 if self.returns or not node.holds_tensors:
                     self.fail(
                         f"{node.path or 'the return'} is annotated with Mutates, which is for arguments with tensors",

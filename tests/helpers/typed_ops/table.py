@@ -19,7 +19,10 @@ def schemas() -> str:
     """What each type is in the schema."""
     lines = ["| type | schema |", "|---|---|"]
     for title, rows in PARTS.items():
-        lines += [f"| **{title}** | |", *(f"| {row.title} | `{row.schema.replace('|', chr(92) + '|')}` |" for row in rows)]
+        lines += [
+            f"| **{title}** | |",
+            *(f"| {row.title} | `{row.schema.replace('|', chr(92) + '|')}` |" for row in rows),
+        ]
     return "\n".join(lines)
 
 
