@@ -14,7 +14,7 @@ from customops._schema.nodes import Signature
 
 #: A call of the op's object.
 CALL = """\
-def __call__({parameters}):
+def {name}({parameters}):
     {lower}
     {call}
     return {result}
@@ -85,13 +85,18 @@ def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
 
 
 def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Any:
-    """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher."""
-    writer = Writer("__call__", signature, schema, op, traced=True)
+    """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher.
+
+    It has the name of the op, which Python's errors for arguments that are missing or too many show.
+    """
+    name = op.partition("::")[2].partition(".")[0]
+    writer = Writer(name, signature, schema, op, traced=True)
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     own = ["$self"] if "/" in parameters else ["$self", "/"]
     text = fill(
         CALL,
+        name=name,
         parameters=[*own, *parameters],
         lower=lines,
         call=_emit_dispatch(writer, values) if bypass is None else _emit_bypass(writer, values),

@@ -173,7 +173,7 @@ def _implied_tags(
         reader.fail(
             "SameAs is for an op that writes to its first argument alone, or to keyword-only ones",
             got=", ".join(argument.name for argument in written),
-            fix="-> None",
+            fix="-> None" if len(written) > 1 else f"-> None, or make {written[0].name} the first parameter",
         )
     tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
     return tags if tag in tags else (*tags, tag)
