@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -45,6 +45,10 @@ generated: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/cli/test_stubs.py -k golden
 
+# Writes the tables of docs/types.md anew.
+types-table: $(TESTING)
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/types/test_table.py -k test_the_page_has_the_table
+
 lint: $(DEVELOPING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,6 +60,7 @@ format: $(DEVELOPING)
 typecheck: $(DEVELOPING)
 	$(BIN)/mypy customops
 	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
+	if [ -x $(BIN)/basedpyright ]; then $(BIN)/basedpyright; fi
 
 docs: $(DEVELOPING)
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build

@@ -29,11 +29,18 @@ DISPATCH = """\
 if $is_dynamo_compiling():
     $result = $self._opoverload({arguments})
 else:
+    {named}
     try:
-        $result = $self._entry({arguments})
+        $result = $self._entry({passed})
     except $RuntimeError as $error:
         $self._definition.explain($error)
         raise
+"""
+
+#: Passing a keyword costs more than finding that it is at its default.
+NAMED = """\
+if {value} is not {default}:
+    $named[{name!r}] = {lowered}
 """
 
 BYPASS = """\
@@ -158,6 +165,24 @@ class Writer:
     def flat_arguments(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         positional = [values[argument.name] for argument in self.schema.positional]
         return positional, {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+
+    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
+        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
+        found: dict[str, tuple[str, Any]] = {}
+        for parameter in self.signature.parameters:
+            if isinstance(parameter.node, Group) and parameter.node.given is None:
+                self._add_defaults(parameter.node, parameter.name, parameter.default, found)
+        return found
+
+    def _add_defaults(self, group: Group, value: str, whole: Any, found: dict[str, tuple[str, Any]]) -> None:
+        """`whole` is the default of the group, if it has one."""
+        for key, node in group.fields.items():
+            default = node.default if whole is REQUIRED else group.form.get(whole, key)
+            if isinstance(node, Group):
+                if node.given is None:
+                    self._add_defaults(node, group.form.item(value, key), default, found)
+            elif isinstance(node, Leaf) and node.default is not REQUIRED:
+                found[node.name] = group.form.item(value, key), default
 
     def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
         """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
@@ -311,10 +336,31 @@ def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> A
         CALL,
         parameters=[*own, *parameters],
         lower=lines,
-        call=fill(DISPATCH if bypass is None else BYPASS, arguments=_by_name(*writer.flat_arguments(values))),
+        call=_emit_dispatch(writer, values) if bypass is None else _emit_bypass(writer, values),
         result=writer.restore_result(),
     )
     return writer.build(text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling)
+
+
+def _emit_bypass(writer: Writer, values: dict[str, str]) -> str:
+    return fill(BYPASS, arguments=_by_name(*writer.flat_arguments(values)))
+
+
+def _emit_dispatch(writer: Writer, values: dict[str, str]) -> str:
+    positional, named = writer.flat_arguments(values)
+    lines: list[str] = []
+    passed = dict(named)
+    for name, (value, default) in writer.defaults_of_fields().items():
+        refs = {"value": value, "default": writer.ref("default", default), "name": name, "lowered": passed.pop(name)}
+        lines += NAMED.format(**refs).splitlines()
+    if lines:
+        lines.insert(0, "$named = {}")
+    return fill(
+        DISPATCH,
+        arguments=_by_name(positional, named),
+        named=lines,
+        passed=[*_by_name(positional, passed), *(["**$named"] if lines else [])],
+    )
 
 
 def lower(signature: Signature, schema: Schema, op: str) -> Any:

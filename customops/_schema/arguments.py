@@ -18,8 +18,8 @@ from customops.errors import brief
 class ArgumentBuilder:
     """Makes the arguments of an op.
 
-    Fields with a default come behind all parameters (behind them a schema can have no others): one that is added later
-    moves as few as it can. Exported programs, which hold arguments by name, go on to work.
+    A field with a default is a keyword-only argument: one that is added later moves no other. Old exported programs
+    go on to work: torch replays positional arguments in order, and would give it the value of the next.
     """
 
     fail: Callable[..., NoReturn]
@@ -27,8 +27,6 @@ class ArgumentBuilder:
     #: The paths in ``mutates_args``; None for "unknown".
     mutated: Collection[str] | None
     positional: list[Argument] = field(default_factory=list)
-    #: Fields with a default.
-    trailing: list[Argument] = field(default_factory=list)
     keyword_only: list[Argument] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
 
@@ -39,13 +37,13 @@ class ArgumentBuilder:
             if is_rest or kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
                 into = self.keyword_only
             self._add(parameter.node, None, into, in_optional=False, is_field=False)
-        return (*self.positional, *self.trailing, *self.keyword_only)
+        return (*self.positional, *self.keyword_only)
 
     def _add(
         self, node: Node, values: Values | None, into: list[Argument], *, in_optional: bool, is_field: bool
     ) -> None:
         if node.default is not REQUIRED:
-            into = self.trailing if is_field and into is self.positional else into
+            into = self.keyword_only if is_field else into
             values = self._default_values(node) if values is None else values
         if not isinstance(node, Group):
             for leaf in node.leaves:
