@@ -79,7 +79,10 @@ class Rewrite(NamedTuple):
 
 def advice(hint: Any, path: str, accepts: Accepts, *, returns: bool) -> str:
     """What to write instead of a hint: code, and the words that it needs."""
-    found = _Advisor(accepts, returns).rewrite(hint)
+    try:
+        found = _Advisor(accepts, returns).rewrite(hint)
+    except RecursionError:  # of a class that holds itself
+        found = None
     if found is None:
         return "write a schema by hand with schema= if the dispatcher has such a type"
     return ", ".join(filter(None, (_text(found, hint, path, returns), found.note)))

@@ -54,6 +54,8 @@ class HintReader:
     returns: bool = False
     #: Are errors to say what to write instead?
     advises: bool = True
+    #: The classes whose fields are read.
+    inside: tuple[type, ...] = ()
 
     def node(self, hint: Any, name: str, path: str, default: Any = REQUIRED, written: Any = None) -> Node:
         """The node of a parameter, a return, or a part of one. `written` is for messages, if that is not the hint.
@@ -82,7 +84,7 @@ class HintReader:
     def accepts(self, hint: Any) -> bool:
         """Is it a hint that works?"""
         try:
-            HintReader(_refuse, self.resolve, self.returns, advises=False).node(hint, "x", "x")
+            HintReader(_refuse, self.resolve, self.returns, advises=False, inside=self.inside).node(hint, "x", "x")
         except SchemaError:
             return False
         return True
@@ -134,6 +136,14 @@ class HintReader:
         return self._class(hint, name, path) if isinstance(hint, type) else None
 
     def _class(self, cls: type, name: str, path: str) -> Node | None:
+        if cls in self.inside:
+            self.fail(
+                f"{self._what(path)}: {cls.__name__} holds itself, and a schema has a number of arguments",
+                fix=f"leave {path.removeprefix('.')} out of {cls.__name__}",
+            )
+        return replace(self, inside=(*self.inside, cls))._of_class(cls, name, path)
+
+    def _of_class(self, cls: type, name: str, path: str) -> Node | None:
         if cls is torch.Size:
             return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
         if cls is str and self.returns:

@@ -123,6 +123,17 @@ class NoneOrAbsent(TypedDict, total=False):
     k: Optional[int]
 
 
+@dataclass(frozen=True)
+class Chain:
+    block: int
+    next: "Optional[Chain]" = None
+
+
+@dataclass(frozen=True)
+class Tree:
+    leaves: "list[Tree]"
+
+
 class Plain:
     def __init__(self, block: int) -> None:
         self.block = block
