@@ -60,6 +60,7 @@ format: $(DEVELOPING)
 typecheck: $(DEVELOPING)
 	$(BIN)/mypy customops
 	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
+	if [ -x $(BIN)/basedpyright ]; then $(BIN)/basedpyright; fi
 
 docs: $(DEVELOPING)
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build

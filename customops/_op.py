@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -19,8 +20,10 @@ from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
 from customops._lifetime import Owner
 from customops._rules import Rules
+from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
 from customops._samples import Sample, samples_of
+from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
 from customops.errors import UnregisteredError
 
@@ -28,10 +31,21 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CustomOpDef(Register, Generic[P, R]):
+class _SignatureOfOp:
+    """What `inspect.signature` asks for, of ops where ``__wrapped__`` tells nothing. It asks the class, too."""
+
+    def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
+        if op is None:
+            return None
+        fn = op._definition.spec.fn
+        if fn is not None and has_signature(fn):
+            raise AttributeError("__signature__", name="__signature__", obj=op)
+        return signature_of(op.schema)
+
+
+class CustomOpDef(Register[P, R]):
     """An operator: callable, and the place where its rules are registered.
 
     Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
@@ -45,6 +59,7 @@ class CustomOpDef(Register, Generic[P, R]):
         tensor([2., 2.])
     """
 
+    __wrapped__: Callable[P, R]
     _opoverload: OpOverload
 
     def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
@@ -73,6 +88,12 @@ class CustomOpDef(Register, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._qualname})>"
+
+    # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
+    def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
+        return self
+
+    __signature__ = _SignatureOfOp()
 
     # A copy of a module that holds an op holds the same op: there is one in the dispatcher.
     def __copy__(self) -> CustomOpDef[P, R]:
@@ -131,7 +152,7 @@ class CustomOpDef(Register, Generic[P, R]):
 
     # Samples ----------------------------------------------------------------------------------------------------
 
-    def register_samples(self, fn: F, /) -> F:
+    def register_samples(self, fn: YieldsArguments, /) -> YieldsArguments:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
 
         Example:

@@ -20,6 +20,7 @@ from customops._autograd.options import BackwardOptions, FromOptions, GradientOp
 from customops._dispatch.devices import DeviceTypes
 from customops._op import CustomOpDef
 from customops._registry import default
+from customops._rules.fits import AnySetupContext, Backward, ResultAndDims, Strategy, TakesModeAndCall
 from customops._schema.tags import Tags
 from customops.errors import RegistrationError
 
@@ -70,6 +71,12 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
     return register
 
 
+@overload
+def register_kernel(
+    op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
+) -> Callable[[F], F]: ...
+@overload
+def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
 def register_kernel(
     op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
 ) -> Any:
@@ -77,6 +84,12 @@ def register_kernel(
     return adopt(op).register_kernel(device_types, fn, lib=lib)
 
 
+@overload
+def register_fake(
+    op: Op, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
+) -> Callable[[F], F]: ...
+@overload
+def register_fake(op: Op, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
 def register_fake(
     op: Op, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None, allow_override: bool = True
 ) -> Any:
@@ -86,10 +99,10 @@ def register_fake(
 
 def register_autograd(
     op: Op,
-    backward: Callable[..., Any],
+    backward: Backward,
     /,
     *,
-    setup_context: Callable[..., Any] | None = None,
+    setup_context: AnySetupContext[Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[BackwardOptions],
 ) -> None:
@@ -99,10 +112,10 @@ def register_autograd(
 
 def register_jvp(
     op: Op,
-    jvp: Callable[..., Any],
+    jvp: Backward,
     /,
     *,
-    setup_context: Callable[..., Any] | None = None,
+    setup_context: AnySetupContext[Any] | None = None,
     lib: Library | None = None,
     **options: Unpack[GradientOptions],
 ) -> None:
@@ -127,13 +140,29 @@ def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, 
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
 
 
-def register_vmap(op: Op, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None) -> Any:
+@overload
+def register_vmap(
+    op: Op, fn: None = None, /, *, lib: Library | None = None
+) -> Callable[[ResultAndDims], ResultAndDims]: ...
+@overload
+def register_vmap(op: Op, fn: Strategy, /, *, lib: Library | None = None) -> Strategy: ...
+@overload
+def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Library | None = None) -> ResultAndDims: ...
+def register_vmap(op: Op, fn: Any = None, /, *, lib: Library | None = None) -> Any:
     """`CustomOpDef.register_vmap` on any op."""
     return adopt(op).register_vmap(fn, lib=lib)
 
 
+@overload
 def register_torch_dispatch(
-    op: Op, torch_dispatch_class: type, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
+    op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
+@overload
+def register_torch_dispatch(
+    op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+) -> TakesModeAndCall: ...
+def register_torch_dispatch(
+    op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Library | None = None
 ) -> Any:
     """`CustomOpDef.register_torch_dispatch` on any op."""
     return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)

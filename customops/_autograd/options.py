@@ -71,9 +71,14 @@ class BackwardOptions(GradientOptions, total=False):
     once_differentiable: bool
 
 
-class FromOptions(TypedDict, total=False):
-    """What `CustomOpDef.register_autograd_from` takes."""
+class ResultOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_autograd_from` takes for a function that returns what the op does."""
 
     nondiff_args: Names
-    grads_of: Names | None
     recompute: bool
+
+
+class FromOptions(ResultOptions, total=False):
+    """All that `CustomOpDef.register_autograd_from` takes."""
+
+    grads_of: Names | None

@@ -20,7 +20,7 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._codegen.kernel import emit_kernel_call
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
@@ -100,24 +100,30 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: boo
     source = Source("autograd", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
     positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
-    positional += ["*$rest"] if len(positional) < len(schema.positional) else []
-    arguments = ", ".join([*positional, "**$named"] if schema.keyword_only else positional)
+    is_whole = len(positional) == len(schema.positional)
+    positional += [] if is_whole else ["*$rest"]
+    named = [variable_name(argument) for argument in schema.keyword_only]
+    passed = [*positional, *(f"{name}={name}" for name in named)]
+    parameters = emit_parameters(source)
+    defaults = emit_defaults(source)
+    if not is_whole:  # some may be left out: the kernel's function knows the defaults
+        passed = parameters = [*positional, "**$named"] if named else positional
     source.template = fill(
         AUTOGRAD,
-        arguments=arguments,
+        arguments=parameters,
         requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
-        kernel_call=_emit_kernel_call(source, arguments),
-        node_call=fill(NODE_CALL, arguments=arguments) if has_node else "",
+        kernel_call=_emit_kernel_call(source, passed, inline=is_whole and not defaults),
+        node_call=fill(NODE_CALL, arguments=passed) if has_node else "",
         args=as_tuple(positional),
-        kwargs="$named" if schema.keyword_only else "{}",
+        kwargs=f"{{{', '.join(f'{name!r}: {name}' for name in named)}}}" if is_whole else "$named" if named else "{}",
     )
     return source
 
 
-def _emit_kernel_call(source: Source, arguments: str) -> str:
-    if "*" in arguments:  # some may be left out: the kernel's function knows the defaults
-        return f"return $current.direct({arguments})\n"
-    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
+def _emit_kernel_call(source: Source, passed: list[str], *, inline: bool) -> str:
+    if inline:
+        return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
+    return f"return $current.direct({', '.join(passed)})\n"
 
 
 def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
@@ -133,7 +139,8 @@ def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> 
     source.objects["any_requires_grad"] = any_requires_grad(schema)
     items = [variable_name(a) for a in known]
     items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
-    items += ["**$named"] if any(a.kwarg_only for a in others) else []
+    named = [variable_name(a) for a in others if a.kwarg_only]
+    items += named if always_passed(schema) == len(schema.positional) else ["**$named"] if named else []
     return f"($any_requires_grad({', '.join(items)}) and $is_grad_enabled())"
 
 

@@ -101,8 +101,8 @@ def _source(shape: Shape, *, bump: bool) -> Source:
     source = Source("kernel", shape.schema, shape.tags, shape.when)
     source.template = fill(
         KERNEL,
-        parameters=_emit_parameters(source),
-        defaults=_emit_defaults(source),
+        parameters=emit_parameters(source),
+        defaults=emit_defaults(source),
         kernel_call=emit_kernel_call(source, bump=bump, direct=False),
     )
     return source
@@ -152,7 +152,7 @@ def _in_order(schema: Schema) -> tuple[Argument, ...]:
     return (*schema.positional, *schema.keyword_only)
 
 
-def _emit_parameters(source: Source) -> list[str]:
+def emit_parameters(source: Source) -> list[str]:
     """Parameters for all arguments, with the defaults that a call may leave out."""
     schema, parameters = source.schema, []
     required = always_passed(schema)
@@ -178,7 +178,7 @@ if {name} is $default_{i}:
 """
 
 
-def _emit_defaults(source: Source) -> str:
+def emit_defaults(source: Source) -> str:
     """The lines that give arguments the form that callbacks are to see."""
     lines = ""
     for i, argument in enumerate(_in_order(source.schema)):

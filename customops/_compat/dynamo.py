@@ -46,6 +46,11 @@ def outside_dynamo(fn: _F) -> _F:
     return fn
 
 
+def stop_tracing(why: str) -> None:
+    """Have Dynamo, which traces the caller, not compile the call; where it must, its error says why."""
+    torch._dynamo.graph_break(msg=why)
+
+
 _PACKAGE = Path(__file__).parents[1]
 
 #: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.

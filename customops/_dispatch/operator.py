@@ -18,7 +18,7 @@ from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.parse import from_dispatcher
-from customops.errors import DefinitionError, RegistrationError, UnsupportedError, brief, user_stacklevel
+from customops.errors import ArgumentError, DefinitionError, RegistrationError, UnsupportedError, brief, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -37,6 +37,10 @@ class Kernel(NamedTuple):
 #: What the dispatcher says to an argument that is no tensor, where it wants one or a list of them.
 _WRONG_TYPE = re.compile(
     r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found type '(\w+)'"
+)
+#: The same for any type.
+_WRONG_VALUE = re.compile(
+    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '.+'\.\n.*\nValue: (.*)"
 )
 
 
@@ -263,6 +267,8 @@ class OperatorHandle:
         text = str(error)
         if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
             raise self._no_kernel(text.split("'")[3]) from None
+        if self.spec.signature is not None and (wrong := _WRONG_VALUE.match(text)) is not None:
+            raise self._wrong_value(*wrong.groups()) from None
         given = _WRONG_TYPE.match(text)
         if given is not None and text.startswith(f"{self.qualname}() "):
             wanted, name, found = given.groups()
@@ -270,6 +276,18 @@ class OperatorHandle:
             if wanted != "Tensor":
                 convert = f"[{name}]" if found == "Tensor" else f"[torch.as_tensor(x) for x in {name}]"
             error.args = (f"{text}\nfix: {convert}",)
+
+    def _wrong_value(self, wanted: str, name: str, value: str) -> ArgumentError:
+        """The error for a value of a wrong type in an op with a signature of its own, by the names of that."""
+        assert self.spec.signature is not None
+        leaves = [leaf for each in self.spec.signature.parameters for leaf in each.node.leaves]
+        return ArgumentError(
+            "an argument has a value that the signature does not allow",
+            op=self.qualname,
+            argument=next((leaf.path for leaf in leaves if leaf.name == name), name),
+            expected=wanted,
+            got=value if len(value) <= 80 else f"{value[:77]}...",
+        )
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""

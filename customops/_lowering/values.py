@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
+from customops import _compat
 from customops._dispatch.results import describe
+from customops._schema.nodes import split
 from customops.errors import ArgumentError, KernelError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -30,6 +34,8 @@ def bad_argument(op: str) -> Callable[[Any, str, str], ArgumentError]:
 
 
 def _bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
+    if is_dynamo_compiling():  # which cannot trace the making of the error
+        _compat.dynamo.stop_tracing(f"{op}: the argument {path} has a value that is not {expected}")
     return ArgumentError(
         "an argument has a value that the signature does not allow",
         op=op,
@@ -37,6 +43,34 @@ def _bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentErro
         expected=expected,
         got=brief(value),
     )
+
+
+def absent(op: str) -> Callable[[str, str], Any]:
+    """What raises the error for None in the place of a value, in the lowered form."""
+    return functools.partial(_absent, op)
+
+
+def _absent(op: str, path: str, expected: str) -> Any:
+    raise _bad_argument(op, None, path, expected)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Makes a list of lists. The dispatcher does not look at their lengths."""
+
+    path: str
+    op: str
+
+    def __call__(self, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
+        if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
+            raise ArgumentError(
+                "the lengths of the lists are not those of what is in them",
+                op=self.op,
+                argument=self.path,
+                expected=f"lengths that add up to {len(items)}",
+                got=brief(lengths),
+            )
+        return list(split(items, lengths))
 
 
 def misfit(op: str, role: str, fn: Callable[..., Any]) -> Callable[[Any, str, str], KernelError]:

@@ -1,54 +1,74 @@
-"""The methods of an op that register its rules."""
+"""The methods of an op that register its rules; those for gradients are in `gradient_methods`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
-from typing_extensions import Unpack
+from torch import Tensor
+from typing_extensions import Never
 
-from customops._autograd.options import BackwardOptions, FromOptions, GradientOptions
-from customops._autograd.recompute import formulas
 from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
-from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, lock
-from customops._lowering.lowering import Lowering
-from customops._rules import Rules
+from customops._rules.fits import (
+    Decorator,
+    Items,
+    MayTakeNothing,
+    OpFor,
+    ResultAndDims,
+    ReturnsItems,
+    ReturnsNumber,
+    ReturnsTensor,
+    Strategy,
+    TakesModeAndCall,
+)
+from customops._rules.gradient_methods import RegisterGradients
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Register:
+class Register(RegisterGradients[P, R]):
     """The ``register_*`` methods of `CustomOpDef`."""
-
-    _definition: OperatorHandle
-    _rules: Rules
-    #: What callbacks go through, of an op whose signature is not simply its schema.
-    _lowering: Lowering | None = None
-
-    @property
-    def _qualname(self) -> str:
-        return self._definition.qualname
-
-    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
-        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
-        raise NotImplementedError
 
     # Kernels ----------------------------------------------------------------------------------------------------
 
     @overload
     def register_kernel(
         self, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
-    ) -> Callable[[F], F]: ...
+    ) -> Decorator[P, R]: ...
     @overload
-    def register_kernel(self, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_kernel(
+        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Library | None = None
+    ) -> ReturnsTensor: ...
+    @overload
+    def register_kernel(
+        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Library | None = None
+    ) -> ReturnsItems: ...
+    @overload
+    def register_kernel(
+        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Library | None = None
+    ) -> ReturnsNumber: ...
+    @overload
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None
+    ) -> Callable[Concatenate[Any, Q], R]: ...
+    @overload
+    def register_kernel(
+        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, *, lib: Library | None = None
+    ) -> Callable[Q, R]: ...
+    @overload
+    def register_kernel(
+        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
+    ) -> F: ...
     def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
         """Register the kernel for a device type, several, or (None) every device without one of its own.
 
@@ -89,9 +109,31 @@ class Register:
     @overload
     def register_fake(
         self, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> Callable[[F], F]: ...
+    ) -> Decorator[P, R]: ...
     @overload
-    def register_fake(self, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
+    def register_fake(
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsTensor: ...
+    @overload
+    def register_fake(
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsItems: ...
+    @overload
+    def register_fake(
+        self: OpFor[float], fn: ReturnsNumber, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsNumber: ...
+    @overload
+    def register_fake(
+        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Callable[Concatenate[Any, Q], R]: ...
+    @overload
+    def register_fake(
+        self: MayTakeNothing, fn: Callable[Q, R], /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Callable[Q, R]: ...
+    @overload
+    def register_fake(
+        self: OpFor[Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> F: ...
     def register_fake(self, fn: Fn | None = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
         """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
 
@@ -121,111 +163,6 @@ class Register:
         """What torch asks its own ops for to know whether they have a fake."""
         return self._rules.fake.fn
 
-    # Autograd ---------------------------------------------------------------------------------------------------
-
-    def register_autograd(
-        self,
-        backward: Fn | None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
-        **options: Unpack[BackwardOptions],
-    ) -> Any:
-        """Register the gradient formula.
-
-        Args:
-            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors (without it,
-                a decorator is returned). Returns one
-                gradient for each positional argument, then for each tensor that is keyword-only: a Tensor like the
-                argument, None where there is none, or a list of these; or a dict of these by argument names.
-            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
-                ``ctx.save_for_backward`` for tensors; for an op with keyword-only arguments it is
-                ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
-            lib: the registration ends when this library is destroyed.
-            nondiff_args: names of tensors that have no gradient, even if they require grad.
-            grads_of: names of arguments the op writes to whose new values have gradients: backward gets these after
-                those of the returns. The default is none; for an op that returns nothing, all. (An in-place op returns
-                what it writes to.)
-            originals: names of arguments the op writes to, of which setup_context is to get copies from before that.
-            materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
-            once_differentiable: nothing that backward does is recorded, and a second derivative raises.
-
-        Raises:
-            RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.
-            CallbackError: a callback has parameters that do not fit.
-
-        Example:
-            >>> double.register_autograd(lambda ctx, grad: grad * 2)
-        """
-        if backward is None:
-            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
-        formula, setup = backward, setup_context
-        if self._lowering is not None:
-            options = self._lowering.options(options)
-            formula, setup = self._lowering.backward(backward, options), self._lowering.setup_context(setup_context)
-        self._register(lib, self._rules.autograd.register, formula, setup, options)
-        return backward
-
-    def register_jvp(
-        self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
-        **options: Unpack[GradientOptions],
-    ) -> Any:  # fmt: skip
-        """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
-
-        Args:
-            jvp: ``jvp(ctx, *tangents)``, one tangent for each input in the order of `register_autograd`, a list for a
-                list of tensors, None for what has none; returns one for each return, like it. As
-                ``autograd.Function.jvp``.
-            setup_context: as in `register_autograd`, with ``ctx.save_for_forward`` for tensors. If both have one, both
-                are called.
-            lib: the registration ends when this library is destroyed.
-            **options: those of `register_autograd`.
-
-        Raises:
-            RegistrationError: the op has ``torch.Tag.out``, returns a view, or nothing that could have a gradient.
-            CallbackError: a callback has parameters that do not fit.
-
-        Example:
-            >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
-        """
-        if jvp is None:
-            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
-        formula, setup = jvp, setup_context
-        if self._lowering is not None:
-            formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
-            options = self._lowering.options(options)
-        self._register(lib, self._rules.autograd.register_jvp, formula, setup, options)
-        return jvp
-
-    def register_autograd_from(self, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> F:
-        """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
-
-        It takes the op's arguments and returns what the op returns; then the new values of what it writes, if these are
-        differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs it again, on the inputs that
-        were saved, and derives it. With ``recompute=False`` it runs after the kernel, and what it saved is kept.
-
-        Raises:
-            RegistrationError, CallbackError: as `register_autograd`.
-
-        Example:
-            >>> @gelu.register_autograd_from
-            ... def _(x):
-            ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-        """
-        function: Fn = fn
-        recompute = options.pop("recompute", True)
-        if self._lowering is not None:
-            options = self._lowering.options(options)
-            function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
-        found = formulas(function, self._definition, recompute=recompute)
-        both: Any = {"originals": found.originals, **options}
-        rule = self._rules.autograd
-        with lock:
-            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, both)
-            self._register(lib, rule.register, found.backward, found.setup_context, both)
-        return fn
-
     # Autocast ---------------------------------------------------------------------------------------------------
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
@@ -239,9 +176,13 @@ class Register:
     # vmap, modes and subclasses ---------------------------------------------------------------------------------
 
     @overload
-    def register_vmap(self, func: None = None, *, lib: Library | None = None) -> Callable[[F], F]: ...
+    def register_vmap(
+        self, func: None = None, *, lib: Library | None = None
+    ) -> Callable[[ResultAndDims], ResultAndDims]: ...
     @overload
-    def register_vmap(self, func: F, *, lib: Library | None = None) -> F: ...
+    def register_vmap(self, func: Strategy, *, lib: Library | None = None) -> Strategy: ...
+    @overload
+    def register_vmap(self, func: ResultAndDims, *, lib: Library | None = None) -> ResultAndDims: ...
     def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
@@ -267,9 +208,11 @@ class Register:
     @overload
     def register_torch_dispatch(
         self, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
-    ) -> Callable[[F], F]: ...
+    ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
     @overload
-    def register_torch_dispatch(self, torch_dispatch_class: type, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+    ) -> TakesModeAndCall: ...
     def register_torch_dispatch(
         self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Library | None = None
     ) -> Any:

@@ -1,85 +1,345 @@
-"""What to write instead of a type hint that is not supported."""
+"""What to write instead of a type hint that is not supported: a type that works, or several parameters."""
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
+import numbers
+import pathlib
+import re
 import types
 import typing
-from typing import Any, Optional, Union
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
+import typing_extensions
+from torch import Tensor
 
-from customops._schema.types import SUPPORTED_PARAM_TYPES, lookup, tuple_to_list
+from customops._schema.annotations import Keys, annotated, simplify, strip, union_members, union_of
+from customops._schema.spelling import code
 
-#: Types with a close relative in the table.
-_RELATIVES: dict[Any, str] = {
-    torch.nn.Parameter: "torch.Tensor",
-    torch.Size: "Sequence[int]",
-    complex: "torch.types.Number",
-    bytes: "str",
-    object: "torch.Tensor",
-    torch.Generator: "torch.Tensor (the generator's state)",
+_CHOICES = (Literal["name", "other"], "the names of those that there are")
+_BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")
+_ANY = (Tensor, "or another type: one has to be said")
+_ITEMS = (list[Tensor], "or of what its items are")
+_SLICE = (tuple[int, int, int], "its start, stop and step")
+
+#: Types with a close relative, and what is to be said of it.
+_RELATIVES: dict[Any, tuple[Any, str]] = {
+    Any: _ANY,
+    object: _ANY,
+    bytes: _BYTES,
+    bytearray: _BYTES,
+    memoryview: _BYTES,
+    torch.SymInt: (int, "which it is in a trace, too"),
+    torch.SymFloat: (float, "which it is in a trace, too"),
+    torch.SymBool: (bool, "which it is in a trace, too"),
+    slice: _SLICE,
+    range: _SLICE,
+    list: _ITEMS,
+    set: _ITEMS,
+    frozenset: _ITEMS,
+    collections.deque: _ITEMS,
+    tuple: (tuple[int, int], "or of what its items are"),
+    type: _CHOICES,
+    types.FunctionType: _CHOICES,
+    collections.abc.Callable: _CHOICES,
 }
+#: The same for returns.
+_RELATIVES_OF_RETURNS: dict[Any, tuple[Any, str]] = {
+    **_RELATIVES,
+    tuple: (tuple[Tensor, Tensor], "or of what its items are"),
+    complex: (torch.types.Number, ""),
+    type: (str, "its name"),
+    collections.abc.Callable: (str, "its name"),
+    torch.dtype: (str, "its name, str(dtype)"),
+    torch.device: (str, "its name, str(device)"),
+    torch.layout: (str, "its name, str(layout)"),
+    torch.memory_format: (str, "its name, str(memory_format)"),
+    torch.Generator: (Tensor, "its state, get_state()"),
+}
+#: The narrow ones first: an int is a real number, too.
+_NUMBERS = ((numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex))
+_ONE_OF_ITS_NAME = (enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+#: Says whether a hint is one that works.
+Accepts = Callable[[Any], bool]
 
 
-def advice(annotation: Any, table: dict[Any, str]) -> str:
-    """A sentence with the nearest type that works, or an empty one."""
-    if annotation is tuple or typing.get_origin(annotation) is tuple:
-        nearest = tuple_to_list(annotation)
-        text = "Tuples are not supported here; use a list. " if table is SUPPORTED_PARAM_TYPES else ""
-        return f"{text}For example, {show(nearest)}." if lookup(table, nearest) else text.rstrip()
-    relative = _nearest(annotation, table)
-    return f"The nearest type that works is {relative}." if relative else ""
+class Rewrite(NamedTuple):
+    """A type that works, or parameters by the ends of their names, or another text; and words that go with it."""
+
+    hint: Any = None
+    note: str = ""
+    parameters: dict[str, Any] = {}  # noqa: RUF012 (none is written to)
+    text: str = ""
 
 
-def _nearest(annotation: Any, table: dict[Any, str]) -> str | None:
-    origin, items = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated or origin is typing.Final:
-        return show(items[0]) if lookup(table, items[0]) else _nearest(items[0], table)
-    if origin is typing.Literal:
-        return show(type(items[0])) if lookup(table, type(items[0])) else None
-    if isinstance(annotation, type):
-        return _nearest_class(annotation, table)
-    if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
-        return _instead_of_dict(items[1] if len(items) == 2 else None, table)
-    candidates: list[Any] = []
-    if origin in (Union, types.UnionType):
-        plain = [item for item in items if item is not type(None)]
-        candidates = [types.GenericAlias(list, Optional[item]) for inner in plain for item in typing.get_args(inner)]
-        candidates += [torch.types.Number] if set(plain) <= {int, float, bool, complex} else []
-        candidates += plain[:1]
-    elif isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and items:
-        item = next((i for i in typing.get_args(items[0]) if i is not type(None)), items[0])
-        candidates = [types.GenericAlias(list, item)]
-    return next((show(candidate) for candidate in candidates if lookup(table, candidate)), None)
+def advice(hint: Any, path: str, accepts: Accepts, *, returns: bool) -> str:
+    """What to write instead of a hint: code, and the words that it needs."""
+    found = _Advisor(accepts, returns).rewrite(hint)
+    if found is None:
+        return "write a schema by hand with schema= if the dispatcher has such a type"
+    return ", ".join(filter(None, (_text(found, hint, path, returns), found.note)))
 
 
-def _instead_of_dict(value: Any, table: dict[Any, str]) -> str:
-    values = types.GenericAlias(list, value) if value is not None else None
-    text = f"{show(values)}, of its values" if lookup(table, values) else "one parameter for each of its values"
-    return f"{text}; let a function around the op deal with the dict"
+def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
+    if found.text:
+        return found.text
+    key = re.search(r"\['(.+)'\]$", path)
+    name = key[1] if key else re.sub(r"\W+", "_", path).strip("_") if path.endswith("]") else path
+    if found.parameters:
+        return ", ".join(f"{name}{end}: {code(each)}{' = None' * _may_be_none(each)}"
+                         for end, each in found.parameters.items())  # fmt: skip
+    if path.endswith("]") and not key:
+        return f"{code(found.hint)} in the place of {code(hint)}"
+    return f"-> {code(found.hint)}" if returns and not path else f"{name}: {code(found.hint)}"
 
 
-def _nearest_class(annotation: type, table: dict[Any, str]) -> str | None:
-    if dataclasses.is_dataclass(annotation):
-        return f"one parameter for each of its fields ({', '.join(x.name for x in dataclasses.fields(annotation))})"
-    if issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
-        return f"one parameter for each of its fields ({', '.join(annotation._fields)})"
-    if issubclass(annotation, collections.abc.Mapping):
-        return _instead_of_dict(None, table)
-    if annotation in _RELATIVES:
-        return _RELATIVES[annotation]
-    if annotation.__module__.split(".")[0] == "numpy":
-        return "torch.Tensor"
-    if annotation is list or annotation is set:
-        return "list[torch.Tensor]"
-    return next((show(base) for base in annotation.__mro__[1:-1] if lookup(table, base)), None)
+def _may_be_none(hint: Any) -> bool:
+    return type(None) in union_members(hint)
 
 
-def show(annotation: Any) -> str:
-    """``int`` rather than ``<class 'int'>``; everything else as Python prints it."""
-    if isinstance(annotation, type) and not typing.get_origin(annotation):
-        module = annotation.__module__
-        return annotation.__qualname__ if module == "builtins" else f"{module}.{annotation.__qualname__}"
-    return str(annotation)
+@dataclasses.dataclass(frozen=True)
+class _Advisor:
+    accepts: Accepts
+    returns: bool
+
+    def rewrite(self, hint: Any) -> Rewrite | None:
+        """A hint that works, near to one that does not."""
+        found = self._near(hint)
+        if found is None or found.parameters or found.text or self._works(found.hint):
+            return found
+        again = self.rewrite(found.hint)  # of a set of sets, a list of sets
+        return again and again._replace(note=again.note or found.note)
+
+    def _works(self, hint: Any) -> bool:
+        return (hint is None and self.returns) or self.accepts(hint)
+
+    def _near(self, hint: Any) -> Rewrite | None:
+        hint, _ = strip(hint)
+        if self.accepts(hint):  # without the words around it
+            return Rewrite(hint)
+        origin, items = typing.get_origin(hint), typing.get_args(hint)
+        if isinstance(hint, TypeVar):
+            return Rewrite(text=f'{hint.__name__} = TypeVar("{hint.__name__}", bound=Tensor)')
+        if hint in (None, type(None), Literal[None], tuple[()], Tuple[()]):
+            return Rewrite(None if self.returns else str, text="" if self.returns else "leave it out")
+        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):
+            return self._value(hint)
+        members = union_members(hint)
+        if len(members) > 1:
+            return self._union(members)
+        if origin is Literal:
+            return self._literal(items)
+        if origin is tuple and items:
+            return self._tuple(items)
+        return self._class(hint if origin is None else origin, hint, items)
+
+    # Unions -----------------------------------------------------------------------------------------------------
+
+    def _union(self, members: tuple[Any, ...]) -> Rewrite | None:
+        some = [member for member in members if member is not type(None)]
+        if len(some) < len(members):
+            return self._optional(union_of(some))
+        good = [member for member in some if self.accepts(member)]
+        if len(good) <= 1:
+            return Rewrite(good[0]) if good else self.rewrite(some[0])
+        holders = [each for each in good if any(simplify(item) in map(simplify, good) for item in _items_of(each))]
+        if holders:
+            return self._holder(holders[-1])
+        special = [each for each in good if isinstance(each, type) and issubclass(each, _ONE_OF_ITS_NAME)]
+        if len(special) == 1 and set(good) == {special[0], str}:
+            return Rewrite(special[0], "alone")
+        if self.returns:
+            return Rewrite(Tensor) if Tensor in good else Rewrite(_tuple_of(good))
+        return Rewrite(None, "of which one is given", {f"_{_word(each)}": Optional[each] for each in good})
+
+    def _holder(self, hint: Any) -> Rewrite:
+        """What holds several, instead of it or one item."""
+        items = typing.get_args(hint)
+        if typing.get_origin(hint) is not tuple or Ellipsis in items:
+            return Rewrite(hint, "of one item, where there is one")
+        if self.returns:
+            return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
+        return Rewrite(hint, "of the same one, where there is one")
+
+    def _optional(self, inner: Any) -> Rewrite | None:
+        if not self.returns:
+            found = self.rewrite(inner)
+            if found is None or found.text or found.parameters:
+                return found
+            return found._replace(hint=Optional[found.hint])
+        if not self.accepts(inner):
+            return self.rewrite(inner)
+        items = typing.get_args(inner)
+        if typing.get_origin(inner) is list or Ellipsis in items:
+            return Rewrite(inner, "empty in the place of None")
+        if typing.get_origin(inner) is tuple and set(items) == {Tensor}:
+            return Rewrite(_tuple_of(Optional[item] for item in items))
+        if _fields(inner) is not None:
+            return Rewrite(inner, "whose tensors are Tensor | None")
+        return Rewrite(tuple[bool, inner], "whether there is one, and the value")
+
+    def _literal(self, values: tuple[Any, ...]) -> Rewrite:
+        kinds = set(map(type, values))
+        if self.returns:
+            return Rewrite(int if kinds <= {int, bool} else str)
+        if kinds == {bytes}:
+            return Rewrite(Literal.__getitem__(tuple(value.decode("latin-1") for value in values)))
+        if len(kinds) == 1 and issubclass(type(values[0]), enum.Enum):
+            return Rewrite(type(values[0]))
+        return Rewrite(float if float in kinds else str)
+
+    # What has items ---------------------------------------------------------------------------------------------
+
+    def _tuple(self, items: tuple[Any, ...]) -> Rewrite | None:
+        if len(items) == 2 and items[1] is Ellipsis:
+            return self._list(items[0])
+        parts = [self.rewrite(item) for item in items]
+        hints = tuple(part.hint for part in parts if part is not None and part.hint is not None)
+        return Rewrite(_tuple_of(hints)) if len(hints) == len(items) else None
+
+    def _list(self, item: Any) -> Rewrite | None:
+        """For items that are no items of a list."""
+        item, _ = strip(item)
+        inner, items = typing.get_origin(item), typing.get_args(item)
+        if (near := self._list_of(item)) is not None:
+            return near
+        if inner in (list, collections.abc.Sequence) and (flat := self._list_of(items[0])) is not None:
+            note = "all items, and how many are in each list"
+            both = {"": flat.hint, "_counts": list[int]}
+            return Rewrite(_tuple_of(both.values()), note) if self.returns else Rewrite(None, note, both)
+        if _is_mapping(inner or item):
+            return self._mapping((str, _list(items[1] if len(items) == 2 else Tensor)))
+        columns = {key: self._list_of(each) for key, each in (_fields(item) or {}).items()}
+        if columns and None not in columns.values():
+            named = {f"_{key}": column.hint for key, column in columns.items() if column is not None}
+            note = "a list for each field"
+            return Rewrite(_tuple_of(named.values()), note) if self.returns else Rewrite(None, note, named)
+        if self.accepts(item):
+            return Rewrite(tuple[item, item], "of as many as there are")
+        found = self.rewrite(item)
+        if found is None or found.hint is None:
+            return found
+        return Rewrite(_list(found.hint), found.note)
+
+    def _list_of(self, item: Any) -> Rewrite | None:
+        """The list of such items, or the nearest to one."""
+        if self.accepts(_list(item)):
+            return Rewrite(_list(item))
+        if self.returns and item in (float, str, bool):
+            return {float: Rewrite(Tensor, "of torch.float64"), str: Rewrite(str, 'joined, for example by "\\n"'),
+                    bool: Rewrite(list[int])}[item]  # fmt: skip
+        members = [member for member in union_members(item) if member is not type(None)]
+        if _may_be_none(item) and len(members) == 1:
+            if self.returns and self.accepts(tuple[item, item]):
+                return Rewrite(tuple[item, item], "of as many as there are")
+            known = self.accepts(_list(members[0]))
+            return Rewrite(_list(members[0]), "with a value that stands for None") if known else None
+        good = [member for member in members if len(members) > 1 and self.accepts(_list(member))]
+        return Rewrite(_list(str if str in good else good[0])) if good else None
+
+    def _mapping(self, items: tuple[Any, ...]) -> Rewrite | None:
+        value = items[1] if len(items) == 2 else Tensor
+        found = Rewrite(value) if self.accepts(value) else self.rewrite(value)
+        if found is None or found.hint is None:
+            return found
+        hint = annotated(types.GenericAlias(dict, (str, found.hint)), [Keys("a", "b")])
+        return Rewrite(hint, "with the keys that it has")
+
+    # Classes ----------------------------------------------------------------------------------------------------
+
+    def _class(self, cls: Any, hint: Any, items: tuple[Any, ...]) -> Rewrite | None:
+        known = (_RELATIVES_OF_RETURNS if self.returns else _RELATIVES).get(cls)
+        if known is not None and (not items or known == _CHOICES):
+            return Rewrite(*known)
+        if not isinstance(cls, type):
+            return None
+        if _is_mapping(cls) and not typing_extensions.is_typeddict(cls):
+            return self._mapping(items)
+        if _fields(cls) is not None:
+            return self._of_fields(cls, items)
+        if issubclass(cls, collections.abc.Iterable) and len(items) > 0:
+            return self._list(items[0])
+        if issubclass(cls, enum.Enum):
+            is_number = issubclass(cls, (int, enum.Flag))
+            return Rewrite(int, "its value") if is_number else Rewrite(str, "its name")
+        if issubclass(cls, torch.nn.Module):
+            return Rewrite(list[Tensor], "its parameters")
+        if issubclass(cls, pathlib.PurePath):
+            return Rewrite(str)
+        if cls.__module__.split(".")[0] == "numpy":
+            return _of_numpy(cls)
+        if (base := next((each for each in cls.__mro__[1:-1] if self.accepts(each)), None)) is not None:
+            return Rewrite(base)
+        if cls.__module__.split(".")[0] in ("torch", "builtins"):
+            return None
+        return Rewrite(text=f"@dataclass(frozen=True) above {cls.__name__}, with fields of types that work")
+
+    def _of_fields(self, cls: Any, items: tuple[Any, ...]) -> Rewrite | None:
+        """For a class with fields: what is to be done about the first that does not work."""
+        given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
+        fields = _fields(cls) or {}
+        if given:
+            typed = ", ".join(f"{key}: {code(given.get(hint, hint))}" for key, hint in fields.items())
+            return Rewrite(text=f"@dataclass(frozen=True) class {cls.__name__}{_capital(items)}: {typed}")
+        for key, hint in fields.items():
+            if not self.accepts(hint) and (found := self.rewrite(hint)) is not None:
+                return Rewrite(text=f"in {cls.__name__}, {_text(found, hint, key, False)}", note=found.note)
+        return None
+
+    def _value(self, value: Any) -> Rewrite:
+        """For what is no type."""
+        if isinstance(value, list) and len(value) == 1:
+            return Rewrite(_list(value[0]))
+        if isinstance(value, tuple) and value:
+            return Rewrite(_tuple_of(value))
+        return Rewrite(type(value) if self.accepts(type(value)) else Tensor)
+
+
+def _of_numpy(cls: type) -> Rewrite:
+    if cls.__name__ == "dtype":
+        return Rewrite(torch.dtype)
+    if cls.__name__.startswith("bool"):
+        return Rewrite(bool)
+    number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
+    return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
+
+
+def _list(item: Any) -> Any:
+    return types.GenericAlias(list, item)
+
+
+def _tuple_of(items: Iterable[Any]) -> Any:
+    return types.GenericAlias(tuple, tuple(items))
+
+
+def _is_mapping(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, collections.abc.Mapping)
+
+
+def _items_of(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (list, tuple, collections.abc.Sequence) else ()
+
+
+def _fields(hint: Any) -> dict[str, Any] | None:
+    """The types of the fields of a class, or of a tuple."""
+    if typing.get_origin(hint) is tuple and Ellipsis not in typing.get_args(hint):
+        return {str(i): item for i, item in enumerate(typing.get_args(hint))}
+    if not isinstance(hint, type):
+        return None
+    is_one = dataclasses.is_dataclass(hint) or hasattr(hint, "_fields") or typing_extensions.is_typeddict(hint)
+    return typing_extensions.get_type_hints(hint) if is_one else None
+
+
+def _word(hint: Any) -> str:
+    """A word for a type, to be part of a name."""
+    origin = typing.get_origin(hint)
+    return "choice" if origin is Literal else str(getattr(origin or hint, "__name__", "other")).lower()
+
+
+def _capital(items: Iterable[Any]) -> str:
+    return "".join(f"Of{_word(item).capitalize()}" for item in items)

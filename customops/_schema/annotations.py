@@ -56,6 +56,9 @@ class Keys(tuple[str, ...]):
     def __new__(cls, *keys: str) -> Keys:
         return super().__new__(cls, keys)
 
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(map(repr, self))})"
+
 
 #: Forms that say of a field whether it is there, or whether it changes.
 _QUALIFIERS = {

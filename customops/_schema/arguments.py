@@ -7,53 +7,19 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torch import Tensor
-
+from customops._schema.default_advice import lowered, misfit, plain_fix
 from customops._schema.defaults import default_problem, default_text, dispatched
 from customops._schema.model import REQUIRED, Alias, Argument
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Values
 from customops.errors import brief
 
 
-class _Evaluation:
-    """The source of codecs, evaluated for single values."""
-
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.objects: dict[str, Any] = {"Tensor": Tensor}
-
-    def ref(self, name: str, value: Any) -> str:
-        name = f"{name}_{len(self.objects)}"
-        self.objects[name] = value
-        return f"${name}"
-
-    def __call__(self, code: str, value: Any) -> Any:
-        return eval(code.replace("$", ""), self.objects | {"value_": value})
-
-
-def lowered(node: Node, value: Any, op: str) -> tuple[Values, str | None]:
-    """The values of the leaves of a node for a default value; or what was expected of a value that is not right."""
-    if isinstance(node, Group) and value is not None:
-        evaluate = _Evaluation(op)
-        if not evaluate(node.form.test("value_", evaluate.ref("cls", getattr(node.form, "cls", None))), value):
-            return {}, node.form.name
-    values = node.take_apart(value)
-    for leaf in node.leaves:
-        if not leaf.is_plain and values[leaf.name] is not None:
-            evaluate = _Evaluation(op)
-            test = leaf.codec.test("value_", evaluate)
-            if test and not evaluate(test, values[leaf.name]):
-                return {}, leaf.codec.expected
-            values[leaf.name] = evaluate(leaf.codec.lower("value_", evaluate), values[leaf.name])
-    return values, None
-
-
 @dataclass
 class ArgumentBuilder:
     """Makes the arguments of an op.
 
-    Fields with a default come behind all parameters (behind them a schema can have no others): one that is added later
-    moves as few as it can. Exported programs, which hold arguments by name, go on to work.
+    A field with a default is a keyword-only argument: one that is added later moves no other. Old exported programs
+    go on to work: torch replays positional arguments in order, and would give it the value of the next.
     """
 
     fail: Callable[..., NoReturn]
@@ -61,8 +27,6 @@ class ArgumentBuilder:
     #: The paths in ``mutates_args``; None for "unknown".
     mutated: Collection[str] | None
     positional: list[Argument] = field(default_factory=list)
-    #: Fields with a default.
-    trailing: list[Argument] = field(default_factory=list)
     keyword_only: list[Argument] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
 
@@ -73,13 +37,13 @@ class ArgumentBuilder:
             if is_rest or kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
                 into = self.keyword_only
             self._add(parameter.node, None, into, in_optional=False, is_field=False)
-        return (*self.positional, *self.trailing, *self.keyword_only)
+        return (*self.positional, *self.keyword_only)
 
     def _add(
         self, node: Node, values: Values | None, into: list[Argument], *, in_optional: bool, is_field: bool
     ) -> None:
         if node.default is not REQUIRED:
-            into = self.trailing if is_field and into is self.positional else into
+            into = self.keyword_only if is_field else into
             values = self._default_values(node) if values is None else values
         if not isinstance(node, Group):
             for leaf in node.leaves:
@@ -96,22 +60,26 @@ class ArgumentBuilder:
     def _default_values(self, node: Node) -> Values:
         if isinstance(node, Leaf) and node.is_plain:
             return {node.name: node.default}
-        if node.default is None and not _may_be_none(node):
-            self._bad_default(
-                node.path, node.default, "None is not allowed: make the type Optional[...]", "another value"
-            )
-        values, expected = lowered(node, node.default, self.op)
-        if expected is not None:
-            self._bad_default(node.path, node.default, f"it is not {expected}", expected)
+        wrong = misfit(node, node.default, self.op)
+        if wrong is not None:
+            problem = "None is not allowed" if wrong.value is None else f"it is not {wrong.expected}"
+            self._bad_default(wrong.path, wrong.value, problem, wrong.expected, wrong.fix)
+        values = node.take_apart(node.default)
+        for leaf in node.leaves:
+            if not leaf.is_plain and values[leaf.name] is not None:
+                values[leaf.name] = lowered(leaf.codec, values[leaf.name], self.op)
         return values
 
-    def _bad_default(self, path: str, given: Any, problem: str, expected: str) -> NoReturn:
-        self.fail(f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given))
+    def _bad_default(self, path: str, given: Any, problem: str, expected: str, fix: str) -> NoReturn:
+        self.fail(
+            f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given), fix=fix
+        )
 
     def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:
         if leaf.name in self.paths:
-            self.fail(f"parameters {self.paths[leaf.name]} and {leaf.path} both are {leaf.name} in the schema",
-                      fix="rename one of them")  # fmt: skip
+            paths = (self.paths[leaf.name], leaf.path)
+            self.fail(f"parameters {paths[0]} and {paths[1]} both are {leaf.name} in the schema",
+                      fix=f"another name for {min(paths, key=lambda path: not path.isidentifier())}")  # fmt: skip
         type_, kwarg_only = leaf.optional().type if in_optional else leaf.type, into is self.keyword_only
         alias = self._alias(leaf)
         self.paths[leaf.name] = leaf.path
@@ -137,7 +105,7 @@ class ArgumentBuilder:
         """
         problem = default_problem(type_, given)
         if problem is not None:
-            self._bad_default(path, given, problem, type_)
+            self._bad_default(path, given, problem, type_, plain_fix(type_, path, given))
         default = dispatched(type_, given)
         in_text = default_text(type_, default) is not None
         if not in_text and type_.endswith("?") and not in_optional:
@@ -150,16 +118,6 @@ class ArgumentBuilder:
                 fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
             )
         return default, in_text
-
-
-def _may_be_none(node: Node) -> bool:
-    if isinstance(node, Group):
-        return node.given is not None
-    return (
-        node.leaves[0].is_optional
-        if isinstance(node, Leaf)
-        else getattr(node, "may_be_none", node.leaves[0].is_optional)
-    )
 
 
 def is_part(path: str, whole: str) -> bool:

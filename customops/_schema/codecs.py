@@ -6,13 +6,14 @@ evaluates for a default value. ``lower`` is the way to the dispatcher, ``restore
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, Flag
 from typing import Any, Protocol
 
 import torch
 
+from customops._schema.literals import dtype_from
 from customops.errors import ArgumentError, brief
 
 
@@ -69,8 +70,14 @@ class Choices(dict[Any, Any]):
         )
 
 
-def one_of(values: Iterable[Any]) -> str:
-    return f"one of {', '.join(map(repr, values))}"
+#: How many choices a message shows.
+_SHOWN = 16
+
+
+def one_of(values: Iterable[Any], show: Callable[[Any], str] = repr) -> str:
+    texts = [show(value) for value in values]
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return f"one of {', '.join(texts[:_SHOWN])}{more}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class EnumCodec(Codec):
 
     @property
     def expected(self) -> str:  # type: ignore[override]
-        return f"one of {', '.join(f'{self.cls.__name__}.{each.name}' for each in self.cls)}"
+        return one_of(self.cls, lambda member: f"{self.cls.__name__}.{member.name}")
 
     @property
     def schema_type(self) -> str:
@@ -200,8 +207,21 @@ class Items:
 
 
 @dataclass(frozen=True)
+class DtypeCodec(Codec):
+    """A dtype in a list: the dispatcher hands it over as a number where there may be no list."""
+
+    def restore(self, value: str, path: str, objects: Objects) -> str:
+        return f"{objects.ref('dtype_from', dtype_from)}({value})"
+
+
+@dataclass(frozen=True)
 class DeviceCodec(Codec):
     """A device, or its name."""
+
+    expected = "a torch.device, or the name of one"
+
+    def test(self, value: str, objects: Objects) -> str:
+        return f"$isinstance({value}, ({objects.ref('device', torch.device)}, $str, $int))"
 
     def lower(self, value: str, objects: Objects) -> str:
         return f"{objects.ref('device', torch.device)}({value})"

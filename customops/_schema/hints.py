@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import enum
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,12 @@ import torch
 import typing_extensions
 from torch import Tensor
 
-from customops._schema.advice import advice, show
+from customops._schema.advice import advice
 from customops._schema.annotations import Keys, Mutates, SameAs, may_be_absent, simplify, strip, union_members, union_of
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
+    DtypeCodec,
     EnumCodec,
     LiteralCodec,
     MaybeTensor,
@@ -29,12 +31,15 @@ from customops._schema.codecs import (
 )
 from customops._schema.model import REQUIRED
 from customops._schema.nodes import DataclassForm, DictForm, Either, Group, Leaf, Nested, Node, TupleForm
-from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, param_type, return_type
+from customops._schema.spelling import code, show
+from customops._schema.types import param_type, return_type
+from customops.errors import SchemaError
 
 _SEQUENCES = (list, collections.abc.Sequence)
 _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex: "complex"}
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
+_DTYPE = DtypeCodec()
 
 #: Resolves an annotation, and raises for what is wrong with one.
 Resolve = Callable[[Any], Any]
@@ -47,36 +52,40 @@ class HintReader:
     fail: Callable[..., NoReturn]
     resolve: Resolve
     returns: bool = False
+    #: Are errors to say what to write instead?
+    advises: bool = True
 
-    @property
-    def table(self) -> dict[Any, str]:
-        return SUPPORTED_RETURN_TYPES if self.returns else SUPPORTED_PARAM_TYPES
-
-    def node(self, hint: Any, name: str, path: str, default: Any = REQUIRED) -> Node:
-        """The node of a parameter, a return, or a part of one.
+    def node(self, hint: Any, name: str, path: str, default: Any = REQUIRED, written: Any = None) -> Node:
+        """The node of a parameter, a return, or a part of one. `written` is for messages, if that is not the hint.
 
         Raises:
             SchemaError: there is none for such a type.
         """
-        bare, metadata = strip(self.resolve(hint))
-        metadata += tuple(_said_of_items(bare))
-        found = self._node(bare, metadata, name, path)
+        hint = self.resolve(hint)
+        found = self._part(hint, name, path)
         if found is None:
-            self.unsupported(bare, path)
-        return replace(self._marked(found, metadata), default=default)
+            self.fail(
+                f"{self._what(path)} has unsupported type {show(written or hint)}",
+                fix=advice(hint, path.removeprefix("."), self.accepts, returns=self.returns) if self.advises else None,
+            )
+        return replace(found, default=default)
 
-    def unsupported(self, hint: Any, path: str) -> NoReturn:
-        what = (
-            "the return"
-            if self.returns and path == ""
-            else f"the return{path}"
-            if self.returns
-            else f"parameter {path}"
-        )
-        self.fail(
-            f"{what} has unsupported type {show(hint)}. {advice(hint, self.table)}".rstrip(),
-            fix="write a schema by hand with schema= if the dispatcher has such a type",
-        )
+    def _part(self, hint: Any, name: str, path: str) -> Node | None:
+        bare, metadata = strip(hint)
+        metadata += tuple(_said_of_items(bare))
+        found = None if isinstance(bare, (list, dict, set)) else self._node(bare, metadata, name, path)
+        return None if found is None else self._marked(found, metadata)
+
+    def _what(self, path: str) -> str:
+        return f"the return{path}" if self.returns else f"parameter {path}"
+
+    def accepts(self, hint: Any) -> bool:
+        """Is it a hint that works?"""
+        try:
+            HintReader(_refuse, self.resolve, self.returns, advises=False).node(hint, "x", "x")
+        except SchemaError:
+            return False
+        return True
 
     def _marked(self, node: Node, metadata: tuple[Any, ...]) -> Node:
         """The node with what its annotations say of it."""
@@ -84,23 +93,29 @@ class HintReader:
             if item is Mutates or isinstance(item, Mutates):
                 if self.returns or not node.holds_tensors:
                     self.fail(
-                        f"{node.path or 'the return'} is annotated with Mutates, which is for arguments with tensors",
-                        fix="annotate a tensor, a list of tensors, or a class that holds some",
-                    )
+                        f"{self._what(node.path)} is annotated with Mutates, which is for arguments with tensors",
+                        fix="-> Tensor, and Mut[Tensor] for a parameter that the op writes to" if self.returns
+                        else f"leave Mutates out, or {node.path}: Mut[Tensor]",
+                    )  # fmt: skip
                 node = _written(node)
             elif isinstance(item, SameAs):
                 if not (self.returns and isinstance(node, Leaf) and node.type == "Tensor"):
                     self.fail(
-                        f"SameAs({item.argument!r}) is for a returned Tensor",
+                        f"{self._what(node.path)}: SameAs({item.argument!r}) is for a returned Tensor",
                         fix=f'-> Annotated[Tensor, SameAs("{item.argument}")]',
                     )
                 node = replace(node, same_as=item.argument)
+            elif isinstance(item, Keys) and not (isinstance(node, Group) and isinstance(node.form, DictForm)):
+                self.fail(
+                    f"{self._what(node.path)} is annotated with Keys, which is for a dict",
+                    fix=f"leave {item!r} out",
+                )
         return node
 
     def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
         plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
         if plain is not None:
-            return Leaf(name, path, plain)
+            return Leaf(name, path, plain, SequenceCodec(list, item=_DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
         members = union_members(hint)
         if type(None) in members:
             return self._optional([each for each in members if each is not type(None)], name, path)
@@ -114,7 +129,7 @@ class HintReader:
         if origin in _SEQUENCES and len(items) == 1:
             return self._list(items[0], list, name, path)
         keys = next((item for item in metadata if isinstance(item, Keys)), None)
-        if keys is not None and origin in (dict, collections.abc.Mapping) and len(items) == 2:
+        if keys and origin in (dict, collections.abc.Mapping) and items and items[0] is str:
             return self._group(DictForm(tuple(keys)), dict.fromkeys(keys, items[1]), {}, name, path)
         return self._class(hint, name, path) if isinstance(hint, type) else None
 
@@ -130,7 +145,7 @@ class HintReader:
             return self._dataclass(cls, name, path)
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             form = TupleForm(cls, tuple(cls._fields))
-            return self._group(form, self._hints_of(cls), cls._field_defaults, name, path)  # type: ignore[attr-defined]
+            return self._group(form, self._hints_of(cls, path), cls._field_defaults, name, path)  # type: ignore[attr-defined]
         if typing_extensions.is_typeddict(cls):
             return self._typed_dict(cls, name, path)
         return None
@@ -142,10 +157,13 @@ class HintReader:
         if self.returns:
             is_tensor = simplify(inner) in (Tensor, torch.nn.Parameter)
             return Leaf(name, path, "Tensor[]", MaybeTensor()) if is_tensor else None
-        node = self.node(inner, name, path)
+        node = self._part(inner, name, path) if members else None
         if isinstance(node, Group) and isinstance(node.form, DictForm) and node.form.absent:
-            return None  # which of its keys are there could not be told from whether it is there
-        return node.optional()
+            self.fail(
+                f"{self._what(path)}: which keys are there could not be told from whether there is a dict",
+                fix=f"{path}: {code(inner)}, which is empty in the place of None",
+            )
+        return None if node is None else node.optional()
 
     def _union(self, members: tuple[Any, ...], name: str, path: str) -> Node | None:
         plain = {simplify(member) for member in members}
@@ -177,8 +195,9 @@ class HintReader:
             return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
         plain = param_type(list[simplify(item)])  # type: ignore[misc]
         if plain is not None:
-            return Leaf(name, path, plain, SequenceCodec(container))
-        inner = self._node(*strip(self.resolve(item)), name, path)
+            item_codec = _DTYPE if plain == "ScalarType[]" else AS_IT_IS
+            return Leaf(name, path, plain, SequenceCodec(container, item=item_codec))
+        inner = self._part(self.resolve(item), name, path)
         if isinstance(inner, Leaf) and inner.type == "Tensor[]" and container is list:
             lengths = Leaf(f"{name}_lengths", f"the lengths of {path}", "SymInt[]", counts_tensors=True)
             return Nested(name, path, replace(inner, codec=AS_IT_IS), lengths)
@@ -204,26 +223,30 @@ class HintReader:
         for key, hint in hints.items():
             field_name = f"{name}_{key}" if name else key
             if not field_name.isidentifier() or not field_name.isascii():
-                self.fail(f"{path or 'the return'}: a key is no name", got=repr(key), fix="letters, digits and _")
+                fix = f'"{re.sub(r"[^A-Za-z0-9_]+", "_", key).strip("_") or "a"}"'
+                self.fail(
+                    f"{self._what(path)}: a key is no name of ASCII letters, digits and _", got=repr(key), fix=fix
+                )
             fields[key] = self.node(hint, field_name, path + form.path(key), defaults.get(key, REQUIRED))
         return Group(name, path, form, fields)
 
     def _dataclass(self, cls: Any, name: str, path: str) -> Group:
-        what = path or "the return"
         if not cls.__dataclass_params__.frozen and not self.returns:
             self.fail(
-                f"{what}: {cls.__name__} is a dataclass that can change, and what a kernel changed would be lost",
+                f"{self._what(path)}: {cls.__name__} is a dataclass that can change, and what a kernel changed would "
+                "be lost",
                 fix=f"@dataclass(frozen=True) above {cls.__name__}",
             )
         fields = [each for each in dataclasses.fields(cls) if each.init]
         names = list(inspect.signature(cls).parameters)
-        if names != [each.name for each in fields] and set(names) != {each.name for each in fields}:
+        if set(names) != {each.name for each in fields}:
+            more = ", ".join(name for name in names if name not in {each.name for each in fields})
             self.fail(
-                f"{what}: {cls.__name__} is not made of its fields alone",
+                f"{self._what(path)}: {cls.__name__} is not made of its fields alone",
                 got=f"{cls.__name__}{inspect.signature(cls)}",
-                fix="leave out InitVar and __init__",
+                fix=f"{more or 'what __init__ takes'} as a field of {cls.__name__}, or as a parameter of the op",
             )
-        hints = self._hints_of(cls)
+        hints = self._hints_of(cls, path)
         return self._group(
             DataclassForm(cls),
             {each.name: hints[each.name] for each in fields},
@@ -233,27 +256,32 @@ class HintReader:
         )
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
-        hints = self._hints_of(cls)
+        hints = self._hints_of(cls, path)
         absent = frozenset(key for key, hint in hints.items() if may_be_absent(hint, key in cls.__optional_keys__))
         group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):
                 self.fail(
-                    f"{path or 'the return'}: whether the key {key!r} is there could not be told from None",
-                    fix="make it Required, or its type one without None",
+                    f"{self._what(path)}: whether the key {key!r} is there could not be told from None",
+                    fix=f"{key}: Required[{code(hints[key])}]",
                 )
         fields = {key: node.optional() if key in absent else node for key, node in group.fields.items()}
         fields = {key: replace(node, default=None) if key in absent else node for key, node in fields.items()}
         return replace(group, fields=fields)
 
-    def _hints_of(self, cls: type) -> dict[str, Any]:
+    def _hints_of(self, cls: type, path: str) -> dict[str, Any]:
         try:
             return typing_extensions.get_type_hints(cls, include_extras=True)
         except Exception as error:
+            problem = f"the annotations of {cls.__name__} cannot be read"
             self.fail(
-                f"the annotations of {cls.__name__} cannot be read: {type(error).__name__}: {error}",
+                f"{self._what(path)}: {problem}: {type(error).__name__}: {error}",
                 fix=f"import the names that they hold in the module of {cls.__name__}",
             )
+
+
+def _refuse(problem: str, **fields: Any) -> NoReturn:
+    raise SchemaError(problem)
 
 
 def _said_of_items(hint: Any) -> Iterator[Any]:

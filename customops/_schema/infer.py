@@ -8,16 +8,18 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
 
 import torch
+import typing_extensions
 
 from customops._schema.annotations import annotated, union_members
 from customops._schema.arguments import ArgumentBuilder, is_part
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Argument, Return, Schema
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature, TupleForm
+from customops._schema.spelling import show
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import param_type, return_type
 from customops.errors import SchemaError, brief, innermost, name_of, where
@@ -120,11 +122,13 @@ def _mutated_paths(
         reader.fail(
             f"{{{listed}}} in mutates_args were not found among the parameters",
             got=f"({', '.join(each.name for each in parameters)})",
+            fix=f"mutates_args=({tensors[0].path!r},)" if tensors else "mutates_args=()",
         )
     for name in names:
         if not any(is_part(leaf.path, name) for leaf in tensors):
             reader.fail(
-                f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated"
+                f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated",
+                fix=f"leave {name} out of mutates_args",
             )
     return names
 
@@ -163,10 +167,34 @@ def _implied_tags(
             "SameAs is for an op that returns all that it writes, and nothing else",
             expected=", ".join(f'SameAs("{argument.name}")' for argument in written) or "something that is written",
             got=", ".join("another return" if name is None else f'SameAs("{name}")' for name in same_as),
-            fix=f"{same_as[0] or 'x'}: Mut[Tensor]" if not written else "-> None",
+            fix=_instead_of_same_as(same_as, arguments, written),
+        )
+    if not _may_be_returned(written, arguments):
+        reader.fail(
+            "SameAs is for an op that writes to its first argument alone, or to keyword-only ones",
+            got=", ".join(argument.name for argument in written),
+            fix="-> None",
         )
     tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
     return tags if tag in tags else (*tags, tag)
+
+
+def _instead_of_same_as(same_as: list[str | None], arguments: tuple[Argument, ...], written: list[Argument]) -> str:
+    known = {argument.name for argument in arguments if argument.type == "Tensor"}
+    name = next((each for each in same_as if each in known), min(known, default="x"))
+    if not written:
+        return f'{name}: Mut[Tensor], and -> Annotated[Tensor, SameAs("{name}")]'
+    if None in same_as:
+        return "-> what is new alone: an op cannot return what it writes besides"
+    if not _may_be_returned(written, arguments):
+        return "-> None"
+    types_ = [f'Annotated[Tensor, SameAs("{argument.name}")]' for argument in written]
+    return f"-> {types_[0]}" if len(types_) == 1 else f"-> tuple[{', '.join(types_)}]"
+
+
+def _may_be_returned(written: list[Argument], arguments: tuple[Argument, ...]) -> bool:
+    """Are these the first argument alone, or keyword-only ones?"""
+    return all(argument.kwarg_only for argument in written) or written == [arguments[0]]
 
 
 def _alias_returns(
@@ -191,6 +219,8 @@ class _Reader:
     op: str
     signature: inspect.Signature
     globals: dict[str, Any]
+    #: The parameter whose annotation is read.
+    argument: str | None = None
 
     @classmethod
     def of(cls, fn: Callable[..., Any], op: str) -> _Reader:
@@ -222,8 +252,16 @@ class _Reader:
                     f"a method cannot be an op: its first parameter is {name}",
                     fix="take a function that the method calls, with what it needs of the object as arguments",
                 )
-            self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {name}: torch.Tensor")
-        annotation = self.resolve(parameter.annotation)
+            hint = f"{name}: torch.Tensor"
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                hint = f"*{hint}"
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                hint = f"**{name}: Unpack[Options], of a class Options(TypedDict)"
+            self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {hint}")
+        return replace(self, argument=name)._annotated(name, kind, parameter.annotation, default)
+
+    def _annotated(self, name: str, kind: Any, annotation: Any, default: Any) -> Parameter:
+        annotation = self.resolve(annotation)
         if default is inspect.Parameter.empty:
             default = REQUIRED
         type_ = param_type(annotation) if kind in _NAMED else None
@@ -237,13 +275,15 @@ class _Reader:
         """The node of a parameter whose type is none of the dispatcher's."""
         hints = HintReader(self.fail, self.resolve)
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            annotation = types.GenericAlias(tuple, (annotation, Ellipsis))
+            return hints.node(types.GenericAlias(tuple, (annotation, Ellipsis)), name, name, written=annotation)
         elif kind is inspect.Parameter.VAR_KEYWORD:
             origin, items = typing.get_origin(annotation), typing.get_args(annotation)
-            if getattr(origin, "__name__", str(origin)).rpartition(".")[2] != "Unpack":
+            is_unpacked = getattr(origin, "__name__", str(origin)).rpartition(".")[2] == "Unpack"
+            if not (is_unpacked and typing_extensions.is_typeddict(items[0])):
                 self.fail(
                     f"varkwargs (**{name}) are not supported",
-                    fix=f"write every argument as a named parameter, or **{name}: Unpack[...] of a TypedDict",
+                    got=show(annotation),
+                    fix=f"**{name}: Unpack[Options], of a class Options(TypedDict), or a named parameter for each",
                 )
             return hints.node(items[0], "", name)
         if default is None and type(None) not in union_members(annotation):
@@ -312,6 +352,7 @@ class _Reader:
         except Exception as error:
             self.fail(
                 f"Unsupported type annotation {text}. It is not a type. ({type(error).__name__}: {error})",
+                argument=self.argument,
                 fix="a quoted annotation (or any, after `from __future__ import annotations`) is evaluated in the "
                 "function's module: import or define the name there, not inside a function",
             )

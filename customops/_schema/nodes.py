@@ -147,7 +147,8 @@ class TupleForm(Form):
         return f".{key}" if self.is_named else f"[{key}]"
 
     def test(self, value: str, cls: str) -> str:
-        return f"$isinstance({value}, ($tuple, $list)) and $len({value}) == {len(self.keys)}"
+        kinds = "$tuple" if self.is_named else "($tuple, $list)"
+        return f"$isinstance({value}, {kinds}) and $len({value}) == {len(self.keys)}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}[{self.keys.index(key)}]"
@@ -172,7 +173,10 @@ class DictForm(Form):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return f"a dict with the keys {', '.join(map(repr, self.keys))}"
+        required = ", ".join(repr(key) for key in self.keys if key not in self.absent)
+        maybe = ", ".join(repr(key) for key in self.keys if key in self.absent)
+        text = f"a dict with the keys {required}" if required else "a dict"
+        return f"{text}, and maybe {maybe}" if maybe else text
 
     def path(self, key: str) -> str:
         return f"[{key!r}]"
@@ -182,7 +186,9 @@ class DictForm(Form):
         test = f"$isinstance({value}, $dict) and {value}.keys() "
         if not self.absent:
             return f"{test}== {set(self.keys)!r}"
-        return f"{test}<= {set(self.keys)!r} and {value}.keys() >= {set(required) or '$set()'}"
+        # None in the place of a value that is not there would be taken for one that is not there.
+        none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
+        return f"{test}<= {set(self.keys)!r} and {value}.keys() >= {set(required) or '$set()'}{none}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}.get({key!r})" if key in self.absent else f"{value}[{key!r}]"

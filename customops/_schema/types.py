@@ -161,7 +161,7 @@ def _rows() -> Iterable[TypeRow]:
     yield TypeRow(
         "ScalarType",
         (torch.dtype,),
-        forms=(*_ALONE, "[]", "[]?"),
+        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `codecs.DtypeCodec`
         defaults=(torch.dtype,),
         write_default=literals.dtype_text,
         read_default=literals.dtype_from,
@@ -277,6 +277,15 @@ def param_type(annotation: Any) -> str | None:
         # Enums are opaque types of some versions of torch. Here all have the same schema, with the member's name.
         return _compat.schemas.opaque_type_name(annotation)
     return known
+
+
+def hint_of(type_: str) -> Any:
+    """The hint that stands for a type of the schema: ``list[int]`` rather than one of the other sequences."""
+    if type_.endswith("?"):
+        return Optional[hint_of(type_[:-1])]
+    known = [hint for hint, text in SUPPORTED_PARAM_TYPES.items() if text == type_]
+    lists = [hint for hint in known if typing.get_origin(hint) is list and str(hint).startswith("list")]
+    return next(iter(lists or known), type_)
 
 
 def return_type(annotation: Any) -> str | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.types import Number
 
 import customops
-from customops._schema.infer import schema_of
+from customops._schema.infer import read
 from customops._schema.parse import parse
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,9 @@ DEFAULTS = st.one_of(
             List[int]: st.lists(integers),
             List[float]: st.lists(st.floats()),
             List[bool]: st.lists(st.booleans()),
+            complex: st.complex_numbers(allow_nan=False),
+            List[str]: st.lists(strings),
+            List[torch.dtype]: st.lists(st.sampled_from([torch.float, torch.bool, torch.int8])),
             List[Number]: st.lists(numbers),
             Optional[int]: st.none() | integers,
             Optional[bool]: st.none() | st.booleans(),
@@ -71,7 +74,7 @@ def test_any_default_survives(case: tuple[Any, Any], keyword: bool) -> None:
 @settings(LOADED, max_examples=150)
 @given(DEFAULTS)
 def test_text_of_any_default_reads_back(case: tuple[Any, Any]) -> None:
-    schema = schema_of(taking(*case), ())
+    schema = read(taking(*case), ()).schema
     again = parse(str(schema)).arguments[1]
     if schema.arguments[1].default_is_none_in_text:
         assert again.default is None

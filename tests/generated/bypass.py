@@ -1,7 +1,7 @@
 # (Tensor x, Tensor? y, float by) -> Tensor
 # bypass=True
 
-# bypass=True
+# A call of the object
 def __call__(_self, /, *_args, **_kwargs):
     if _is_dynamo_compiling():
         return _self._opoverload(*_args, **_kwargs)

@@ -1,7 +1,7 @@
 # (Tensor(a!) x, Tensor y, *, int n=1) -> ()
 # bypass=True, no backward
 
-# bypass=True
+# A call of the object
 def __call__(_self, /, *_args, **_kwargs):
     if _is_dynamo_compiling():
         return _self._opoverload(*_args, **_kwargs)
@@ -30,19 +30,34 @@ def __call__(_self, /, *_args, **_kwargs):
         raise
 
 # Autograd
-def autograd(_keyset, /, x, y, **_named):
+def autograd(_keyset, /, x, y, *, n=_default_2):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
         if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
-            return _current.direct(x, y, **_named)
+            if x is not None:
+                _increment_version((x,))
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, x, y, n=n)
+            elif _is_grad_enabled():
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, y, n=n)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y, n=n)
+            if _result is not None:
+                _result = _structure(_result, _fn)
+            return _result
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, y, **_named)
+                return _apply(_current.direct, x, y, n=n)
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, y), _named)
+    return _general(_keyset, _current, (x, y), {'n': n})
 
 # CompositeExplicitAutograd
 def kernel(x, y, *, n=_default_2):

@@ -2,19 +2,32 @@
 # no backward
 
 # Autograd
-def autograd(_keyset, /, size, **_named):
+def autograd(_keyset, /, size, *, device):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
         if not False:
-            return _current.direct(size, **_named)
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, size, device=device)
+            elif _is_grad_enabled():
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(size, device=device)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(size, device=device)
+            if not _isinstance(_result, _Tensor):
+                _result = _structure(_result, _fn)
+            return _result
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, size, **_named)
+                return _apply(_current.direct, size, device=device)
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (size,), _named)
+    return _general(_keyset, _current, (size,), {'device': device})
 
 # CompositeExplicitAutograd
 def kernel(size, *, device):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Union
 
 import pytest
 import torch
@@ -89,6 +89,18 @@ SAID: list[tuple[Any, Any, str]] = [
     (List[float], [0.1, -0.0], "float[] y=[0.1, -0.0]"),
     (List[bool], [], "bool[] y=[]"),
     (List[bool], (True, False), "bool[] y=[True, False]"),
+    (complex, 2j, "complex y=2.0j"),
+    (Optional[complex], None, "complex? y=None"),
+    (List[complex], [1j, -0.5j], "complex[] y=[1.0j, -0.5j]"),
+    (List[torch.dtype], [torch.half, torch.bool], "ScalarType[] y=[float16, bool]"),
+    (Optional[List[torch.dtype]], None, "ScalarType[]? y=None"),
+    (torch.layout, torch.strided, "Layout y=0"),
+    (torch.layout, torch.sparse_csr, "Layout y=2"),
+    (Optional[torch.layout], None, "Layout? y=None"),
+    (torch.memory_format, torch.channels_last, "MemoryFormat y=2"),
+    (Optional[torch.memory_format], torch.contiguous_format, "MemoryFormat? y=0"),
+    (Optional[torch.Generator], None, "Generator? y=None"),
+    (Union[int, float], 3, "Scalar y=3"),
     (Optional[List[int]], None, "SymInt[]? y=None"),
     (Optional[List[float]], None, "float[]? y=None"),
     (Optional[List[bool]], None, "bool[]? y=None"),
@@ -109,6 +121,10 @@ UNSAID: list[tuple[Any, Any, str]] = [
     (Number, nan, "Scalar? y=None"),
     (List[float], [inf], "float[]? y=None"),
     (List[float], [1.0, nan, -inf, -0.0, 5e-324], "float[]? y=None"),
+    (complex, 1 + 2j, "complex? y=None"),
+    (List[complex], [1 + 2j], "complex[]? y=None"),
+    (List[str], [], "str[]? y=None"),
+    (List[str], ["a", "größe"], "str[]? y=None"),
     (Sequence[Number], [], "Scalar[]? y=None"),
     (Sequence[Number], [1, 1.0, True, inf], "Scalar[]? y=None"),
 ]

@@ -30,6 +30,8 @@ def exact(value: Any) -> Any:
     """A form that is equal only for values that a kernel cannot tell apart (1, 1.0 and True; 0.0 and -0.0; nan)."""
     if isinstance(value, Tensor):
         return "Tensor", value.dtype, tuple(value.shape), value.tolist()
+    if isinstance(value, torch.Generator):
+        return "Generator", value.device, value.initial_seed()
     if isinstance(value, (list, tuple)):
         return type(value), [exact(item) for item in value]
     return type(value), repr(value) if isinstance(value, float) else value

@@ -227,7 +227,7 @@ def test_a_decorator_that_cannot_work_fails_at_its_own_line(registry: Registry, 
     with pytest.raises(DefinitionError, match="must be a string"):
         registry.custom_op(add_one, mutates_args=())  # type: ignore[call-overload]
     with pytest.raises(SchemaError, match="mutates_args must be an iterable of names"):
-        registry.custom_op(f"{ns}::f", mutates_args=None)  # type: ignore[call-overload]
+        registry.custom_op(f"{ns}::f", mutates_args=3)  # type: ignore[call-overload]
     op = define(registry, f"{ns}::f")
     with pytest.raises(DefinitionError, match="a device type must be a string"):
         op.register_kernel(add_one)

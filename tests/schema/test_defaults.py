@@ -19,7 +19,7 @@ from torch.types import Number
 
 import customops
 from customops import infer_schema
-from customops._schema.infer import schema_of
+from customops._schema.infer import read
 from customops._schema.parse import parse
 from customops.errors import SchemaError
 
@@ -78,7 +78,7 @@ def test_every_dtype_keeps_its_canonical_name(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("hint", "default", "text"), UNSAID, ids=str)
 def test_default_without_a_word_is_none_in_the_text(hint: Any, default: Any, text: str) -> None:
-    argument = schema_of(taking(hint, default), ()).arguments[1]
+    argument = read(taking(hint, default), ()).schema.arguments[1]
     assert argument.default_is_none_in_text
     assert exact(argument.default) == exact(default)
     assert parse(infer_schema(taking(hint, default), mutates_args=())).arguments[1].default is None

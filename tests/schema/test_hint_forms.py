@@ -242,7 +242,9 @@ def test_lambda(registry: customops.Registry, ns: str) -> None:
 @pytest.mark.parametrize("builtin", [torch.sin, torch.add, torch._C._nn.gelu, dict.fromkeys], ids=lambda f: f.__name__)
 def test_builtin_without_a_signature(builtin: Any) -> None:
     name = builtin.__name__
-    with pytest.raises(ValueError, match=rf"{name}: (the signature cannot be read|positional-only)") as caught:
+    with pytest.raises(
+        ValueError, match=rf"{name}: (the signature cannot be read|parameter iterable must have)"
+    ) as caught:
         infer_schema(builtin, mutates_args=())
     assert len(str(caught.value).splitlines()) < 8
 

@@ -4,7 +4,7 @@ import collections.abc
 import inspect
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import pytest
 import torch
@@ -43,6 +43,25 @@ PARAM_TYPES: list[tuple[Any, str]] = [
     *((Optional[seq[t]], f"{PLAIN[t]}[]?") for t in (Tensor, int, float, bool) for seq in SEQUENCES),
     *((Optional[seq[Optional[Tensor]]], "Tensor?[]?") for seq in SEQUENCES),
 ]
+#: What torch refuses.
+SINGLE = {torch.layout: "Layout", torch.memory_format: "MemoryFormat", torch.Generator: "Generator"}
+LISTED = {complex: "complex", str: "str", GroupName: "str", torch.dtype: "ScalarType"}
+#: The dispatcher hands over numbers for it: it is lowered, and no row of the table.
+NOT_IN_TABLE = [(Optional[seq[torch.dtype]], "ScalarType[]?") for seq in SEQUENCES]
+NUMBERS = (Union[int, float], Union[int, float, complex], Union[int, float, bool, complex])
+ALONE = {torch.nn.Parameter: "Tensor", complex: "complex", **SINGLE, **dict.fromkeys(NUMBERS, "Scalar")}
+MORE_PARAM_TYPES: list[tuple[Any, str]] = [
+    *ALONE.items(),
+    *((Optional[t], f"{name}?") for t, name in ALONE.items()),
+    *((seq[torch.nn.Parameter], "Tensor[]") for seq in SEQUENCES),
+    *((seq[union], "Scalar[]") for union in NUMBERS for seq in SEQUENCES),
+    *((Optional[seq[torch.nn.Parameter]], "Tensor[]?") for seq in SEQUENCES),
+    *((seq[Optional[torch.nn.Parameter]], "Tensor?[]") for seq in SEQUENCES),
+    *((Optional[seq[Optional[torch.nn.Parameter]]], "Tensor?[]?") for seq in SEQUENCES),
+    *((seq[t], f"{name}[]") for t, name in LISTED.items() for seq in SEQUENCES),
+    *((Optional[seq[t]], f"{name}[]?") for t, name in LISTED.items() for seq in SEQUENCES if t is not torch.dtype),
+]
+ALL_PARAM_TYPES = [*PARAM_TYPES, *MORE_PARAM_TYPES, *NOT_IN_TABLE]
 #: Item 4.
 RETURN_TYPES: list[tuple[Any, str]] = [
     (Tensor, "Tensor"),
@@ -52,6 +71,12 @@ RETURN_TYPES: list[tuple[Any, str]] = [
     (float, "float"),
     (bool, "bool"),
     (Number, "Scalar"),
+]
+MORE_RETURN_TYPES: list[tuple[Any, str]] = [
+    (torch.nn.Parameter, "Tensor"),
+    (List[torch.nn.Parameter], "Tensor[]"),
+    (list[torch.nn.Parameter], "Tensor[]"),
+    *((union, "Scalar") for union in NUMBERS),
 ]
 #: Values to pass for a schema type, and what the kernel receives for them where that is not the same.
 EXAMPLES: dict[str, list[Any]] = {
@@ -63,6 +88,10 @@ EXAMPLES: dict[str, list[Any]] = {
     "Scalar": [3, 2.5, True, -0.0],
     "ScalarType": [torch.bfloat16, torch.bool],
     "Device": [torch.device("cpu"), torch.device("cuda:1")],
+    "complex": [1j, 2.5 - 0.5j],
+    "Layout": [torch.strided, torch.sparse_coo],
+    "MemoryFormat": [torch.channels_last, torch.preserve_format],
+    "Generator": [torch.Generator()],
 }
 
 
@@ -105,20 +134,20 @@ def test_function_is_positional_and_the_rest_by_keyword() -> None:
 
 @pytest.mark.parity(2)
 def test_table_of_parameter_types() -> None:
-    assert dict(PARAM_TYPES) == SUPPORTED_PARAM_TYPES
-    assert len(SUPPORTED_PARAM_TYPES) == 62  # torch 2.13 has 54 of them: no optional lists of tensors
+    assert dict(PARAM_TYPES + MORE_PARAM_TYPES) == SUPPORTED_PARAM_TYPES
+    assert len(PARAM_TYPES) == 62  # torch 2.13 has 54 of them: no optional lists of tensors
 
 
 @pytest.mark.parity(2, 4)
 def test_tables_agree_with_torch() -> None:
     newer = {hint for hint, text in PARAM_TYPES if text in ("Tensor[]?", "Tensor?[]?")}  # torch 2.14
-    known = {hint: text for hint, text in SUPPORTED_PARAM_TYPES.items() if hint not in newer}
+    known = {hint: text for hint, text in PARAM_TYPES if hint not in newer}
     assert known.items() <= theirs.SUPPORTED_PARAM_TYPES.items() <= SUPPORTED_PARAM_TYPES.items()
-    assert SUPPORTED_RETURN_TYPES == theirs.SUPPORTED_RETURN_TYPES
+    assert dict(RETURN_TYPES) == theirs.SUPPORTED_RETURN_TYPES
 
 
 @pytest.mark.parity(2)
-@pytest.mark.parametrize(("hint", "type_"), PARAM_TYPES, ids=str)
+@pytest.mark.parametrize(("hint", "type_"), ALL_PARAM_TYPES, ids=str)
 def test_parameter_type(hint: Any, type_: str) -> None:
     fn = annotated(x=Tensor, y=hint)
     assert infer_schema(fn, mutates_args=()) == f"(Tensor x, {type_} y) -> Tensor"
@@ -127,7 +156,7 @@ def test_parameter_type(hint: Any, type_: str) -> None:
 
 
 @pytest.mark.parity(2)
-@pytest.mark.parametrize("hint", SUPPORTED_PARAM_TYPES, ids=str)
+@pytest.mark.parametrize("hint", dict(ALL_PARAM_TYPES), ids=str)
 def test_value_reaches_the_kernel(registry: customops.Registry, ns: str, hint: Any) -> None:
     seen: list[Any] = []
 
@@ -138,7 +167,7 @@ def test_value_reaches_the_kernel(registry: customops.Registry, ns: str, hint: A
 
     packet = getattr(torch.ops, ns).take
     x = torch.ones(2)
-    values = examples(dict(PARAM_TYPES)[hint])
+    values = examples(dict(ALL_PARAM_TYPES)[hint])
     for value, op in itertools.product(values, (take, packet, packet.default)):
         op(x, value)
         op(x, y=value)
@@ -147,7 +176,7 @@ def test_value_reaches_the_kernel(registry: customops.Registry, ns: str, hint: A
 
 
 @pytest.mark.parity(2, 3)
-@pytest.mark.parametrize("hint", [t for t, name in SUPPORTED_PARAM_TYPES.items() if "Tensor" not in name], ids=str)
+@pytest.mark.parametrize("hint", [t for t, name in ALL_PARAM_TYPES if "Tensor" not in name], ids=str)
 def test_keyword_only_value_reaches_the_kernel(registry: customops.Registry, ns: str, hint: Any) -> None:
     seen: list[Any] = []
 
@@ -156,7 +185,7 @@ def test_keyword_only_value_reaches_the_kernel(registry: customops.Registry, ns:
         seen.append(y)
         return x.clone()
 
-    for value in examples(dict(PARAM_TYPES)[hint]):
+    for value in examples(dict(ALL_PARAM_TYPES)[hint]):
         take(torch.ones(2), y=value)
         getattr(torch.ops, ns).take(torch.ones(2), y=value)
         assert [exact(y) for y in seen] == [exact(value)] * 2
@@ -270,7 +299,7 @@ def test_parameter_of_any_name(registry: customops.Registry, ns: str, name: str,
 
 @pytest.mark.parity(4)
 def test_table_of_return_types() -> None:
-    assert dict(RETURN_TYPES) == SUPPORTED_RETURN_TYPES
+    assert dict(RETURN_TYPES + MORE_RETURN_TYPES) == SUPPORTED_RETURN_TYPES
 
 
 @pytest.mark.parity(4, 5)
@@ -280,6 +309,7 @@ def test_table_of_return_types() -> None:
         (None, "()"),
         (type(None), "()"),
         *RETURN_TYPES,
+        *MORE_RETURN_TYPES,
         (Tuple[Tensor, int, float, bool], "(Tensor, SymInt, float, bool)"),
         (tuple[List[Tensor], Tensor], "(Tensor[], Tensor)"),
         (Tuple[Number, list[Tensor]], "(Scalar, Tensor[])"),

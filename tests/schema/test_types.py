@@ -61,12 +61,12 @@ def add_row(monkeypatch: pytest.MonkeyPatch) -> AddRow:
 
 
 def test_hints_of_a_new_row(add_row: AddRow) -> None:
-    def fn(x: Tensor, a: complex, b: Optional[complex], c: List[complex]) -> complex: ...
+    def fn(x: Tensor, a: torch.qscheme, b: Optional[torch.qscheme]) -> torch.qscheme: ...
 
-    with pytest.raises(SchemaError, match="parameter a has unsupported type complex"):
+    with pytest.raises(SchemaError, match=r"parameter a has unsupported type torch\.qscheme"):
         infer_schema(fn, mutates_args=())
-    add_row(COMPLEX)
-    assert infer_schema(fn, mutates_args=()) == "(Tensor x, complex a, complex? b, complex[] c) -> complex"
+    add_row(TypeRow("QScheme", (torch.qscheme,), forms=("", "?"), return_forms=("",)))
+    assert infer_schema(fn, mutates_args=()) == "(Tensor x, QScheme a, QScheme? b) -> QScheme"
 
 
 def test_defaults_of_a_new_row(add_row: AddRow) -> None:

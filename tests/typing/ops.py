@@ -59,7 +59,7 @@ def scale_samples() -> list[tuple[Tensor]]:
 assert_type(scale_samples(), list[tuple[Tensor]])
 
 scale.register_autograd(lambda ctx, grad: (grad, None))
-scale.register_autograd(backward=lambda ctx, grad: grad)  # type: ignore[call-arg]
+scale.register_autograd(backward=lambda ctx, grad: grad)  # type: ignore[call-overload]
 scale.register_autocast("cpu", torch.bfloat16)
 scale.register_autocast("cpu", "bfloat16")  # type: ignore[arg-type]
 

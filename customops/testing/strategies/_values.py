@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from customops._schema.codecs import Codec, DeviceCodec, EnumCodec, LiteralCodec, SequenceCodec
 from customops._schema.nodes import Leaf
-from customops._schema.types import item_type
+from customops._schema.types import item_type, row_of
 
 Strategy = st.SearchStrategy[Any]
 
@@ -23,19 +23,18 @@ _FLOATS = st.floats(-8, 8, allow_nan=False, allow_subnormal=False)
 _LETTERS = st.characters(min_codepoint=32, max_codepoint=126)
 _DTYPES = "float32 float64 float16 bfloat16 int64 int32 uint8 bool".split()
 
-#: Type in a schema -> its values, but for those that depend on the device. Numbers are small and finite; layouts and
-#: memory formats are those that every tensor can have.
-_VALUES: dict[str, Strategy] = {
-    "int": _INTS,
-    "SymInt": _INTS,
-    "float": _FLOATS,
-    "bool": st.booleans(),
-    "complex": st.builds(complex, _FLOATS, _FLOATS),
-    "Scalar": _INTS | _FLOATS,
-    "str": st.text(_LETTERS, max_size=5),
-    "ScalarType": st.sampled_from([getattr(torch, name) for name in _DTYPES]),
-    "Layout": st.just(torch.strided),
-    "MemoryFormat": st.sampled_from([torch.contiguous_format, torch.preserve_format]),
+#: The Python type of an argument -> its values, but for those that depend on the device. Numbers are small and finite;
+#: layouts and memory formats are those that every tensor can have.
+_VALUES: dict[Any, Strategy] = {
+    int: _INTS,
+    float: _FLOATS,
+    bool: st.booleans(),
+    complex: st.builds(complex, _FLOATS, _FLOATS),
+    torch.types.Number: _INTS | _FLOATS,
+    str: st.text(_LETTERS, max_size=5),
+    torch.dtype: st.sampled_from([getattr(torch, name) for name in _DTYPES]),
+    torch.layout: st.just(torch.strided),
+    torch.memory_format: st.sampled_from([torch.contiguous_format, torch.preserve_format]),
 }
 
 
@@ -81,7 +80,9 @@ def _plain(type_: str, device: str | torch.device) -> Strategy | None:
         return st.just(torch.device(device))
     if type_ == "Generator":
         return st.integers(0, 2**31).map(functools.partial(_generator, device))
-    return _VALUES.get(type_)
+    if type_ == "int":  # the hint ``int`` is a SymInt
+        return _INTS
+    return next((_VALUES.get(hint) for hint in row_of(type_).hints), None)
 
 
 def _lists(type_: str, items: Strategy) -> Strategy:

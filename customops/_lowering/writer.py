@@ -1,0 +1,254 @@
+"""`Writer`: the lines and expressions of which generated functions are made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
+from customops._schema.model import REQUIRED, Argument, Schema
+from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
+from customops._schema.spelling import code
+from customops._schema.types import hint_of
+
+BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+CHECK = """\
+if not ({test}):
+    raise $bad({value}, {path!r}, {expected!r})
+"""
+
+MAY_BE_NONE = """\
+if {value} is None:
+    {none}
+else:
+    {some}
+"""
+
+
+class Writer:
+    """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
+
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, *, traced: bool = False) -> None:
+        names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
+        self.source = Source(name, Schema(names, ()))
+        self.source.objects |= {
+            "Tensor": Tensor,
+            "bad": bad_argument(op),
+            "number_of": number_of,
+            "absent": absent(op),
+            "tensor_of": tensor_of,
+        }
+        self.signature = signature
+        self.schema = schema
+        self.op = op
+        #: Does Dynamo trace the function?
+        self.traced = traced
+
+    def ref(self, name: str, value: Any) -> str:
+        known = self.source.objects
+        while name in known and known[name] is not value:
+            name += "_"
+        known[name] = value
+        return f"${name}"
+
+    def build(self, template: str, /, **objects: Any) -> Any:
+        self.source.objects |= objects
+        self.source.template = template
+        return self.source.build(self.op)
+
+    # Parameters -------------------------------------------------------------------------------------------------
+
+    def rich_parameters(self) -> list[str]:
+        """The parameters of the function, defaults included."""
+        texts: list[str] = []
+        parameters = self.signature.parameters
+        for i, parameter in enumerate(parameters):
+            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+            if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
+                texts.append("/")
+            if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
+                texts.append("*")
+            stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
+            default = "" if parameter.default is REQUIRED else f"={self.ref(f'default_{i}', parameter.default)}"
+            texts.append(f"{stars}{parameter.name}{default}")
+        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            texts.append("/")
+        return texts
+
+    def flat_parameters(self) -> list[str]:
+        star = ["*"] if self.schema.keyword_only else []
+        positional, named = self._variables(self.schema.positional), self._variables(self.schema.keyword_only)
+        return [*positional, *star, *named]
+
+    def _variables(self, arguments: tuple[Argument, ...]) -> list[str]:
+        return [variable_name(argument) for argument in arguments]
+
+    # Lowering ---------------------------------------------------------------------------------------------------
+
+    def lower_parameters(self) -> tuple[list[str], dict[str, str]]:
+        """Lines, and after them the expression for each argument of the schema."""
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        for parameter in self.signature.parameters:
+            values |= self.lower(parameter.node, parameter.name, lines)
+        return lines, values
+
+    def flat_arguments(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        positional = [values[argument.name] for argument in self.schema.positional]
+        return positional, {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+
+    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
+        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
+        found: dict[str, tuple[str, Any]] = {}
+        for parameter in self.signature.parameters:
+            if isinstance(parameter.node, Group) and parameter.node.given is None:
+                self._add_defaults(parameter.node, parameter.name, parameter.default, found)
+        return found
+
+    def _add_defaults(self, group: Group, value: str, whole: Any, found: dict[str, tuple[str, Any]]) -> None:
+        """`whole` is the default of the group, if it has one."""
+        for key, node in group.fields.items():
+            default = node.default if whole is REQUIRED else group.form.get(whole, key)
+            if isinstance(node, Group):
+                if node.given is None:
+                    self._add_defaults(node, group.form.item(value, key), default, found)
+            elif isinstance(node, Leaf) and node.default is not REQUIRED:
+                found[node.name] = group.form.item(value, key), default
+
+    def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
+        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
+
+        The dispatcher knows of no None that an argument may not be, where the argument is part of an optional object.
+        """
+        if isinstance(node, Leaf):
+            if in_optional and node.is_plain and not node.is_optional:
+                self._check(f"{value} is not None", value, node.path, code(hint_of(node.type)), lines)
+            return {node.name: self._lower_leaf(node, value, lines)}
+        if isinstance(node, Either):
+            if not node.may_be_none:
+                self._check(f"{value} is not None", value, node.path, "a Tensor or a number", lines)
+            return {
+                node.tensor.name: f"$tensor_of({value})",
+                node.number.name: f"$number_of({value})",
+            }
+        if isinstance(node, Nested):
+            none = f"None if {value} is None else " if node.tensors.is_optional else ""
+            test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
+            test = f"{value} is None or {test}" if none else test
+            self._check(test, value, node.path, f"a list of lists of tensors{', or None' * bool(none)}", lines)
+            return {
+                node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
+                node.lengths.name: f"{none}[$len($items) for $items in {value}]",
+            }
+        if node.given is None:
+            return self._lower_fields(node, value, lines, in_optional=in_optional)
+        return self._lower_optional(node, node.given, value, lines)
+
+    def _lower_leaf(self, leaf: Leaf, value: str, lines: list[str]) -> str:
+        if leaf.is_plain:
+            return value
+        test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
+        if test:
+            expected = leaf.codec.expected
+            if leaf.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            self._check(test, value, leaf.path, expected, lines)
+        return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
+
+    def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
+        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+
+    def _lower_fields(self, group: Group, value: str, lines: list[str], *, in_optional: bool) -> dict[str, str]:
+        test = group.form.test(value, self._class(group))
+        or_none = ", or None" if group.given is not None else ""
+        self._check(test, value, group.path, group.form.name + or_none, lines)
+        values: dict[str, str] = {}
+        for key, node in group.fields.items():
+            values |= self.lower(node, group.form.item(value, key), lines, in_optional=in_optional)
+        return values
+
+    def _lower_optional(self, group: Group, given: Leaf, value: str, lines: list[str]) -> dict[str, str]:
+        inside: list[str] = []
+        values = {given.name: "True"} | self._lower_fields(group, value, inside, in_optional=True)
+        names = {name: f"$lowered_{name}" for name in values}
+        none = [f"{name} = None" for name in names.values()]
+        none[0] = f"{names[given.name]} = False"
+        some = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=none, some=some).splitlines()
+        return names
+
+    def _class(self, group: Group) -> str:
+        cls = getattr(group.form, "cls", None)
+        return "" if cls is None else self.ref(cls.__name__, cls)
+
+    # Restoring --------------------------------------------------------------------------------------------------
+
+    def restored(self) -> dict[str, str]:
+        """An expression for each parameter, of the arguments of the schema."""
+        values = {argument.name: variable_name(argument) for argument in self.schema.arguments}
+        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+
+    def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
+        if isinstance(node, Leaf):
+            value = values[node.name]
+            if in_optional and node.is_plain and not node.is_optional:
+                return self._present(value, node.path, code(hint_of(node.type)))
+            restored = node.codec.restore(value, node.path, self)
+            return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
+        if isinstance(node, Either):
+            tensor, number = values[node.tensor.name], values[node.number.name]
+            if not node.may_be_none:
+                number = self._present(number, node.path, "a Tensor or a number")
+            return f"({number} if {tensor} is None else {tensor})"
+        if isinstance(node, Nested):
+            tensors, lengths = values[node.tensors.name], values[node.lengths.name]
+            none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
+            return f"({none}{self.ref('lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
+        in_optional = in_optional or node.given is not None
+        fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
+        make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
+        if make is None:
+            built = node.form.build(self._class(node), fields)
+        else:
+            built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
+        return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
+
+    def _present(self, value: str, path: str, expected: str) -> str:
+        """An expression for a value that a call through ``torch.ops`` may have left out."""
+        return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
+
+    def callback_arguments(self) -> list[str]:
+        """How a callback is called: as the function that the op was defined from."""
+        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        restored = self.restored()
+        return [
+            f"{stars.get(each.kind, '')}{restored[each.name]}"
+            if each.kind is not inspect.Parameter.KEYWORD_ONLY
+            else f"{each.name}={restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def restore_result(self) -> str:
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return "$result"
+        leaves = node.leaves
+        values = {leaf.name: f"$result[{i}]" for i, leaf in enumerate(leaves)}
+        return self.restore(node, {leaves[0].name: "$result"} if len(leaves) == 1 else values)
+
+    def lower_result(self, role: str, fn: Any) -> tuple[list[str], str]:
+        """Lines, and after them what is returned to the dispatcher."""
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return [], "$result"
+        lines: list[str] = []
+        self.source.objects["bad"] = misfit(self.op, role, fn)
+        values = self.lower(node, "$result", lines)
+        return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
