@@ -53,7 +53,7 @@ def named(**options: Any) -> Case:
 RECORDS = [
     Row(
         "frozen dataclass", dataclass,
-        '(Tensor x, SymInt blocks_size, float blocks_scale=2.0, str blocks_mode="UP", '
+        '(Tensor x, SymInt blocks_size, *, float blocks_scale=2.0, str blocks_mode="UP", '
         "str[]? blocks_names=None) -> Tensor",
         (
             of(Blocks(3), ((3,), {}), times(6, 1)),
@@ -68,7 +68,7 @@ RECORDS = [
     ),
     Row(
         "nested dataclass", nested_dataclass,
-        '(Tensor x, SymInt outer_blocks_size, float outer_blocks_scale=2.0, str outer_blocks_mode="UP", '
+        '(Tensor x, SymInt outer_blocks_size, *, float outer_blocks_scale=2.0, str outer_blocks_mode="UP", '
         "str[]? outer_blocks_names=None, float? outer_limit=None, SymInt[2] outer_window=[-1, -1]) -> Tensor",
         (
             of(Outer(Blocks(3)), ((3,), {}), times(6, -1)),
@@ -83,14 +83,14 @@ RECORDS = [
     ),
     Row(
         "`Optional[dataclass]`", optional_dataclass,
-        '(Tensor x, bool blocks_given, SymInt? blocks_size, float? blocks_scale=2.0, str? blocks_mode="UP", '
+        '(Tensor x, bool blocks_given, SymInt? blocks_size, *, float? blocks_scale=2.0, str? blocks_mode="UP", '
         "str[]? blocks_names=None) -> Tensor",
         (of(Blocks(3), ((True, 3), {}), times(6, 1)), of(None, ((False, None), {}), times(1))),
         default=lambda: None, by_default=times(1),
         bypasses=False,
     ),
     Row(
-        "`TypedDict`", settings, "(Tensor x, float settings_by, str? settings_mode=None) -> Tensor",
+        "`TypedDict`", settings, "(Tensor x, float settings_by, *, str? settings_mode=None) -> Tensor",
         (
             of({"by": 2.0}, ((2.0,), {}), times(2)),
             of({"by": 3.0, "mode": Mode.DOWN}, ((3.0,), {"settings_mode": "DOWN"}), times(9)),
