@@ -59,6 +59,11 @@ def of(value: Any, lowered: Any, expected: Callable[[Tensor], Any]) -> Case:
     return Case(lambda x: call(x, value), lambda x: ((x, *args), kwargs), expected)
 
 
+def times(by: float, plus: float = 0.0) -> Any:
+    """What `of` takes as the expected value."""
+    return lambda x: x * by + plus
+
+
 def _is_call(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
 

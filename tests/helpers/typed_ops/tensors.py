@@ -264,7 +264,7 @@ TENSORS = [
     ),
     Row(
         "dataclass with tensors", affine,
-        "(Tensor x, Tensor affine_weight, float affine_by=1.0, Tensor? affine_bias=None) -> Tensor",
+        "(Tensor x, Tensor affine_weight, *, float affine_by=1.0, Tensor? affine_bias=None) -> Tensor",
         (
             both(lambda x, w, b: call(x, Affine(w)), lambda x, w, b: call(x, w), lambda x, w, b: x * w),
             both(
@@ -274,10 +274,11 @@ TENSORS = [
             ),
         ),
         rules=_affine_rules, tensors=3,
+        bypasses=False,
     ),
     Row(
         "`Optional` of one", optional_affine,
-        "(Tensor x, bool affine_given, Tensor? affine_weight, float? affine_by=1.0, Tensor? affine_bias=None)"
+        "(Tensor x, bool affine_given, Tensor? affine_weight, *, float? affine_by=1.0, Tensor? affine_bias=None)"
         " -> Tensor",
         (
             both(lambda x, w: call(x, Affine(w, 2.5)), lambda x, w: call(x, True, w, affine_by=2.5),
@@ -285,9 +286,10 @@ TENSORS = [
             both(lambda x, w: call(x, None), lambda x, w: call(x, False, None), lambda x, w: x * 2),
         ),
         tensors=2, default=lambda: None, by_default=lambda x, w: x * 2,
+        bypasses=False,
     ),
     Row(
-        "`NamedTuple`", pair, "(Tensor x, Tensor pair_weight, float pair_by=1.0) -> Tensor",
+        "`NamedTuple`", pair, "(Tensor x, Tensor pair_weight, *, float pair_by=1.0) -> Tensor",
         (
             both(lambda x, w: call(x, Pair(w)), lambda x, w: call(x, w), lambda x, w: x * w),
             both(lambda x, w: call(x, Pair(w, 2.5)), lambda x, w: call(x, w, pair_by=2.5), lambda x, w: x * w * 2.5),
@@ -296,7 +298,7 @@ TENSORS = [
     ),
     Row(
         "`TypedDict` with tensors", weights,
-        "(Tensor x, Tensor weights_weight, Tensor? weights_bias=None) -> Tensor",
+        "(Tensor x, Tensor weights_weight, *, Tensor? weights_bias=None) -> Tensor",
         (
             both(lambda x, w, b: call(x, {"weight": w}), lambda x, w, b: call(x, w), lambda x, w, b: x * w),
             both(
@@ -306,6 +308,7 @@ TENSORS = [
             ),
         ),
         rules=_weights_rules, tensors=3,
+        bypasses=False,
     ),
     Row(
         "`dict[str, Tensor]` with `Keys`", keyed, "(Tensor parts_q, Tensor parts_k) -> Tensor",

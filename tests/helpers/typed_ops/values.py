@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Literal, Optional, Union
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from helpers.typed_ops.classes import (
     AnyMode,
     Bits,
-    Blocks,
     Count,
     Form,
     Mode,
     Options,
-    Outer,
     Scale,
-    Settings,
     StrForm,
     Window,
 )
-from helpers.typed_ops.row import NOT_SAVED, Case, Refusal, Row, call, exactly, of
+from helpers.typed_ops.row import NOT_SAVED, Case, Refusal, Row, call, exactly, of, times
 
 
 def literal_str(x: Tensor, how: Literal["up", "down"]) -> Tensor:
@@ -183,54 +179,12 @@ def type_var(x: Tensor, mode: AnyMode) -> Tensor:
     return x * (2 if mode is Mode.UP else 3)
 
 
-def _scaled(x: Tensor, blocks: Blocks) -> Tensor:
-    return x * blocks.size * blocks.scale * (1 if blocks.mode is Mode.UP else -1) + len(blocks.names)
-
-
-def dataclass(x: Tensor, blocks: Blocks) -> Tensor:
-    exactly(blocks, Blocks)
-    exactly(blocks.mode, Mode)
-    exactly(blocks.names, tuple)
-    return _scaled(x, blocks)
-
-
-def nested_dataclass(x: Tensor, outer: Outer) -> Tensor:
-    exactly(outer, Outer)
-    exactly(outer.blocks, Blocks)
-    exactly(outer.window, tuple)
-    return _scaled(x, outer.blocks) + (0 if outer.limit is None else outer.limit) + sum(outer.window)
-
-
-def optional_dataclass(x: Tensor, blocks: Optional[Blocks]) -> Tensor:
-    return x.clone() if blocks is None else _scaled(x, blocks)
-
-
-def settings(x: Tensor, settings: Settings) -> Tensor:
-    exactly(settings, dict)
-    return x * settings["by"] * {None: 1, Mode.UP: 2, Mode.DOWN: 3}[settings.get("mode")]
-
-
 def positional_only(x: Tensor, mode: Mode, /) -> Tensor:
     return x * (2 if mode is Mode.UP else 3)
 
 
 def keyword_only(x: Tensor, *, mode: Mode) -> Tensor:
     return x * (2 if mode is Mode.UP else 3)
-
-
-def unpacked(x: Tensor, **options: Unpack[Settings]) -> Tensor:
-    return x * options["by"] * {None: 1, Mode.UP: 2, Mode.DOWN: 3}[options.get("mode")]
-
-
-def times(by: float, plus: float = 0.0) -> Any:
-    return lambda x: x * by + plus
-
-
-def named(**options: Any) -> Case:
-    """A call with options by name, which are lowered to those of the same name."""
-    lowered = {key: value.name if isinstance(value, Mode) else value for key, value in options.items()}
-    by = options.get("by", 1.0) * {None: 1, Mode.UP: 2, Mode.DOWN: 3}[options.get("mode")]
-    return Case(lambda x: call(x, **options), lambda x: call(x, **lowered), times(by))
 
 
 def seeded() -> torch.Generator:
@@ -437,52 +391,6 @@ VALUES = [
         default=lambda: Mode.DOWN, by_default=times(3),
     ),
     Row(
-        "frozen dataclass", dataclass,
-        '(Tensor x, SymInt blocks_size, float blocks_scale=2.0, str blocks_mode="UP", '
-        "str[]? blocks_names=None) -> Tensor",
-        (
-            of(Blocks(3), ((3,), {}), times(6, 1)),
-            of(
-                Blocks(4, 0.5, Mode.DOWN, ("a", "b")),
-                ((4,), {"blocks_scale": 0.5, "blocks_mode": "DOWN", "blocks_names": ["a", "b"]}),
-                times(-2, 2),
-            ),
-        ),
-        default=lambda: Blocks(5, names=()), by_default=times(10),
-        bypasses=False,
-    ),
-    Row(
-        "nested dataclass", nested_dataclass,
-        '(Tensor x, SymInt outer_blocks_size, float outer_blocks_scale=2.0, str outer_blocks_mode="UP", '
-        "str[]? outer_blocks_names=None, float? outer_limit=None, SymInt[2] outer_window=[-1, -1]) -> Tensor",
-        (
-            of(Outer(Blocks(3)), ((3,), {}), times(6, -1)),
-            of(
-                Outer(Blocks(4, names=()), limit=0.5, window=(2, 3)),
-                ((4,), {"outer_blocks_names": [], "outer_limit": 0.5, "outer_window": [2, 3]}),
-                times(8, 5.5),
-            ),
-        ),
-        default=lambda: Outer(Blocks(5, mode=Mode.DOWN)), by_default=times(-10, -1),
-        bypasses=False,
-    ),
-    Row(
-        "`Optional[dataclass]`", optional_dataclass,
-        '(Tensor x, bool blocks_given, SymInt? blocks_size, float? blocks_scale=2.0, str? blocks_mode="UP", '
-        "str[]? blocks_names=None) -> Tensor",
-        (of(Blocks(3), ((True, 3), {}), times(6, 1)), of(None, ((False, None), {}), times(1))),
-        default=lambda: None, by_default=times(1),
-        bypasses=False,
-    ),
-    Row(
-        "`TypedDict`", settings, "(Tensor x, float settings_by, str? settings_mode=None) -> Tensor",
-        (
-            of({"by": 2.0}, ((2.0,), {}), times(2)),
-            of({"by": 3.0, "mode": Mode.DOWN}, ((3.0,), {"settings_mode": "DOWN"}), times(9)),
-        ),
-        default=lambda: {"by": 2.0, "mode": Mode.UP}, by_default=times(4),
-    ),
-    Row(
         "positional-only", positional_only, "(Tensor x, str mode) -> Tensor", UP_OR_DOWN,
         default=lambda: Mode.DOWN, by_default=times(3),
     ),
@@ -493,11 +401,6 @@ VALUES = [
             Case(lambda x: call(x, mode=Mode.DOWN), lambda x: call(x, mode="DOWN"), times(3)),
         ),
         default=lambda: Mode.DOWN, by_default=times(3),
-        bypasses=False,
-    ),
-    Row(
-        "`**options: Unpack[TypedDict]`", unpacked, "(Tensor x, *, float by, str? mode=None) -> Tensor",
-        (named(by=2.0), named(by=3.0, mode=Mode.DOWN)),
         bypasses=False,
     ),
 ]
