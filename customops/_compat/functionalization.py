@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -40,8 +41,23 @@ def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs
         _functionalizing.reset(token)
 
 
-def _correct_slices(functional: Any) -> None:
+#: The ops that may be functionalized though they return lists or numbers. torch's form for ops that write can do that,
+#: but is kept from it by a check.
+_allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+
+
+def allow_any_returns(overload: OpOverload) -> None:
+    """Let an op that writes, and returns new tensors, lists of them or numbers, be functionalized."""
+    _allowed.add(overload)
+
+
+def _can_auto_functionalize(original: Callable[[Any], bool], op: Any) -> bool:
+    return original(op) or (isinstance(op, OpOverload) and op in _allowed)
+
+
+def _correct(functional: Any) -> None:
     functional.try_use_slice = functools.partial(_try_use_slice, functional.try_use_slice)
+    functional.can_auto_functionalize = functools.partial(_can_auto_functionalize, functional.can_auto_functionalize)
 
 
 def _try_use_slice(original: Callable[..., Any], base: Any, tensor: Any) -> Any:
@@ -64,7 +80,7 @@ def _try_use_slice(original: Callable[..., Any], base: Any, tensor: Any) -> Any:
     return (dim, start, start + size) if inside else None
 
 
-when_imported("torch._higher_order_ops.auto_functionalize", _correct_slices)
+when_imported("torch._higher_order_ops.auto_functionalize", _correct)
 
 
 #: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from customops._dispatch.callbacks import Fn
-from customops._lowering.gradients import of_tensors
+from customops._lowering.gradients import misfit_of, of_tensors
 from customops._lowering.plan import Plan
 from customops._schema.nodes import Leaf, Node
+from customops.errors import CallbackError, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -35,6 +36,15 @@ class BatchingRule:
         leaves = node.leaves
         dims = dict.fromkeys([leaf.name for leaf in leaves], out_dims)
         if not (out_dims is None or isinstance(out_dims, int)):
+            if (wrong := misfit_of(node, out_dims)) is not None:
+                raise CallbackError(
+                    "the vmap rule returned out_dims of another form than the result",
+                    op=self.plan.op,
+                    argument=f"return{wrong[0]}",
+                    expected=f"a dimension for all, or {wrong[1]}",
+                    got=repr(out_dims),
+                    where=where(self.fn),
+                )
             dims = node.take_apart(out_dims)
         results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
         flat = [_dims_of(leaf, value, dims[leaf.name]) for leaf, value in zip(leaves, results, strict=True)]

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import describe
 from customops._lowering.plan import Plan
@@ -35,6 +33,16 @@ def _of_leaf(leaf: Leaf, value: Any) -> Any:
     if isinstance(leaf.codec, SequenceCodec) and isinstance(value, (list, tuple)):
         return leaf.codec.container(value)
     return value
+
+
+def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
+    """The path and the form of the first group that a value does not have the form of; None is of any form."""
+    if not isinstance(node, Group) or value is None:
+        return None
+    if not node.form.holds(value):
+        return node.path, node.form.name
+    found = (misfit_of(each, node.form.get(value, key)) for key, each in node.fields.items())
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
 class _InContext:
@@ -121,9 +129,9 @@ class Backward(_InContext):
         if not isinstance(node, Group) or grad is None:
             parts = node.take_apart(grad)
             return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
-        if isinstance(grad, Tensor):
+        if not isinstance(grad, dict) and not node.form.holds(grad):
             raise AutogradError(
-                f"backward returned a tensor as the gradient of {node.path}",
+                f"backward returned something else than the gradient of {node.path}",
                 op=self.plan.op,
                 argument=node.path,
                 expected=f"{node.form.name}, or a dict of gradients by field, or None",
@@ -162,6 +170,12 @@ class Jvp(_InContext):
             found = self.fn(ctx, *(of_tensors(each.node, values) for each in plan.operands))
         if plan.signature.returns_plainly or result is None:
             return found
+        if (wrong := misfit_of(result, found)) is not None:
+            problem, expected = "jvp returned something else than the op does", wrong[1]
+            raise AutogradError(
+                problem, op=plan.op, argument=f"return{wrong[0]}", expected=expected, got=describe(found),
+                where=where(self.fn),
+            )  # fmt: skip
         values = result.take_apart(found)
         flat = [_lower_tangent(values[leaf.name]) for leaf in result.leaves]
         for place, i in enumerate(plan.maybe_tensors):

@@ -90,7 +90,7 @@ def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> A
     It has the name of the op, which Python's errors for arguments that are missing or too many show.
     """
     name = op.partition("::")[2].partition(".")[0]
-    writer = Writer(name, signature, schema, op, traced=True)
+    writer = Writer(name, signature, schema, op)
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     own = ["$self"] if "/" in parameters else ["$self", "/"]
@@ -114,7 +114,7 @@ def _emit_dispatch(writer: Writer, values: dict[str, str]) -> str:
     lines: list[str] = []
     passed = dict(named)
     for name, (value, default) in writer.defaults_of_fields().items():
-        refs = {"value": value, "default": writer.ref("default", default), "name": name, "lowered": passed.pop(name)}
+        refs = {"value": value, "default": writer.ref("Default", default), "name": name, "lowered": passed.pop(name)}
         lines += NAMED.format(**refs).splitlines()
     if lines:
         lines.insert(0, "$named = {}")

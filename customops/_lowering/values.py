@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,15 @@ def _bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentErro
         argument=path,
         expected=expected,
         got=brief(value),
+        fix=_defined_again(type(value), expected),
     )
+
+
+def _defined_again(cls: type, expected: str) -> str | None:
+    """What to do about a value of a class that has the name of the one that is expected."""
+    if cls.__module__ == "builtins" or not re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
+        return None
+    return f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
 
 
 def absent(op: str) -> Callable[[str, str], Any]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import re
 from collections.abc import Mapping
+from enum import Enum
+from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
@@ -33,7 +38,7 @@ else:
 class Writer:
     """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
 
-    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, *, traced: bool = False) -> None:
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str) -> None:
         names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
         self.source = Source(name, Schema(names, ()))
         self.source.objects |= {
@@ -46,12 +51,12 @@ class Writer:
         self.signature = signature
         self.schema = schema
         self.op = op
-        #: Does Dynamo trace the function?
-        self.traced = traced
 
     def ref(self, name: str, value: Any) -> str:
-        known = self.source.objects
-        while name in known and known[name] is not value:
+        # A user's class may be called as something of Python, or as a variable here: these have no capitals.
+        known, name = self.source.objects, re.sub(r"\W", "_", name)
+        name = f"Of_{name}" if name == name.lower() else name
+        while hasattr(builtins, name) or known.get(name, value) is not value:
             name += "_"
         known[name] = value
         return f"${name}"
@@ -74,7 +79,7 @@ class Writer:
             if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
                 texts.append("*")
             stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
-            default = "" if parameter.default is REQUIRED else f"={self.ref(f'default_{i}', parameter.default)}"
+            default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
             texts.append(f"{stars}{parameter.name}{default}")
         if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
             texts.append("/")
@@ -117,7 +122,7 @@ class Writer:
             if isinstance(node, Group):
                 if node.given is None:
                     self._add_defaults(node, group.form.item(value, key), default, found)
-            elif isinstance(node, Leaf) and node.default is not REQUIRED:
+            elif isinstance(node, Leaf) and node.default is not REQUIRED and _never_changes(default):
                 found[node.name] = group.form.item(value, key), default
 
     def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
@@ -208,14 +213,13 @@ class Writer:
         if isinstance(node, Nested):
             tensors, lengths = values[node.tensors.name], values[node.lengths.name]
             none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
-            return f"({none}{self.ref('lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
+            return f"({none}{self.ref('Lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
         in_optional = in_optional or node.given is not None
         fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
-        make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
-        if make is None:
-            built = node.form.build(self._class(node), fields)
+        if isinstance(node.form, DataclassForm):
+            built = f"{self.ref(f'New_{node.form.name}', node.form.maker())}({', '.join(fields.values())})"
         else:
-            built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
+            built = node.form.build(self._class(node), fields)
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def _present(self, value: str, path: str, expected: str) -> str:
@@ -252,3 +256,13 @@ class Writer:
         self.source.objects["bad"] = misfit(self.op, role, fn)
         values = self.lower(node, "$result", lines)
         return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
+
+
+_CONSTANTS = (int, float, complex, str, NoneType, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _never_changes(default: Any) -> bool:
+    """Is a default still the value that it was when the op was defined, if it is the same object?"""
+    if isinstance(default, tuple):
+        return all(map(_never_changes, default))
+    return isinstance(default, _CONSTANTS)

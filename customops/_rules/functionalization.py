@@ -8,6 +8,8 @@ written, and each written argument is replaced by that. torch does so for every 
   is still in use. So a variant of the op that only writes, and returns nothing, takes its place, and the result is the
   argument.
 - Some calls go through torch's first form of it: see `_compat.functionalization.functionalize`.
+
+Ops that also return lists or numbers are let through: torch's form can do that, but refuses them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ def bind(operator: OperatorHandle) -> None:
         return
     if operator.mutation_only is not None:
         _install_kernels(operator.mutation_only, operator)
+    elif any(ret.type != "Tensor" for ret in operator.schema.returns):
+        _compat.functionalization.allow_any_returns(operator.overload)
     operator.impl_torch_dispatch(_compat.functionalization.FunctionalTensorMode, _rule(operator))
 
 

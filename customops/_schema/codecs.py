@@ -105,7 +105,7 @@ class LiteralCodec(Codec):
     def test(self, value: str, objects: Objects) -> str:
         parts = []
         for type_ in self.types:
-            choices = objects.ref("choices", frozenset(each for each in self.values if type(each) is type_))
+            choices = objects.ref("Choices", frozenset(each for each in self.values if type(each) is type_))
             parts.append(f"$type({value}) is ${type_.__name__} and {value} in {choices}")
         return " or ".join(parts)
 
@@ -119,7 +119,7 @@ class LiteralCodec(Codec):
         return f"({' '.join(tests)} {repr(last)!r})"
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
-        return f"{objects.ref('choices', Choices(self.choices, path, objects.op))}[{value}]"
+        return f"{objects.ref('Choices', Choices(self.choices, path, objects.op))}[{value}]"
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,21 @@ class EnumCodec(Codec):
 
     @property
     def schema_type(self) -> str:
-        return "int" if issubclass(self.cls, (int, Flag)) else "str"
+        return "int" if self._has_own_values and not issubclass(self.cls, str) else "str"
 
     @property
     def _has_own_values(self) -> bool:
-        return issubclass(self.cls, (int, str, Flag))
+        kind = str if issubclass(self.cls, str) else int
+        are_such = all(type(each._value_) is kind for each in self.cls)  # `__new__` may make them of something else
+        return are_such and issubclass(self.cls, (int, str, Flag))
 
     @property
     def choices(self) -> Mapping[Any, Any]:
-        if issubclass(self.cls, Flag):  # also combinations of the members
+        if self._has_own_values and issubclass(self.cls, Flag):  # also combinations of the members
             return {}
-        return {each._value_ if self._has_own_values else each.name: each for each in self.cls}
+        if self._has_own_values:
+            return {each._value_: each for each in self.cls}
+        return dict(self.cls.__members__)  # with aliases: programs of before may hold a name that was replaced
 
     def test(self, value: str, objects: Objects) -> str:
         return f"$type({value}) is {objects.ref(self.cls.__name__, self.cls)}"
@@ -186,8 +190,11 @@ class SequenceCodec(Codec):
         item = self.item.restore("$item", path, objects)
         items = value if item == "$item" else f"[{item} for $item in {value}]"
         if self.length is not None:
-            return f"{objects.ref('items', Items(self.length, path, objects.op))}({items})"
-        return items if self.container is list else f"{objects.ref(self.container.__name__, self.container)}({items})"
+            return f"{objects.ref('Items', Items(self.length, path, objects.op))}({items})"
+        if self.container is list:
+            return items
+        container = "$tuple" if self.container is tuple else objects.ref(self.container.__name__, self.container)
+        return f"{container}({items})"
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,7 @@ class DtypeCodec(Codec):
     """A dtype in a list: the dispatcher hands it over as a number where there may be no list."""
 
     def restore(self, value: str, path: str, objects: Objects) -> str:
-        return f"{objects.ref('dtype_from', dtype_from)}({value})"
+        return f"{objects.ref('Dtype', dtype_from)}({value})"
 
 
 @dataclass(frozen=True)
@@ -221,10 +228,10 @@ class DeviceCodec(Codec):
     expected = "a torch.device, or the name of one"
 
     def test(self, value: str, objects: Objects) -> str:
-        return f"$isinstance({value}, ({objects.ref('device', torch.device)}, $str, $int))"
+        return f"$isinstance({value}, ({objects.ref('Device', torch.device)}, $str, $int))"
 
     def lower(self, value: str, objects: Objects) -> str:
-        return f"{objects.ref('device', torch.device)}({value})"
+        return f"{objects.ref('Device', torch.device)}({value})"
 
 
 @dataclass(frozen=True)

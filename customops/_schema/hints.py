@@ -148,14 +148,13 @@ class HintReader:
             return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
         if cls is str and self.returns:
             return Leaf(name, path, "SymInt[]", Text())
-        if issubclass(cls, enum.Enum) and not self.returns:
+        if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
             codec = EnumCodec(cls)
             return Leaf(name, path, codec.schema_type, codec)
         if dataclasses.is_dataclass(cls):
             return self._dataclass(cls, name, path)
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            form = TupleForm(cls, tuple(cls._fields))
-            return self._group(form, self._hints_of(cls, path), cls._field_defaults, name, path)  # type: ignore[attr-defined]
+            return self._named_tuple(cls, name, path)
         if typing_extensions.is_typeddict(cls):
             return self._typed_dict(cls, name, path)
         return None
@@ -256,14 +255,24 @@ class HintReader:
                 got=f"{cls.__name__}{inspect.signature(cls)}",
                 fix=f"{more or 'what __init__ takes'} as a field of {cls.__name__}, or as a parameter of the op",
             )
-        hints = self._hints_of(cls, path)
+        hints, all_fields = self._hints_of(cls, path), dataclasses.fields(cls)
         return self._group(
             DataclassForm(cls),
-            {each.name: hints[each.name] for each in fields},
-            {each.name: _default_of(each) for each in fields},
+            {each.name: hints[each.name] for each in all_fields},
+            {each.name: _default_of(each) for each in all_fields},
             name,
             path,
         )
+
+    def _named_tuple(self, cls: Any, name: str, path: str) -> Group:
+        hints = self._hints_of(cls, path)
+        if missing := [key for key in cls._fields if key not in hints]:
+            self.fail(
+                f"{self._what(path)}: the field {missing[0]} of {cls.__name__} has no type",
+                fix=f"class {cls.__name__}(NamedTuple): ..., with a type for each field",
+            )
+        fields = {key: hints[key] for key in cls._fields}
+        return self._group(TupleForm(cls, cls._fields), fields, cls._field_defaults, name, path)
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
         hints = self._hints_of(cls, path)

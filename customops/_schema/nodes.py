@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
@@ -83,9 +83,6 @@ class Form:
         return getattr(value, key)
 
 
-_NOT_GENERATED = Form.path.__code__
-
-
 @dataclass(frozen=True)
 class DataclassForm(Form):
     cls: type
@@ -94,38 +91,39 @@ class DataclassForm(Form):
     def name(self) -> str:  # type: ignore[override]
         return self.cls.__name__
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All its fields, also those that ``__init__`` does not take."""
+        return tuple(each.name for each in dataclasses.fields(cast(Any, self.cls)))
+
     def test(self, value: str, cls: str) -> str:
         return f"$type({value}) is {cls}"
 
-    def build(self, cls: str, fields: Mapping[str, str]) -> str:
-        return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
+    def holds(self, value: Any) -> bool:
+        """Is it an object of this form, whatever it holds?"""
+        return isinstance(value, self.cls)
 
-    def maker(self) -> Callable[..., Any] | None:
-        """``make(*fields)``: a quicker way to the object than its constructor. None if that does more."""
-        cls: Any = self.cls
-        does_more = (
-            hasattr(cls, "__post_init__")
-            or cls.__new__ is not object.__new__
-            or getattr(cls.__init__, "__code__", _NOT_GENERATED).co_filename != "<string>"
-            or any("__slots__" in vars(base) for base in cls.__mro__[:-1])
-            or not all(each.init for each in dataclasses.fields(cls))
-        )
-        if does_more:
-            return None
-        names = [each.name for each in dataclasses.fields(cls)]
-        set_fields = "".join(f"\n    fields_[{name!r}] = {name}" for name in names)
-        text = f"def make({', '.join(names)}):\n    made_ = new_(cls_)\n    fields_ = made_.__dict__{set_fields}\n"
-        namespace: dict[str, Any] = {"new_": object.__new__, "cls_": cls}
-        exec(f"{text}    return made_", namespace)
+    def maker(self) -> Callable[..., Any]:
+        """``make(*fields)``: an object with these values in its fields.
+
+        The constructor is not called: what it does was done when the object was made that is put together again here.
+        """
+        has_dict = not any("__slots__" in vars(base) for base in self.cls.__mro__[:-1])
+        set_field = "fields[{!r}] = v{}" if has_dict else "object.__setattr__(made, {!r}, v{})"
+        lines = [
+            f"def make({', '.join(f'v{i}' for i in range(len(self.keys)))}):",
+            "    made = object.__new__(cls)",
+            *(["    fields = made.__dict__"] if has_dict else []),
+            *(f"    {set_field.format(key, i)}" for i, key in enumerate(self.keys)),
+            "    return made",
+        ]
+        namespace: dict[str, Any] = {"cls": self.cls}
+        exec("\n".join(lines), namespace)
         make: Callable[..., Any] = namespace["make"]
         return make
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
-        """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
-        made: Any = object.__new__(self.cls)
-        for key, value in fields.items():
-            object.__setattr__(made, key, value)
-        return made
+        return self.maker()(*(fields[key] for key in self.keys))
 
 
 @dataclass(frozen=True)
@@ -147,8 +145,14 @@ class TupleForm(Form):
         return f".{key}" if self.is_named else f"[{key}]"
 
     def test(self, value: str, cls: str) -> str:
-        kinds = "$tuple" if self.is_named else "($tuple, $list)"
-        return f"$isinstance({value}, {kinds}) and $len({value}) == {len(self.keys)}"
+        if self.is_named:  # also a plain tuple, but none whose fields have other names
+            test = f"($type({value}) is $tuple or $isinstance({value}, {cls}))"
+        else:
+            test = f"$isinstance({value}, ($tuple, $list))"
+        return f"{test} and $len({value}) == {len(self.keys)}"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, (tuple, list)) and len(value) == len(self.keys)
 
     def item(self, value: str, key: str) -> str:
         return f"{value}[{self.keys.index(key)}]"
@@ -158,10 +162,10 @@ class TupleForm(Form):
 
     def build(self, cls: str, fields: Mapping[str, str]) -> str:
         items = "".join(f"{code}, " for code in fields.values())
-        return f"{cls}({items[:-2]})" if self.is_named else f"({items})"
+        return f"$tuple.__new__({cls}, ({items}))" if self.is_named else f"({items})"
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
-        return self.cls(*fields.values()) if self.is_named else tuple(fields.values())
+        return tuple.__new__(self.cls, fields.values())
 
 
 def _set(keys: Sequence[str]) -> str:
@@ -194,6 +198,9 @@ class DictForm(Form):
         # None in the place of a value that is not there would be taken for one that is not there.
         none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
         return f"{test}<= {_set(self.keys)} and {value}.keys() >= {_set(required)}{none}"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, dict) and value.keys() <= set(self.keys)
 
     def item(self, value: str, key: str) -> str:
         return f"{value}.get({key!r})" if key in self.absent else f"{value}[{key!r}]"

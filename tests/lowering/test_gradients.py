@@ -174,12 +174,14 @@ def test_gradients_by_names_of_parameters(registry: Registry, ns: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "phrase"),
     [
-        (lambda g: (g, g, None), "a tensor as the gradient of p"),
+        (lambda g: (g, g, None), "something else than the gradient of p"),
         (lambda g: (g, {"v": g}, None), "a field that p does not have"),
+        (lambda g: (g, (g, None), None), "something else than the gradient of p"),
+        (lambda g: (g, 7, None), "something else than the gradient of p"),
         (lambda g: (g,), "another number of gradients"),
         (lambda g: (g, {"factor": g}, None), "p_factor"),
     ],
-    ids=["tensor", "field", "number", "float"],
+    ids=["tensor", "field", "short", "a number", "number", "float"],
 )
 def test_wrong_gradients(registry: Registry, ns: str, returned: Any, phrase: str) -> None:
     op = registry.custom_op(f"{ns}::f", affine_fn)
