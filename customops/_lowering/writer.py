@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._dispatch.callbacks import Fn
 from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
 from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
@@ -56,7 +57,7 @@ class Writer:
         known[name] = value
         return f"${name}"
 
-    def build(self, template: str, /, **objects: Any) -> Any:
+    def build(self, template: str, /, **objects: Any) -> Fn:
         self.source.objects |= objects
         self.source.template = template
         return self.source.build(self.op)
@@ -211,11 +212,10 @@ class Writer:
             return f"({none}{self.ref('lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
         in_optional = in_optional or node.given is not None
         fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
-        make = None if self.traced or not isinstance(node.form, DataclassForm) else node.form.maker()
-        if make is None:
-            built = node.form.build(self._class(node), fields)
-        else:
-            built = f"{self.ref(f'new_{node.form.name}', make)}({', '.join(fields.values())})"
+        make = self._class(node)
+        if isinstance(node.form, DataclassForm) and not self.traced:
+            make = self.ref(f"new_{node.form.name}", node.form.maker())
+        built = node.form.build(make, fields)
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def _present(self, value: str, path: str, expected: str) -> str:

@@ -8,6 +8,7 @@ in the schema, ``config_block``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -69,11 +70,26 @@ class Leaf:
 class Form:
     """How the fields of a group are held: what a class of them is called, and how it is made and read."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the value is to be, for messages."""
+        raise NotImplementedError
 
-    #: May the fields be named by ``.x``? Else it is ``["x"]``.
     def path(self, key: str) -> str:
+        """What stands behind the path of the group, in that of a field."""
         return f".{key}"
+
+    def test(self, value: str, cls: str) -> str:
+        """A condition that holds for the values that are allowed; `cls` names the class, if there is one."""
+        raise NotImplementedError
+
+    def build(self, cls: str, fields: Mapping[str, str]) -> str:
+        """An expression for a value, of expressions for its fields."""
+        raise NotImplementedError
+
+    def assemble(self, fields: Mapping[str, Any]) -> Any:
+        """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
+        raise NotImplementedError
 
     def item(self, value: str, key: str) -> str:
         """An expression for a field."""
@@ -83,15 +99,12 @@ class Form:
         return getattr(value, key)
 
 
-_NOT_GENERATED = Form.path.__code__
-
-
 @dataclass(frozen=True)
 class DataclassForm(Form):
     cls: type
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.cls.__name__
 
     def test(self, value: str, cls: str) -> str:
@@ -100,32 +113,31 @@ class DataclassForm(Form):
     def build(self, cls: str, fields: Mapping[str, str]) -> str:
         return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
 
-    def maker(self) -> Callable[..., Any] | None:
-        """``make(*fields)``: a quicker way to the object than its constructor. None if that does more."""
+    def maker(self) -> Callable[..., Any]:
+        """What is called with the fields: the class, or what is quicker where its constructor only sets them."""
         cls: Any = self.cls
-        does_more = (
-            hasattr(cls, "__post_init__")
-            or cls.__new__ is not object.__new__
-            or getattr(cls.__init__, "__code__", _NOT_GENERATED).co_filename != "<string>"
-            or any("__slots__" in vars(base) for base in cls.__mro__[:-1])
-            or not all(each.init for each in dataclasses.fields(cls))
+        init = getattr(cls.__init__, "__code__", None)
+        only_sets_fields = (
+            init is not None
+            and init.co_filename == "<string>"  # `dataclass` wrote it
+            and cls.__new__ is object.__new__
+            and not hasattr(cls, "__post_init__")
+            and not any("__slots__" in vars(base) for base in cls.__mro__[:-1])
+            and all(each.init for each in dataclasses.fields(cls))
         )
-        if does_more:
-            return None
-        names = [each.name for each in dataclasses.fields(cls)]
-        set_fields = "".join(f"\n    fields_[{name!r}] = {name}" for name in names)
-        text = f"def make({', '.join(names)}):\n    made_ = new_(cls_)\n    fields_ = made_.__dict__{set_fields}\n"
-        namespace: dict[str, Any] = {"new_": object.__new__, "cls_": cls}
-        exec(f"{text}    return made_", namespace)
-        make: Callable[..., Any] = namespace["make"]
-        return make
+        return functools.partial(_with_fields, cls) if only_sets_fields else self.cls
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
-        """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
         made: Any = object.__new__(self.cls)
         for key, value in fields.items():
             object.__setattr__(made, key, value)
         return made
+
+
+def _with_fields(cls: Any, /, **fields: Any) -> Any:
+    made = object.__new__(cls)
+    made.__dict__.update(fields)
+    return made
 
 
 @dataclass(frozen=True)
@@ -140,7 +152,7 @@ class TupleForm(Form):
         return self.cls is not tuple
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.cls.__name__ if self.is_named else f"a tuple of {len(self.keys)}"
 
     def path(self, key: str) -> str:
@@ -172,7 +184,7 @@ class DictForm(Form):
     absent: frozenset[str] = frozenset()
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         required = ", ".join(repr(key) for key in self.keys if key not in self.absent)
         maybe = ", ".join(repr(key) for key in self.keys if key in self.absent)
         text = f"a dict with the keys {required}" if required else "a dict"
@@ -212,7 +224,7 @@ class Group:
 
     name: str
     path: str
-    form: Any  # a Form
+    form: Form
     fields: Mapping[str, Node]
     default: Any = REQUIRED
     #: Says in the schema whether there is an object, of a group that may be None.
