@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -182,6 +182,8 @@ class DictForm(Form):
 
     keys: tuple[str, ...]
     absent: frozenset[str] = frozenset()
+    #: The type, as one writes it.
+    written: str = field(default="dict", compare=False)
 
     @property
     def name(self) -> str:
