@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -176,6 +176,11 @@ class TupleForm(Form):
         return self.cls(*fields.values()) if self.is_named else tuple(fields.values())
 
 
+def _set(keys: Sequence[str]) -> str:
+    """A set as Python source, the same in each process: the `repr` of a set is not."""
+    return f"{{{', '.join(map(repr, keys))}}}" if keys else "$set()"
+
+
 @dataclass(frozen=True)
 class DictForm(Form):
     """A dict of fixed keys, some of which may be absent."""
@@ -196,13 +201,13 @@ class DictForm(Form):
         return f"[{key!r}]"
 
     def test(self, value: str, cls: str) -> str:
-        required = frozenset(self.keys) - self.absent
+        required = [key for key in self.keys if key not in self.absent]
         test = f"$isinstance({value}, $dict) and {value}.keys() "
         if not self.absent:
-            return f"{test}== {set(self.keys)!r}"
+            return f"{test}== {_set(self.keys)}"
         # None in the place of a value that is not there would be taken for one that is not there.
         none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
-        return f"{test}<= {set(self.keys)!r} and {value}.keys() >= {set(required) or '$set()'}{none}"
+        return f"{test}<= {_set(self.keys)} and {value}.keys() >= {_set(required)}{none}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}.get({key!r})" if key in self.absent else f"{value}[{key!r}]"

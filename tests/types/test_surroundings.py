@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from customops._dispatch.fingerprint import of_values
 from customops.testing import run_isolated
 
 every_row = pytest.mark.parametrize("name", ROWS)
@@ -185,6 +186,17 @@ for mode in Mode:
 counters = torch._dynamo.utils.counters
 result = counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]
 """
+
+
+def digests() -> dict[str, str]:
+    """What caches on disk tell the ops by."""
+    return {name: of_values(op._traced()) for name, op in OPS.items()}
+
+
+@pytest.mark.process
+def test_digests_are_the_same_in_each_process() -> None:
+    first, second = (run_isolated(digests, env={"PYTHONHASHSEED": seed}).value for seed in ("0", "1"))
+    assert first == second
 
 
 @pytest.mark.compile
