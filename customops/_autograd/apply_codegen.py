@@ -39,7 +39,7 @@ def apply(arguments: NodeArguments, function: Any) -> Fn:
         attach_graph=["if $outcome.mutated:", "    $attach_graph($outcome, $result)"] if writes else [],
         result=_result_of_apply(arguments),
     )
-    return cast(Fn, source.build())
+    return source.build()
 
 
 def _parameters_of_apply(arguments: NodeArguments) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
         flat=", ".join([*(_flat(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest")]),
         grads="$flat_items($grads)" if any(layout.list_outputs) else "$grads",
     )
-    return cast(Fn, source.build())  # at once: compiled autograd traces it before it was ever called
+    return source.build()  # at once: compiled autograd traces it before it was ever called
 
 
 #: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.

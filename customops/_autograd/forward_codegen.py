@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import cast
 
 from customops import _compat
 from customops._autograd.context import Outputs, SetUp, mask
@@ -95,7 +94,7 @@ def forward(
         expected_of_plain=_expected(arguments, "({0}.shape, {0}.dtype, {0}.device)"),
         return_flat=_emit_return(arguments),
     )
-    return cast(Fn, source.build())
+    return source.build()
 
 
 def _emit_take(arguments: NodeArguments) -> list[str]:

@@ -108,7 +108,7 @@ class Source:
         """Set the template, with its holes filled: see `fill`."""
         self.template = fill(template.lstrip("\n"), **holes)
 
-    def build(self, op: str = "", **objects: Any) -> Any:
+    def build(self, op: str = "", **objects: Any) -> Callable[..., Any]:
         """The function for one op, with the objects that are its own. It is compiled once."""
         first = self._first
         own = {name: make(op) for name, make in self.objects_of_op.items()} | objects

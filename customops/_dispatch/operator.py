@@ -17,6 +17,7 @@ from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import check_policy
 from customops._dispatch.spec import OpSpec
+from customops._schema.node_types import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher
 from customops.errors import ArgumentError, DefinitionError, RegistrationError, UnsupportedError, brief, user_stacklevel
 
@@ -278,14 +279,15 @@ class OperatorHandle:
             error.args = (f"{text}\nfix: {convert}",)
 
     def _wrong_value(self, wanted: str, name: str, value: str) -> ArgumentError:
-        """The error for a value of a wrong type in an op with a signature of its own, by the names of that."""
+        """The error for a value of a wrong type in an op with a signature of its own, in the words of that."""
         assert self.spec.signature is not None
-        leaves = [leaf for each in self.spec.signature.parameters for leaf in each.node.leaves]
+        parts = (part_with(each.node, name) for each in self.spec.signature.parameters)
+        part = next((each for each in parts if each is not None), None)
         return ArgumentError(
             "an argument has a value that the signature does not allow",
             op=self.qualname,
-            argument=next((leaf.path for leaf in leaves if leaf.name == name), name),
-            expected=wanted,
+            argument=name if part is None else part.path,
+            expected=wanted if part is None else type_of(part) + " | None" * may_be_none(part),
             got=value if len(value) <= 80 else f"{value[:77]}...",
         )
 

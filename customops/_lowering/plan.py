@@ -77,29 +77,24 @@ class Plan:
 
     def call(self, bypass: Fn | None = None) -> Fn:
         """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher."""
-        made: Fn = source.call(self.signature, self.schema, self.op, bypass)
-        return made
+        return source.call(self.signature, self.schema, self.op, bypass)
 
     @cached_property
     def lower(self) -> Fn:
         """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
-        made: Fn = source.lower(self.signature, self.schema, self.op)
-        return made
+        return source.lower(self.signature, self.schema, self.op)
 
     @cached_property
     def restore(self) -> Fn:
         """The way back."""
-        made: Fn = source.restore(self.signature, self.schema, self.op)
-        return made
+        return source.restore(self.signature, self.schema, self.op)
 
     @cached_property
     def restore_result(self) -> Fn:
-        made: Fn = source.restore_result(self.signature, self.schema, self.op)
-        return made
+        return source.restore_result(self.signature, self.schema, self.op)
 
     def lower_result(self, fn: Fn, role: str) -> Fn:
-        made: Fn = source.lower_result(self.signature, self.schema, self.op, fn, role)
-        return made
+        return source.lower_result(self.signature, self.schema, self.op, fn, role)
 
 
 def _as_argument(parameter: Parameter) -> Argument:

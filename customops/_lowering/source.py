@@ -8,6 +8,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from customops._codegen.function import as_tuple, fill
+from customops._dispatch.callbacks import Fn
 from customops._lowering.writer import BY_KEYWORD, Writer
 from customops._schema.model import Schema
 from customops._schema.nodes import Signature
@@ -84,7 +85,7 @@ def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
     return [*positional, *(f"{name}={code}" for name, code in named.items())]
 
 
-def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Any:
+def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Fn:
     """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher.
 
     It has the name of the op, which Python's errors for arguments that are missing or too many show.
@@ -126,7 +127,7 @@ def _emit_dispatch(writer: Writer, values: dict[str, str]) -> str:
     )
 
 
-def lower(signature: Signature, schema: Schema, op: str) -> Any:
+def lower(signature: Signature, schema: Schema, op: str) -> Fn:
     """``lower(*args, **kwargs) -> (args, kwargs)``"""
     writer = Writer("lower", signature, schema, op)
     parameters = writer.rich_parameters()
@@ -138,7 +139,7 @@ def lower(signature: Signature, schema: Schema, op: str) -> Any:
     return writer.build(text)
 
 
-def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Any:
+def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
     """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
     writer = Writer("callback", signature, schema, op)
     lines, result = writer.lower_result(role, fn)
@@ -152,7 +153,7 @@ def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) 
     return writer.build(text, fn=fn)
 
 
-def restore(signature: Signature, schema: Schema, op: str) -> Any:
+def restore(signature: Signature, schema: Schema, op: str) -> Fn:
     """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
     writer = Writer("restore", signature, schema, op)
     restored = writer.restored()
@@ -166,13 +167,13 @@ def restore(signature: Signature, schema: Schema, op: str) -> Any:
     return writer.build(text)
 
 
-def restore_result(signature: Signature, schema: Schema, op: str) -> Any:
+def restore_result(signature: Signature, schema: Schema, op: str) -> Fn:
     """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
     writer = Writer("restore_result", signature, schema, op)
     return writer.build(fill(RESTORE_RESULT, result=writer.restore_result()))
 
 
-def lower_result(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Any:
+def lower_result(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
     """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
     writer = Writer("lower_result", signature, schema, op)
     lines, result = writer.lower_result(role, fn)

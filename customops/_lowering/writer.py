@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._dispatch.callbacks import Fn
 from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
 from customops._schema.model import REQUIRED, Argument, Schema
 from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
@@ -61,7 +62,7 @@ class Writer:
         known[name] = value
         return f"${name}"
 
-    def build(self, template: str, /, **objects: Any) -> Any:
+    def build(self, template: str, /, **objects: Any) -> Fn:
         self.source.objects |= objects
         self.source.template = template
         return self.source.build(self.op)
@@ -216,10 +217,10 @@ class Writer:
             return f"({none}{self.ref('Lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
         in_optional = in_optional or node.given is not None
         fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
+        make = self._class(node)
         if isinstance(node.form, DataclassForm):
-            built = f"{self.ref(f'New_{node.form.name}', node.form.maker())}({', '.join(fields.values())})"
-        else:
-            built = node.form.build(self._class(node), fields)
+            make = self.ref(f"New_{node.form.name}", node.form.maker())
+        built = node.form.build(make, fields)
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def _present(self, value: str, path: str, expected: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, overload
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -20,9 +20,13 @@ from customops._rules import Rules
 from customops._rules.fits import (
     AnySetupContext,
     Called,
+    F,
     Items,
     MayTakeNothing,
     OpFor,
+    P,
+    Q,
+    R,
     ReturnsItems,
     ReturnsTensor,
     TakesGradients,
@@ -30,11 +34,6 @@ from customops._rules.fits import (
 from customops._schema.differentiability import Names
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RegisterGradients(Called[P, R]):

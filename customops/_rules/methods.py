@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, overload
 
 import torch
 from torch import Tensor
@@ -16,9 +16,13 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
 from customops._rules.fits import (
     Decorator,
+    F,
     Items,
     MayTakeNothing,
     OpFor,
+    P,
+    Q,
+    R,
     ResultAndDims,
     ReturnsItems,
     ReturnsNumber,
@@ -29,11 +33,6 @@ from customops._rules.fits import (
 from customops._rules.gradient_methods import RegisterGradients
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Register(RegisterGradients[P, R]):

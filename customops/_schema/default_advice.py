@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from types import GenericAlias
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from customops._schema.codecs import Codec, EnumCodec, LiteralCodec, SequenceCodec
 from customops._schema.defaults import default_problem
 from customops._schema.model import REQUIRED
+from customops._schema.node_types import may_be_none, type_of
 from customops._schema.nodes import DataclassForm, DictForm, Group, Leaf, Nested, Node, TupleForm
 from customops._schema.spelling import code, literal
 from customops._schema.types import hint_of, item_type, param_type
@@ -51,7 +52,7 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
     """The first part of a default that is not what its type allows. Plain types are for `default_problem` to judge."""
     evaluate = _Evaluation(op)
     if value is None:
-        return None if _may_be_none(node) else Misfit(node.path, None, "no None", _or_none(node))
+        return None if may_be_none(node) else Misfit(node.path, None, "no None", _or_none(node))
     if isinstance(node, Leaf):
         test = node.codec.test("value_", evaluate)
         if not test or evaluate(test, value):
@@ -68,40 +69,8 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
     return next((found for each, part in parts if (found := misfit(each, part, op))), None)
 
 
-def _may_be_none(node: Node) -> bool:
-    if isinstance(node, Group):
-        return node.given is not None
-    return node.leaves[0].is_optional if isinstance(node, (Leaf, Nested)) else node.may_be_none
-
-
 def _or_none(node: Node) -> str:
-    type_ = code(hint_of(node.type)) if isinstance(node, Leaf) and node.is_plain else _name_of(node)
-    return f"{node.path}: {type_} | None = None"
-
-
-def _name_of(node: Node) -> str:
-    if isinstance(node, Leaf):
-        return _type_of(node)
-    return node.form.cls.__name__ if isinstance(node, Group) and hasattr(node.form, "cls") else "list[list[Tensor]]"
-
-
-def _type_of(leaf: Leaf) -> str:
-    """The type of a leaf that a codec lowers."""
-    codec = leaf.codec
-    if isinstance(codec, LiteralCodec):
-        return code(Literal.__getitem__(codec.values))
-    if isinstance(codec, EnumCodec):
-        return codec.cls.__name__
-    if isinstance(codec, SequenceCodec):
-        item = _item_of(leaf, codec)
-        items = ", ".join([item] * codec.length) if codec.length else item
-        return f"{codec.container.__name__}[{items}{', ...' * (codec.container is tuple and not codec.length)}]"
-    return code(hint_of(leaf.type))
-
-
-def _item_of(leaf: Leaf, codec: SequenceCodec) -> str:
-    item = Leaf(leaf.name, leaf.path, item_type(leaf.type.removesuffix("?")) or leaf.type, codec.item)
-    return _type_of(item)
+    return f"{node.path}: {type_of(node)} | None = None"
 
 
 def _of_codec(leaf: Leaf, value: Any) -> str:
@@ -109,7 +78,7 @@ def _of_codec(leaf: Leaf, value: Any) -> str:
     codec = leaf.codec
     if isinstance(codec, SequenceCodec) and isinstance(value, (list, tuple)) and codec.length not in (None, len(value)):
         return f"{code(GenericAlias(tuple, tuple(map(type, value))))} = {literal(value)}"
-    return f"{_type_of(leaf)} = {_value_of(codec, value)}"
+    return f"{type_of(leaf)} = {_value_of(codec, value)}"
 
 
 def _value_of(codec: Codec, value: Any) -> str:
@@ -132,9 +101,8 @@ def _of_form(group: Group, value: Any) -> str:
         required = ", ".join(f"{key}=..." for key, node in group.fields.items() if node.default is REQUIRED)
         return f"{form.cls.__name__} = {form.cls.__name__}({required})"
     if isinstance(form, DictForm):
-        return (
-            f"dict[str, ...] = {{{', '.join(f'{literal(key)}: ...' for key in form.keys if key not in form.absent)}}}"
-        )
+        items = ", ".join(f"{literal(key)}: ..." for key in form.keys if key not in form.absent)
+        return f"{form.written} = {{{items}}}"
     if isinstance(value, (list, tuple)):
         return f"{code(GenericAlias(tuple, tuple(map(type, value))))} = {literal(value)}"
     return f"{code(type(value))} = {literal(value)}"

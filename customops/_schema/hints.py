@@ -18,7 +18,17 @@ import typing_extensions
 from torch import Tensor
 
 from customops._schema.advice import advice
-from customops._schema.annotations import Keys, Mutates, SameAs, may_be_absent, simplify, strip, union_members, union_of
+from customops._schema.annotations import (
+    Keys,
+    Mutates,
+    SameAs,
+    annotated,
+    may_be_absent,
+    simplify,
+    strip,
+    union_members,
+    union_of,
+)
 from customops._schema.codecs import (
     AS_IT_IS,
     DeviceCodec,
@@ -132,7 +142,8 @@ class HintReader:
             return self._list(items[0], list, name, path)
         keys = next((item for item in metadata if isinstance(item, Keys)), None)
         if keys and origin in (dict, collections.abc.Mapping) and items and items[0] is str:
-            return self._group(DictForm(tuple(keys)), dict.fromkeys(keys, items[1]), {}, name, path)
+            form = DictForm(tuple(keys), written=code(annotated(hint, [keys])))
+            return self._group(form, dict.fromkeys(keys, items[1]), {}, name, path)
         return self._class(hint, name, path) if isinstance(hint, type) else None
 
     def _class(self, cls: type, name: str, path: str) -> Node | None:
@@ -277,7 +288,7 @@ class HintReader:
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
         hints = self._hints_of(cls, path)
         absent = frozenset(key for key, hint in hints.items() if may_be_absent(hint, key in cls.__optional_keys__))
-        group = self._group(DictForm(tuple(hints), absent), hints, {}, name, path)
+        group = self._group(DictForm(tuple(hints), absent, cls.__name__), hints, {}, name, path)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):
                 self.fail(

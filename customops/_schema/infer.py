@@ -149,7 +149,7 @@ def _refuse_other_marks(given: Iterable[str], parameters: tuple[Parameter, ...],
 
 def _is_plain(result: Node | None) -> bool:
     """Is a function's result what an op returns: one plain value, or a tuple of these?"""
-    if isinstance(result, Group) and result.form.name.startswith("a tuple"):
+    if isinstance(result, Group) and isinstance(result.form, TupleForm) and not result.form.is_named:
         return all(node.is_plain for node in result.fields.values())
     return result is None or result.is_plain
 

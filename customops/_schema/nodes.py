@@ -8,9 +8,10 @@ in the schema, ``config_block``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from torch import Tensor
@@ -69,11 +70,30 @@ class Leaf:
 class Form:
     """How the fields of a group are held: what a class of them is called, and how it is made and read."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the value is to be, for messages."""
+        raise NotImplementedError
 
-    #: May the fields be named by ``.x``? Else it is ``["x"]``.
     def path(self, key: str) -> str:
+        """What stands behind the path of the group, in that of a field."""
         return f".{key}"
+
+    def test(self, value: str, cls: str) -> str:
+        """A condition that holds for the values that are allowed; `cls` names the class, if there is one."""
+        raise NotImplementedError
+
+    def holds(self, value: Any) -> bool:
+        """Has a value, or an object of gradients or dimensions, these fields?"""
+        raise NotImplementedError
+
+    def build(self, cls: str, fields: Mapping[str, str]) -> str:
+        """An expression for a value, of expressions for its fields."""
+        raise NotImplementedError
+
+    def assemble(self, fields: Mapping[str, Any]) -> Any:
+        """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
+        raise NotImplementedError
 
     def item(self, value: str, key: str) -> str:
         """An expression for a field."""
@@ -88,7 +108,7 @@ class DataclassForm(Form):
     cls: type
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.cls.__name__
 
     @property
@@ -100,30 +120,34 @@ class DataclassForm(Form):
         return f"$type({value}) is {cls}"
 
     def holds(self, value: Any) -> bool:
-        """Is it an object of this form, whatever it holds?"""
         return isinstance(value, self.cls)
 
     def maker(self) -> Callable[..., Any]:
-        """``make(*fields)``: an object with these values in its fields.
+        """``make(**fields)``: an object with these values in its fields.
 
         The constructor is not called: what it does was done when the object was made that is put together again here.
         """
         has_dict = not any("__slots__" in vars(base) for base in self.cls.__mro__[:-1])
-        set_field = "fields[{!r}] = v{}" if has_dict else "object.__setattr__(made, {!r}, v{})"
-        lines = [
-            f"def make({', '.join(f'v{i}' for i in range(len(self.keys)))}):",
-            "    made = object.__new__(cls)",
-            *(["    fields = made.__dict__"] if has_dict else []),
-            *(f"    {set_field.format(key, i)}" for i, key in enumerate(self.keys)),
-            "    return made",
-        ]
-        namespace: dict[str, Any] = {"cls": self.cls}
-        exec("\n".join(lines), namespace)
-        make: Callable[..., Any] = namespace["make"]
-        return make
+        return functools.partial(_with_fields if has_dict else _with_slots, self.cls)
+
+    def build(self, cls: str, fields: Mapping[str, str]) -> str:
+        return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
-        return self.maker()(*(fields[key] for key in self.keys))
+        return self.maker()(**fields)
+
+
+def _with_fields(cls: Any, /, **fields: Any) -> Any:
+    made = object.__new__(cls)
+    made.__dict__.update(fields)
+    return made
+
+
+def _with_slots(cls: Any, /, **fields: Any) -> Any:
+    made = object.__new__(cls)
+    for key, value in fields.items():
+        object.__setattr__(made, key, value)
+    return made
 
 
 @dataclass(frozen=True)
@@ -138,7 +162,7 @@ class TupleForm(Form):
         return self.cls is not tuple
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.cls.__name__ if self.is_named else f"a tuple of {len(self.keys)}"
 
     def path(self, key: str) -> str:
@@ -179,9 +203,11 @@ class DictForm(Form):
 
     keys: tuple[str, ...]
     absent: frozenset[str] = frozenset()
+    #: The type, as one writes it.
+    written: str = field(default="dict", compare=False)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         required = ", ".join(repr(key) for key in self.keys if key not in self.absent)
         maybe = ", ".join(repr(key) for key in self.keys if key in self.absent)
         text = f"a dict with the keys {required}" if required else "a dict"
@@ -224,7 +250,7 @@ class Group:
 
     name: str
     path: str
-    form: Any  # a Form
+    form: Form
     fields: Mapping[str, Node]
     default: Any = REQUIRED
     #: Says in the schema whether there is an object, of a group that may be None.

@@ -433,8 +433,8 @@ def test_examples_pass() -> None:
     assert err == ""
     assert "\x1b" not in out
     assert "…" not in out
-    assert "examples::linear_gelu       1  passed     passed       passed     passed" in out
-    assert f"{len(files)} ops, " in out
+    assert re.search(r"examples::linear_gelu +1  passed     passed       passed     passed", out)
+    assert int(re.search(r"(\d+) ops, ", out)[1]) >= len(files)  # type: ignore[index]
     assert ", 0 failed, " in out
 
 

@@ -119,15 +119,15 @@ WRONG: list[tuple[str, Any, str, str, str]] = [
 ]
 #: Of types that the dispatcher has: it is the judge.
 WRONG_FOR_THE_DISPATCHER: list[tuple[str, Any, str, str, str]] = [
-    ("window", ("a", "b"), "window", "List[int]", "('a', 'b')"),
-    ("point", Point("a", X), "point.a", "Optional[int]", "'a'"),  # type: ignore[arg-type]
+    ("window", ("a", "b"), "window", "tuple[int, int]", "('a', 'b')"),
+    ("point", Point("a", X), "point.a", "int", "'a'"),  # type: ignore[arg-type]
     ("cfg", Config("a"), "cfg.block", "int", "'a'"),  # type: ignore[arg-type]
     ("sizes", {"k": "a"}, "sizes['k']", "int", "'a'"),
-    ("outer", Outer(Config(1), "z"), "outer.scale", "Optional[float]", "'z'"),  # type: ignore[arg-type]
-    ("cap", "a", "cap", "Optional[float]", "'a'"),
+    ("outer", Outer(Config(1), "z"), "outer.scale", "float", "'z'"),  # type: ignore[arg-type]
+    ("cap", "a", "cap", "float | Tensor", "'a'"),
     ("mixed", ("a", 2.0), "mixed[0]", "int", "'a'"),
-    ("nested", [[1]], "nested", "Optional[List[Tensor]]", "[1]"),
-    ("dtype", "half", "dtype", "int", "'half'"),
+    ("nested", [[1]], "nested", "list[list[Tensor]] | None", "[1]"),
+    ("dtype", "half", "dtype", "torch.dtype", "'half'"),
 ]
 
 

@@ -48,7 +48,6 @@ ops.stubbed.rich(x, config=3)  # type: ignore[call-arg]
 
 assert_type(ops.stubbed.several(x, [x]), tuple[Tensor, list[Tensor], int, float, bool, int | float | complex])
 ops.stubbed.write(x, x, z=x)
-first = ops.stubbed.write(x, x, x)  # type: ignore[func-returns-value]
 
 assert_type(ops.stubbed.add(x, other=x), Tensor)
 assert_type(ops.stubbed.add(self=x, other=3), int)

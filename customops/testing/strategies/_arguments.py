@@ -202,6 +202,7 @@ class _Draw:
             return fields
         if isinstance(form, TupleForm) and not form.is_named:
             return tuple(fields.values())
+        assert isinstance(form, DataclassForm | TupleForm)
         return _made(form, fields)
 
     # Tensors ----------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ WRITES = [
         fake=nothing, rules=_no_rules, tensors=3, without=NO_GRADIENTS, recompiles=None,
     ),
     Row(
-        '`mutates_args="buffers.total"`', mutates_args,
+        '`mutates_args=["buffers.total"]`', mutates_args,
         "(Tensor x, Tensor(a1!) buffers_total, Tensor buffers_by) -> ()",
         (
             Case(lambda x, total, by: call(x, Buffers(total, by)), call, _sum_by),
