@@ -134,7 +134,8 @@ PROBES = (
     _probe(
         "functionalization",
         "ops that mutate arguments cannot be compiled, or checkpointed selectively",
-        """torch._higher_order_ops.auto_functionalize torch._ops.OpOverload
+        """torch._higher_order_ops.auto_functionalize torch._higher_order_ops.auto_functionalize.can_auto_functionalize
+        torch._higher_order_ops.auto_functionalize.try_use_slice torch._ops.OpOverload
         torch._subclasses.functional_tensor.FunctionalTensorMode
         torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode""",
     ),
