@@ -255,7 +255,7 @@ class Writer:
             return [], "$result"
         lines: list[str] = []
         self.source.objects["bad"] = misfit(self.op, role, fn)
-        values = self.lower(node, "$result", lines)
+        values = self.lower(node, "$result", lines, in_optional=True)  # in which the dispatcher looks for no None
         return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
 
 

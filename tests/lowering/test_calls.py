@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Annotated, Any, List, Literal, Optional, Tuple
+from typing import Annotated, Any, List, Literal, NamedTuple, Optional, Tuple
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from customops import Mut, Registry, SameAs
-from customops.errors import DefinitionError, SchemaError, UnregisteredError
+from customops.errors import DefinitionError, KernelError, SchemaError, UnregisteredError
 
 
 class Mode(Enum):
@@ -159,3 +159,30 @@ def test_same_as_of_another_parameter(registry: Registry, ns: str) -> None:
 
     with pytest.raises(SchemaError, match="make q the first parameter"):
         registry.custom_op(f"{ns}::f", fn)
+
+
+class Out(NamedTuple):
+    out: Tensor
+    more: Optional[Tensor]
+
+
+@pytest.mark.parametrize(
+    ("returned", "argument", "got"),
+    [
+        (lambda x: Out(None, x), "return.out", "None"),
+        (lambda x: Out(x * 1, 3), "return.more", "int"),
+        (lambda x: x * 1, None, "Tensor"),
+        (lambda x: [x * 1, None], None, "list of 2"),
+    ],
+    ids=["none", "number", "alone", "list"],
+)
+def test_results_that_do_not_fit(registry: Registry, ns: str, returned: Any, argument: Any, got: str) -> None:
+    def fn(x: Tensor) -> Out:
+        return returned(x)  # type: ignore[no-any-return]
+
+    op = registry.custom_op(f"{ns}::f", fn)
+    with pytest.raises(KernelError, match="does not fit the signature") as caught:
+        op(torch.ones(2))
+    assert caught.value.argument == argument
+    assert str(caught.value.got).startswith(got)
+    assert "test_calls.py" in str(caught.value.where)
