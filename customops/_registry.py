@@ -23,9 +23,9 @@ from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
-from customops._schema.infer import mutates_args_names
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
+from customops._schema.writes import mutates_args_names
 from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import collections.abc
 import inspect
 import types
 import typing
@@ -15,13 +14,14 @@ import torch
 import typing_extensions
 
 from customops._schema.annotations import annotated, union_members
-from customops._schema.arguments import ArgumentBuilder, is_part
+from customops._schema.arguments import ArgumentBuilder
 from customops._schema.hints import HintReader
-from customops._schema.model import REQUIRED, Argument, Return, Schema
+from customops._schema.model import REQUIRED, Return, Schema
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.spelling import show
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import param_type, return_type
+from customops._schema.writes import alias_returns, implied_tags, mutated_paths, mutates_args_names
 from customops.errors import SchemaError, brief, innermost, name_of, where
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
@@ -74,77 +74,15 @@ def read(
     """What the signature of a function says, for `op`. `mutates_args` is None if the annotations alone are to tell."""
     reader = _Reader.of(fn, op or name_of(fn))
     parameters = tuple(reader.parameter(*each) for each in enumerate(reader.signature.parameters.values()))
-    mutated = _mutated_paths(mutates_args, parameters, reader)
+    given = None if mutates_args is None else mutates_args_names(mutates_args, reader.op, where(fn))
+    mutated = mutated_paths(given, parameters, reader.fail)
     arguments = ArgumentBuilder(reader.fail, reader.op, mutated).build(parameters)
     result, returns = reader.result()
-    tags = _implied_tags(tags, result, arguments, reader)
-    schema = Schema(arguments, _alias_returns(arguments, returns, tags))
+    tags = implied_tags(tags, result, arguments, reader.fail)
+    schema = Schema(arguments, alias_returns(arguments, returns, tags))
     check_tags(schema, tags, op=reader.op, where=where(fn))
     signature = Signature(parameters, result, returns_plainly=_is_plain(result))
     return Inferred(schema, tags, None if signature.is_plain else signature)
-
-
-def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
-    """Check `mutates_args`, and return it as "unknown" or as a tuple: it may be an iterator, to be read once.
-
-    Raises:
-        SchemaError: it is neither the word nor names.
-    """
-    if isinstance(mutates_args, str) and mutates_args == "unknown":
-        return mutates_args
-    problem = "mutates_args must be an iterable of names or the string 'unknown'"
-    if isinstance(mutates_args, str):
-        fix = f"mutates_args=({mutates_args!r},)"
-        raise SchemaError(f"{problem}, not {mutates_args!r}", op=op, where=place, fix=fix)
-    names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
-    if not all(isinstance(name, str) for name in names):
-        fix = "mutates_args=() for a function that writes to none of its arguments"
-        raise SchemaError(problem, op=op, got=brief(mutates_args), where=place, fix=fix)
-    return names
-
-
-def _mutated_paths(
-    mutates_args: str | Iterable[str] | None, parameters: tuple[Parameter, ...], reader: _Reader
-) -> frozenset[str] | None:
-    """The names in `mutates_args`, each one of a parameter, or the path of a part of one; None stands for "unknown"."""
-    given = () if mutates_args is None else mutates_args_names(mutates_args, reader.op, where(reader.fn))
-    if given == "unknown":
-        return None
-    if mutates_args is not None:
-        _refuse_other_marks(given, parameters, reader)
-    if not given:
-        return frozenset()
-    names, tensors = frozenset(given), [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
-    known = {each.name for each in parameters}
-    missing = {name for name in names - known if not any(is_part(leaf.path, name) for leaf in tensors)}
-    if missing:
-        listed = ", ".join(sorted(map(repr, missing)))
-        reader.fail(
-            f"{{{listed}}} in mutates_args were not found among the parameters",
-            got=f"({', '.join(each.name for each in parameters)})",
-            fix=f"mutates_args=({tensors[0].path!r},)" if tensors else "mutates_args=()",
-        )
-    for name in names:
-        if not any(is_part(leaf.path, name) for leaf in tensors):
-            reader.fail(
-                f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated",
-                fix=f"leave {name} out of mutates_args",
-            )
-    return names
-
-
-def _refuse_other_marks(given: Iterable[str], parameters: tuple[Parameter, ...], reader: _Reader) -> None:
-    """Raise where annotations say that something is written, and ``mutates_args`` something else."""
-    tensors = [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
-    if not any(leaf.is_mutated for leaf in tensors):
-        return
-    for leaf in tensors:
-        if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
-            reader.fail(
-                f"mutates_args and the annotations disagree on whether {leaf.path} is written",
-                expected=f"{leaf.path} in both, or in none",
-                fix="leave mutates_args out",
-            )
 
 
 def _is_plain(result: Node | None) -> bool:
@@ -152,63 +90,6 @@ def _is_plain(result: Node | None) -> bool:
     if isinstance(result, Group) and isinstance(result.form, TupleForm) and not result.form.is_named:
         return all(node.is_plain for node in result.fields.values())
     return result is None or result.is_plain
-
-
-def _implied_tags(
-    tags: tuple[torch.Tag, ...], result: Node | None, arguments: tuple[Argument, ...], reader: _Reader
-) -> tuple[torch.Tag, ...]:
-    """The tags with the one that `SameAs` in the annotation of the return stands for."""
-    same_as = [leaf.same_as for leaf in (result.leaves if result is not None else ())]
-    if not any(same_as):
-        return tags
-    written = [argument for argument in arguments if argument.is_mutated]
-    if same_as != [argument.name for argument in written]:
-        reader.fail(
-            "SameAs is for an op that returns all that it writes, and nothing else",
-            expected=", ".join(f'SameAs("{argument.name}")' for argument in written) or "something that is written",
-            got=", ".join("another return" if name is None else f'SameAs("{name}")' for name in same_as),
-            fix=_instead_of_same_as(same_as, arguments, written),
-        )
-    if not _may_be_returned(written, arguments):
-        reader.fail(
-            "SameAs is for an op that writes to its first argument alone, or to keyword-only ones",
-            got=", ".join(argument.name for argument in written),
-            fix="-> None" if len(written) > 1 else f"-> None, or make {written[0].name} the first parameter",
-        )
-    tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
-    return tags if tag in tags else (*tags, tag)
-
-
-def _instead_of_same_as(same_as: list[str | None], arguments: tuple[Argument, ...], written: list[Argument]) -> str:
-    known = {argument.name for argument in arguments if argument.type == "Tensor"}
-    name = next((each for each in same_as if each in known), min(known, default="x"))
-    if not written:
-        return f'{name}: Mut[Tensor], and -> Annotated[Tensor, SameAs("{name}")]'
-    if None in same_as:
-        return "-> what is new alone: an op cannot return what it writes besides"
-    if not _may_be_returned(written, arguments):
-        return "-> None"
-    types_ = [f'Annotated[Tensor, SameAs("{argument.name}")]' for argument in written]
-    return f"-> {types_[0]}" if len(types_) == 1 else f"-> tuple[{', '.join(types_)}]"
-
-
-def _may_be_returned(written: list[Argument], arguments: tuple[Argument, ...]) -> bool:
-    """Are these the first argument alone, or keyword-only ones?"""
-    return all(argument.kwarg_only for argument in written) or written == [arguments[0]]
-
-
-def _alias_returns(
-    arguments: tuple[Argument, ...], returns: tuple[Return, ...], tags: tuple[torch.Tag, ...]
-) -> tuple[Return, ...]:
-    """The returns with the aliases that an in-place or out op has; `check_tags` judges the result."""
-    targets: list[Argument] = []
-    if torch.Tag.inplace in tags:
-        targets = [a for a in arguments if not a.kwarg_only][:1]
-    elif torch.Tag.out in tags:
-        targets = [a for a in arguments if a.is_mutated]
-    if len(targets) != len(returns):
-        return returns
-    return tuple(Return(r.type, target.alias) for r, target in zip(returns, targets, strict=True))
 
 
 @dataclass(frozen=True)
