@@ -193,7 +193,8 @@ class CustomOpDef(Register[P, R]):
         """All that compilers may trace through, or decide by."""
         definition = self._definition
         said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
-        return (*said, *self._rules.traced())
+        # What formulas see of an enum or a class is not in the schema.
+        return (*said, definition.spec.signature, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ import torch
 from helpers.compiling import BACKENDS, compiled
 from torch import Tensor
 
-from customops import Registry
+from customops import Mut, Registry
+from customops._dispatch import fingerprint
 from customops.errors import ArgumentError, CustomOpsError, SchemaError
 
 
@@ -258,3 +259,24 @@ def test_a_rule_with_dimensions_of_another_form(registry: Registry, ns: str) -> 
     op.register_vmap(lambda info, in_dims, x: (Pair(x * 1, x * 2), (0,)))
     with pytest.raises(CustomOpsError, match="out_dims of another form"):
         torch.vmap(op)(torch.ones(2, 3))
+
+
+def test_a_digest_knows_what_formulas_see(registry: Registry, ns: str) -> None:
+    """An op that only writes has no fake of its own, and its schema has the names of members alone."""
+
+    def digest_with(value: int) -> Any:
+        kind = enum.Enum("Kind", {"A": value})
+
+        def fn(x: Mut[Tensor], kind: Any) -> None:
+            x.mul_(kind.value)
+
+        fn.__annotations__["kind"] = kind
+        op = registry.custom_op(f"{ns}::f", fn)
+        op.register_autograd(
+            lambda ctx, grad: (grad * ctx.by, None),
+            setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1].value),
+        )
+        return fingerprint.fingerprint({f"{ns}::f"})
+
+    assert digest_with(2) == digest_with(2)
+    assert digest_with(2) != digest_with(3)
