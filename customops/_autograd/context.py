@@ -58,7 +58,7 @@ class Outputs:
 
     def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
         self.flags = layout.outputs
-        self.lists = layout.list_outputs
+        self.lists = layout.list_outputs if layout.returns_plain_lists else ()
         self.for_jvp = for_jvp
         self.materializes = materializes
         self.all_differentiable = all(layout.outputs)
@@ -70,10 +70,10 @@ class Outputs:
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
-        # Lists of numbers are no lists of outputs.
-        outputs = tuple(
-            x if is_list or isinstance(x, Tensor) else None for x, is_list in zip(outputs, self.lists, strict=True)
-        )
+        if self.lists:  # those of numbers are no lists of outputs
+            outputs = tuple(
+                x if is_list or isinstance(x, Tensor) else None for x, is_list in zip(outputs, self.lists, strict=True)
+            )
         without = ctx.non_differentiable or ()
         if not self.all_differentiable:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)

@@ -25,6 +25,8 @@ class Layout:
     #: For each return, then for each of `new_values`: may it have a gradient? (Its dtype has a say, too.)
     outputs: tuple[bool, ...]
     list_outputs: tuple[bool, ...]
+    #: Is a return a list of something else than tensors?
+    returns_plain_lists: bool
     #: The inputs (by index) whose new values are outputs of the node.
     new_values: tuple[int, ...]
     #: The inputs that are written.
@@ -54,6 +56,7 @@ class Layout:
             differentiable=tuple(said.op and a.holds_tensors and a.name not in nondiff for a in inputs),
             outputs=flags + (True,) * len(grads_of),
             list_outputs=lists + tuple(inputs[names.index(name)].is_tensor_list for name in grads_of),
+            returns_plain_lists=any(ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns),
             new_values=tuple(names.index(name) for name in grads_of),
             mutated=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
             originals=tuple(i for i, name in enumerate(names) if name in originals),
