@@ -12,6 +12,7 @@ from typing import Any
 
 from customops._cli.outcomes import Op
 from customops._cli.stub_types import argument_type, default_of, docstring, return_type
+from customops._compat.libraries import OpOverload, OpOverloadPacket
 from customops._schema.model import Argument, Schema
 from customops._schema.nodes import Leaf
 from customops._schema.parse import from_dispatcher
@@ -105,7 +106,8 @@ class StubFile:
         lines += [f"from typing import {', '.join(typing)}", ""]
         lines += ["import torch"] if "torch" in used else []
         lines += [f"from torch import {', '.join(torch)}"] if torch else []
-        return "\n".join([*lines, "from torch._ops import OpOverload, OpOverloadPacket", ""])
+        lines += [f"from {OpOverload.__module__} import {OpOverload.__name__}, {OpOverloadPacket.__name__}"]
+        return "\n".join([*lines, ""])
 
 
 def class_(name: str, bases: str, body: list[str]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from customops._dispatch.callbacks import Fn
 from customops._lowering import source
-from customops._lowering.writer import BY_KEYWORD
 from customops._schema.cached import cached_property
 from customops._schema.codecs import MaybeTensor
+from customops._schema.forms import TupleForm
 from customops._schema.model import Argument, Schema
-from customops._schema.nodes import Group, Node, Parameter, Signature, TupleForm
+from customops._schema.nodes import Group, Node, Parameter, Signature
 
 
 class Plan:
@@ -32,14 +31,14 @@ class Plan:
     @cached_property
     def operands(self) -> tuple[Parameter, ...]:
         """The parameters that formulas and vmap rules have an entry for, in their order."""
-        positional = [each for each in self.signature.parameters if each.kind not in BY_KEYWORD]
-        by_keyword = [each for each in self.signature.parameters if each.kind in BY_KEYWORD]
+        positional = [each for each in self.signature.parameters if not each.by_keyword]
+        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
         return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
 
     @cached_property
     def has_keywords(self) -> bool:
         """Are there keyword-only parameters?"""
-        return any(each.kind in BY_KEYWORD for each in self.signature.parameters)
+        return any(each.by_keyword for each in self.signature.parameters)
 
     @cached_property
     def results(self) -> tuple[Node, ...]:
@@ -64,12 +63,12 @@ class Plan:
     def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which a function of the signature is called, of lowered ones."""
         values, named = self.restore(*args, **kwargs)
-        kinds = [each.kind for each in self.signature.parameters if each.kind not in BY_KEYWORD]
+        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
         positional: list[Any] = []
-        for kind, value in zip(kinds, values, strict=True):
-            positional += value if kind is inspect.Parameter.VAR_POSITIONAL else (value,)
+        for star, value in zip(stars, values, strict=True):
+            positional += value if star else (value,)
         for each in self.signature.parameters:
-            if each.kind is inspect.Parameter.VAR_KEYWORD:
+            if each.stars == "**":
                 named |= named.pop(each.name)
         return tuple(positional), named
 
@@ -98,5 +97,4 @@ class Plan:
 
 
 def _as_argument(parameter: Parameter) -> Argument:
-    by_keyword = parameter.kind in BY_KEYWORD
-    return Argument("", name=parameter.name, default=parameter.default, kwarg_only=by_keyword)
+    return Argument("", name=parameter.name, default=parameter.default, kwarg_only=parameter.by_keyword)

@@ -9,7 +9,8 @@ from torch.compiler import is_dynamo_compiling
 
 from customops._codegen.function import as_tuple, fill
 from customops._dispatch.callbacks import Fn
-from customops._lowering.writer import BY_KEYWORD, Writer
+from customops._lowering.values import bad_argument, misfit
+from customops._lowering.writer import Writer
 from customops._schema.model import Schema
 from customops._schema.nodes import Signature
 
@@ -91,7 +92,7 @@ def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> F
     It has the name of the op, which Python's errors for arguments that are missing or too many show.
     """
     name = op.partition("::")[2].partition(".")[0]
-    writer = Writer(name, signature, schema, op)
+    writer = Writer(name, signature, schema, op, bad_argument(op))
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     own = ["$self"] if "/" in parameters else ["$self", "/"]
@@ -129,7 +130,7 @@ def _emit_dispatch(writer: Writer, values: dict[str, str]) -> str:
 
 def lower(signature: Signature, schema: Schema, op: str) -> Fn:
     """``lower(*args, **kwargs) -> (args, kwargs)``"""
-    writer = Writer("lower", signature, schema, op)
+    writer = Writer("lower", signature, schema, op, bad_argument(op))
     parameters = writer.rich_parameters()
     lines, values = writer.lower_parameters()
     positional, named = writer.flat_arguments(values)
@@ -141,8 +142,8 @@ def lower(signature: Signature, schema: Schema, op: str) -> Fn:
 
 def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
     """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
-    writer = Writer("callback", signature, schema, op)
-    lines, result = writer.lower_result(role, fn)
+    writer = Writer("callback", signature, schema, op, misfit(op, role, fn))
+    lines, result = writer.lower_result()
     text = fill(
         CALLBACK,
         parameters=writer.flat_parameters(),
@@ -157,7 +158,7 @@ def restore(signature: Signature, schema: Schema, op: str) -> Fn:
     """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
     writer = Writer("restore", signature, schema, op)
     restored = writer.restored()
-    named = {each.name: restored.pop(each.name) for each in signature.parameters if each.kind in BY_KEYWORD}
+    named = {each.name: restored.pop(each.name) for each in signature.parameters if each.by_keyword}
     text = fill(
         RESTORE,
         parameters=writer.flat_parameters(),
@@ -175,6 +176,6 @@ def restore_result(signature: Signature, schema: Schema, op: str) -> Fn:
 
 def lower_result(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
     """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
-    writer = Writer("lower_result", signature, schema, op)
-    lines, result = writer.lower_result(role, fn)
+    writer = Writer("lower_result", signature, schema, op, misfit(op, role, fn))
+    lines, result = writer.lower_result()
     return writer.build(fill(LOWER_RESULT, lower=lines, result=result))

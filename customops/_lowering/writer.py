@@ -15,13 +15,12 @@ from torch import Tensor
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
 from customops._dispatch.callbacks import Fn
-from customops._lowering.values import Lists, absent, bad_argument, misfit, number_of, tensor_of
+from customops._lowering.values import Lists, absent, number_of, tensor_of
+from customops._schema.forms import DataclassForm
 from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.nodes import DataclassForm, Either, Group, Leaf, Nested, Node, Signature
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Signature
 from customops._schema.spelling import code
 from customops._schema.types import hint_of
-
-BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 CHECK = """\
 if not ({test}):
@@ -37,14 +36,17 @@ else:
 
 
 class Writer:
-    """Writes the functions of one op. It has what codecs ask for: see `codecs.Objects`."""
+    """Writes a function of one op. It has what codecs ask for: see `codecs.Objects`.
 
-    def __init__(self, name: str, signature: Signature, schema: Schema, op: str) -> None:
+    `bad` makes the error for a value that does not fit; a function that only restores lowers none.
+    """
+
+    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, bad: Fn | None = None) -> None:
         names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
         self.source = Source(name, Schema(names, ()))
         self.source.objects |= {
             "Tensor": Tensor,
-            "bad": bad_argument(op),
+            "bad": bad,
             "number_of": number_of,
             "absent": absent(op),
             "tensor_of": tensor_of,
@@ -79,9 +81,8 @@ class Writer:
                 texts.append("/")
             if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
                 texts.append("*")
-            stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(kind, "")
             default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
-            texts.append(f"{stars}{parameter.name}{default}")
+            texts.append(f"{parameter.stars}{parameter.name}{default}")
         if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
             texts.append("/")
         return texts
@@ -229,10 +230,9 @@ class Writer:
 
     def callback_arguments(self) -> list[str]:
         """How a callback is called: as the function that the op was defined from."""
-        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
         restored = self.restored()
         return [
-            f"{stars.get(each.kind, '')}{restored[each.name]}"
+            f"{each.stars}{restored[each.name]}"
             if each.kind is not inspect.Parameter.KEYWORD_ONLY
             else f"{each.name}={restored[each.name]}"
             for each in self.signature.parameters
@@ -248,13 +248,12 @@ class Writer:
         values = {leaf.name: f"$result[{i}]" for i, leaf in enumerate(leaves)}
         return self.restore(node, {leaves[0].name: "$result"} if len(leaves) == 1 else values)
 
-    def lower_result(self, role: str, fn: Any) -> tuple[list[str], str]:
+    def lower_result(self) -> tuple[list[str], str]:
         """Lines, and after them what is returned to the dispatcher."""
         node = self.signature.result
         if self.signature.returns_plainly or node is None:
             return [], "$result"
         lines: list[str] = []
-        self.source.objects["bad"] = misfit(self.op, role, fn)
         values = self.lower(node, "$result", lines, in_optional=True)  # in which the dispatcher looks for no None
         return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
 

@@ -12,7 +12,7 @@ returns have gradients.
     text -> parse.parse -> model.Schema
     OpOverload -> parse.from_dispatcher -> model.Schema
 
-`literals` < `types` < `defaults` < `model` < `tags`, `parse`, `differentiability`; `model` < `codecs` < `nodes` <
-`node_types` < `default_advice` < `arguments` < `writes`; `annotations` < `spelling` < `advice`; `advice`, `nodes` <
-`hints`; all < `infer`
+`literals` < `types` < `defaults` < `model` < `tags`, `parse`, `differentiability`; `model` < `codecs`, `forms` <
+`nodes` < `node_types` < `default_advice` < `arguments` < `writes`; `annotations` < `spelling` < `advice`; `advice`,
+`nodes` < `hints`; all < `infer`
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -32,10 +31,9 @@ class ArgumentBuilder:
 
     def build(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
         for parameter in parameters:
-            into, kind = self.positional, parameter.kind
-            is_rest = kind is inspect.Parameter.VAR_POSITIONAL and any(each.has_default for each in self.positional)
-            if is_rest or kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-                into = self.keyword_only
+            # A list of the rest has no default, so it cannot stand behind arguments that have one.
+            is_rest = parameter.stars == "*" and any(each.has_default for each in self.positional)
+            into = self.keyword_only if is_rest or parameter.by_keyword else self.positional
             self._add(parameter.node, None, into, in_optional=False, is_field=False)
         return (*self.positional, *self.keyword_only)
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from customops._schema.codecs import Codec, EnumCodec, LiteralCodec, SequenceCodec
 from customops._schema.defaults import default_problem
+from customops._schema.forms import DataclassForm, DictForm, TupleForm
 from customops._schema.model import REQUIRED
 from customops._schema.node_types import may_be_none, type_of
-from customops._schema.nodes import DataclassForm, DictForm, Group, Leaf, Nested, Node, TupleForm
+from customops._schema.nodes import Group, Leaf, Nested, Node
 from customops._schema.spelling import code, literal
 from customops._schema.types import hint_of, item_type, param_type
 

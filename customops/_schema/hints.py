@@ -39,8 +39,9 @@ from customops._schema.codecs import (
     SequenceCodec,
     Text,
 )
+from customops._schema.forms import DataclassForm, DictForm, TupleForm
 from customops._schema.model import REQUIRED
-from customops._schema.nodes import DataclassForm, DictForm, Either, Group, Leaf, Nested, Node, TupleForm
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node
 from customops._schema.spelling import code, show
 from customops._schema.types import param_type, return_type
 from customops.errors import SchemaError

@@ -15,9 +15,10 @@ import typing_extensions
 
 from customops._schema.annotations import annotated, union_members
 from customops._schema.arguments import ArgumentBuilder
+from customops._schema.forms import TupleForm
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Return, Schema
-from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature, TupleForm
+from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature
 from customops._schema.spelling import show
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import param_type, return_type

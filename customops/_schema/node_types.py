@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from customops._schema.codecs import EnumCodec, LiteralCodec, SequenceCodec
-from customops._schema.nodes import DictForm, Either, Group, Leaf, Nested, Node, TupleForm
+from customops._schema.forms import DictForm, TupleForm
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node
 from customops._schema.spelling import code
 from customops._schema.types import hint_of, item_type
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from customops._samples import Sample
 from customops._schema.arguments import is_part
 from customops._schema.codecs import SequenceCodec
-from customops._schema.nodes import DataclassForm, DictForm, Either, Group, Leaf, Nested, Node, Parameter, TupleForm
+from customops._schema.forms import DataclassForm, DictForm, TupleForm
+from customops._schema.nodes import Either, Group, Leaf, Nested, Node, Parameter
 from customops._schema.types import item_type
 from customops.testing.strategies._plan import BY_POSITION, Plan, lowered_from
 from customops.testing.strategies._tensors import (
