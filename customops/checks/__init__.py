@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from customops._op import CustomOpDef
 from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
+from customops.checks._check import Check, everything
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
@@ -43,17 +44,25 @@ __all__ = [
     "schema_check",
 ]
 
-#: A check raises what it finds, or NotExercised. It leaves the tensors of the trial as they are. No name of a check
-#: is the start of another's: names of generated tests begin with them.
-Check = Callable[[Trial], None]
-
+#: No name of a check is the start of another's: names of generated tests begin with them.
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
-        "test_schema": schema.check,
-        "test_autograd_registration": autograd_registration.check,
-        "test_faketensor": faketensor.check,
-        "test_aot_dispatch_static": functools.partial(aot_dispatch.check, dynamic=False),
-        "test_aot_dispatch_dynamic": functools.partial(aot_dispatch.check, dynamic=True),
+        "test_schema": Check(
+            schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
+        ),
+        "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
+        "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
+        "test_aot_dispatch_static": Check(
+            functools.partial(aot_dispatch.check, dynamic=False),
+            "eager mode against AOTDispatcher with static sizes",
+            effort="thorough",
+            after=("test_schema", "test_faketensor"),
+        ),
+        "test_aot_dispatch_dynamic": Check(
+            functools.partial(aot_dispatch.check, dynamic=True),
+            "eager mode against AOTDispatcher with symbolic sizes",
+            after=("test_schema", "test_faketensor"),
+        ),
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +62,37 @@ class Trial:
         if len(self.schema.returns) > 1 and isinstance(outputs, (list, tuple)):
             return list(outputs)
         return [outputs] if self.schema.returns else []
+
+    @property
+    def custom_op(self) -> Any:
+        """The `CustomOpDef` of the operator; None if it was not made by customops."""
+        found = _compat.registries.torch_op_of(self.name)
+        return found if hasattr(found, "_definition") else None
+
+    def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
+        """The same call with ``change(name, tensor)`` in the place of each tensor; one passed twice is changed once."""
+        changed: dict[int, torch.Tensor] = {}
+
+        def leaf(name: str, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in changed:
+                changed[id(value)] = change(name, value)
+            return changed[id(value)]
+
+        def mapped(name: str, value: Any) -> Any:
+            values, spec = _compat.tracing.tree_flatten(value)
+            return _compat.tracing.tree_unflatten([leaf(name, v) for v in values], spec)
+
+        names = [argument.name for argument in self.schema.positional]
+        args = tuple(mapped(name, value) for name, value in zip(names, self.args, strict=False))
+        return replace(self, args=args, kwargs={name: mapped(name, value) for name, value in self.kwargs.items()})
+
+    def with_arguments(self, **values: Any) -> Trial:
+        """The same call with other values for some arguments."""
+        names = [argument.name for argument in self.schema.positional]
+        args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))
+        return replace(self, args=args, kwargs=self.kwargs | values)
 
     def copy(self, *, leaves: bool = False) -> Trial:
         """The same call on copies of the tensors, all of them leaves of autograd if `leaves`."""

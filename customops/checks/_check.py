@@ -1,0 +1,63 @@
+"""A check: a row of `CHECKS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from customops.checks._case import Case
+from customops.checks._trial import Trial
+
+#: How much `customops.check` tries, from least to most.
+Effort = Literal["quick", "normal", "thorough"]
+EFFORTS: tuple[Effort, ...] = ("quick", "normal", "thorough")
+
+#: Picks, of the inputs that an operator accepts, those that a check runs on. The first is the first sample.
+Selection = Callable[[Sequence[Case], Effort], Iterable[Case]]
+
+
+def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The samples as they are; of a quick run the first."""
+    unchanged = [case for case in cases if case.kind == "sample"]
+    return unchanged[:1] if effort == "quick" else unchanged
+
+
+def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """Every input there is."""
+    return cases
+
+
+def of_kinds(*kinds: str, each: int | None = None) -> Selection:
+    """The samples, and the inputs of these kinds; at most `each` of a kind in a run that is not thorough."""
+
+    def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        limit = None if effort == "thorough" else each
+        yield from samples(cases, effort)
+        for kind in kinds:
+            yield from [case for case in cases if case.kind == kind][:limit]
+
+    return select
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of `CHECKS`.
+
+    Attributes:
+        run: raises CheckError for what it finds, NotExercised where an input gives it nothing to try. It leaves the
+            tensors of the trial as they are.
+        about: what it compares, in a few words.
+        inputs: picks the inputs that it runs on.
+        effort: the least effort of `customops.check` at which it runs.
+        after: checks whose failures are the likely cause of failures of this one: it does not run after them.
+    """
+
+    run: Callable[[Trial], None]
+    about: str
+    inputs: Selection = samples
+    effort: Effort = "normal"
+    after: tuple[str, ...] = ()
+
+    def __call__(self, trial: Trial) -> None:
+        self.run(trial)
