@@ -34,6 +34,7 @@ from customops.library import (
 )
 
 if TYPE_CHECKING:
+    from customops.checking import check
     from customops.checks import opcheck
 
 
@@ -51,6 +52,7 @@ __all__ = [
     "SameAs",
     "Sample",
     "adopt",
+    "check",
     "custom_op",
     "default_registry",
     "define",
@@ -80,6 +82,10 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # The checks are loaded on first use: an op's users need them only in tests.
+    if name == "check":
+        from customops.checking import check
+
+        return check
     if name == "opcheck":
         from customops.checks import opcheck
 

@@ -39,7 +39,9 @@ __all__ = [
     "aot_dispatch_check",
     "autograd_registration_check",
     "fake_check",
+    "lowered",
     "opcheck",
+    "resolve",
     "run_check",
     "schema_check",
 ]
@@ -92,7 +94,7 @@ def opcheck(
     Args:
         op: an OpOverload, an OpOverloadPacket with one overload, or what `custom_op` returned.
         args, kwargs: inputs on which the operator works. It is run on copies of them.
-        test_utils: names of checks, in the order in which to run them; "ALL" for all of `CHECKS`.
+        test_utils: names of checks, in the order in which to run them; "all" for all of `CHECKS`.
         raise_exception: raise an OpCheckError at the first failure, rather than put it into the result.
         atol, rtol: how far apart two results may be; both or neither. By default it depends on their dtype.
 
@@ -158,14 +160,18 @@ def _trial(
             got=type(args).__name__,
             fix="for an operator of one argument write opcheck(op, (x,))",
         )
-    args, kwargs = tuple(args), dict(kwargs or {})
+    return Trial(resolve(op), *lowered(op, args, kwargs or {}), atol, rtol)
+
+
+def lowered(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that the overload of `op` takes for a call of `op`."""
     if isinstance(op, CustomOpDef):
-        args, kwargs = op.lower(*args, **kwargs)
-    return Trial(resolve(op), args, kwargs, atol, rtol)
+        return op.lower(*args, **kwargs)
+    return tuple(args), dict(kwargs)
 
 
 def _names(test_utils: str | Sequence[str]) -> tuple[str, ...]:
-    if test_utils == "ALL":
+    if test_utils in ("ALL", "all"):
         return tuple(CHECKS)
     names = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
     unknown = [name for name in names if name not in CHECKS]

@@ -1,0 +1,145 @@
+"""`check`: derive inputs, run the checks on them, and report each fault once."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from customops._op import CustomOpDef
+from customops.checking._isolated import isolated
+from customops.checking._progress import Progress
+from customops.checking._run import Run, Step
+from customops.checking.report import Report
+from customops.checks import CHECKS, UsageError, lowered, resolve
+from customops.checks._check import EFFORTS, Check, Effort
+from customops.checks._trial import Trial
+
+Samples = Iterable[Any]
+
+
+def check(
+    op: Any,
+    samples: Samples | None = None,
+    *,
+    only: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] = (),
+    effort: Effort = "normal",
+    reference: Callable[..., Any] | None = None,
+    isolate: bool = False,
+    progress: bool | None = None,
+) -> Report:
+    """Try an operator on inputs derived from samples, and report what is wrong with it.
+
+    Sizes, strides, dtypes, values, optional arguments, lists and choices of the samples are varied; what kernel and
+    fake impl reject alike counts as invalid. See `customops.checks.CHECKS` for what is compared.
+
+    Args:
+        op: an OpOverload, an OpOverloadPacket with one overload, or what `custom_op` returned.
+        samples: a list of samples, each a tuple of arguments or ``(args, kwargs)``; or the tuple of a single one. By
+            default those of ``op.register_samples``.
+        only, skip: names of checks to run, or not to run.
+        effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" 2 s, "thorough" tries everything. The
+            report says what was left out.
+        reference: a plain PyTorch function of the same arguments, with which kernels and gradients are compared.
+        isolate: run in a process of its own, so that a kernel which ends the process is a fault of the report.
+        progress: show a progress bar on stderr; by default on terminals, after two seconds.
+
+    Returns:
+        A `Report`: ``report.failures``, ``report.raise_on_failure()``, ``print(report)``.
+
+    Raises:
+        UsageError: there are no samples, a name is unknown, or `op` is not an operator.
+
+    Example:
+        >>> report = customops.check(softmax, [(torch.randn(3, 4), -1)])
+        >>> print(report)
+        >>> report.raise_on_failure()
+    """
+    if effort not in EFFORTS:
+        raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
+    chosen = _chosen(only, skip, effort)
+    trials = _trials(op, samples, reference)
+    start = time.perf_counter()
+    run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
+    steps = isolated(run) if isolate else _steps(run)
+    with Progress(run.op, progress) as bar:
+        for step in steps:
+            bar.step(step.done, step.total, step.what)
+    results, failures = run.outcome()
+    left_out = tuple(_left_out(chosen, effort, only, skip))
+    seconds = time.perf_counter() - start
+    return Report(run.op, effort, results, failures, left_out, seconds, run.source)
+
+
+def _steps(run: Run) -> Iterable[Step]:
+    # Odd inputs make kernels warn, of means of nothing and the like. That is no finding.
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from run.steps()
+
+
+def _trials(op: Any, samples: Samples | None, reference: Callable[..., Any] | None) -> list[Trial]:
+    overload = resolve(op)
+    if samples is None:
+        samples = op.samples() if isinstance(op, CustomOpDef) else ()
+    elif isinstance(samples, tuple):
+        samples = [samples]
+    calls = [_call(sample) for sample in samples]
+    if not calls:
+        raise UsageError(
+            "there are no samples to derive inputs from",
+            op=str(overload.name()),
+            argument="samples",
+            fix="check(op, [(x, y)]), or attach some with @op.register_samples",
+        )
+    return [Trial(overload, *lowered(op, args, kwargs), reference=reference) for args, kwargs in calls]
+
+
+def _call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(sample, (tuple, list)):
+        raise UsageError(
+            "a sample is a tuple of arguments, or (args, kwargs)",
+            argument="samples",
+            got=type(sample).__name__,
+            fix="for an operator of one argument write check(op, [(x,)])",
+        )
+    if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
+        return tuple(sample[0]), dict(sample[1])
+    return tuple(sample), {}
+
+
+def _chosen(only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort) -> dict[str, Check]:
+    skipped = _known("skip", skip)
+    if only is not None:
+        return {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
+    allowed = EFFORTS[: EFFORTS.index(effort) + 1]
+    return {name: row for name, row in CHECKS.items() if row.effort in allowed and name not in skipped}
+
+
+def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        raise UsageError(
+            "there is no such check", argument=argument, expected=", ".join(CHECKS), got=", ".join(map(repr, unknown))
+        )
+    return names
+
+
+def _left_out(
+    chosen: Mapping[str, Check], effort: Effort, only: str | Sequence[str] | None, skip: str | Sequence[str]
+) -> Iterable[str]:
+    skipped = (skip,) if isinstance(skip, str) else tuple(skip)
+    if only is not None:
+        yield f"all checks but {', '.join(chosen)} (only=)"
+    elif missing := [name for name in CHECKS if name not in chosen and name not in skipped]:
+        least = "normal" if all(CHECKS[name].effort == "normal" for name in missing) else "thorough"
+        yield f'{", ".join(missing)} (effort="{least}" runs them)'
+    if skipped:
+        yield f"{', '.join(skipped)} (skip=)"
+    if effort != "thorough":
+        yield 'some of the inputs that can be derived (effort="thorough" tries all)'

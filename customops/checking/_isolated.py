@@ -1,0 +1,63 @@
+"""A run in processes of its own: a kernel that ends the process is a fault, and the run goes on without that step."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from customops.checking._run import Run, Step
+from customops.checks import UsageError
+from customops.errors import CheckError
+from customops.testing.isolation import IsolationError, in_fork
+
+_TIMEOUT = 600.0  #: seconds for a whole run
+_CRASHES = 5  #: after so many the run ends
+
+
+def isolated(run: Run) -> Iterator[Step]:
+    """Make `run` in forks of this process; a step that ended one is a fault, and left out in the next."""
+    if not hasattr(os, "fork"):
+        raise UsageError("isolate=True needs os.fork, which this platform lacks", argument="isolate")
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            "isolate=True forks the process, which CUDA does not survive once it is in use",
+            argument="isolate",
+            fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
+        )
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "step"
+        for _ in range(_CRASHES):
+            yield Step(0, 1, "in a process of its own")
+            done = in_fork(lambda: _child(run, place), _TIMEOUT)
+            if not isinstance(done.error, IsolationError):
+                run.results, run.faults = done.get()
+                return
+            run.avoided[_step(place)] = _crash(run, done.error)
+    raise UsageError(f"the operator ended the process {_CRASHES} times", op=run.op, argument="isolate")
+
+
+def _child(run: Run, place: Path) -> Any:
+    torch.set_num_threads(1)  # the threads of the parent are not there
+    for step in run.steps():
+        place.write_bytes(pickle.dumps((step.what, step.case)))
+    return run.results, run.faults
+
+
+def _step(place: Path) -> tuple[str, int]:
+    name, number = pickle.loads(place.read_bytes())
+    return name, number
+
+
+def _crash(run: Run, error: IsolationError) -> CheckError:
+    return CheckError(
+        "the operator ends the process",
+        op=run.op,
+        got=error.args[0].splitlines()[0],
+        fix="check the arguments before using them, and raise an error: torch._check(...)",
+    )

@@ -1,0 +1,180 @@
+"""One run of `customops.check`: the inputs, the checks on them, the faults they find."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from customops.checking.report import Failure, Result
+from customops.checks._case import Case
+from customops.checks._check import Check, Effort
+from customops.checks._outcome import NotExercised, in_short
+from customops.checks._trial import Trial
+from customops.checks.inputs import Probed, Variation, derive, probe, shrink
+from customops.errors import CheckError
+
+_ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
+_SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
+INPUTS = "inputs"
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far a run is, and what it does next: check `what` on its case number `case`."""
+
+    done: int
+    total: int
+    what: str
+    case: int = 0
+
+
+@dataclass
+class _Fault:
+    """A fault, and the inputs that showed it."""
+
+    error: CheckError
+    cases: list[Case]
+
+
+@dataclass
+class Run:
+    """A run of the checks `chosen` over what is derived from `samples`.
+
+    Attributes:
+        custom_op: the `CustomOpDef`, if the operator is one of customops.
+        avoided: steps, by check and number of the case, that are not taken since they end the process.
+    """
+
+    custom_op: Any
+    samples: Sequence[Trial]
+    chosen: Mapping[str, Check]
+    effort: Effort
+    avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    faults: dict[tuple[str, str, str], _Fault] = field(default_factory=dict)
+
+    @property
+    def op(self) -> str:
+        return self.samples[0].name
+
+    @property
+    def source(self) -> str | None:
+        return None if self.custom_op is None else str(self.custom_op.source)
+
+    def steps(self) -> Iterator[Step]:
+        """Run everything; yields what comes next, before doing it."""
+        yield Step(0, 1, INPUTS)
+        cases = list(self._accepted())
+        work = [(name, list(row.inputs(cases, self.effort))) for name, row in self.chosen.items()] if cases else []
+        total, done = sum(len(inputs) for _, inputs in work), 0
+        for name, inputs in work:
+            found = self._explained_by(name)
+            if found is not None:
+                self._add(name, "not exercised", inputs[:1], reason=f"{found} failed, which may be the cause")
+                inputs = []
+            for number, case in enumerate(inputs):
+                yield Step(done, total, name, number)
+                done += 1
+                if self._attempt(name, number, case) >= _ENOUGH:
+                    break
+        yield from self._shrink_all(total)
+
+    def outcome(self) -> tuple[tuple[Result, ...], tuple[Failure, ...]]:
+        failures = [self._failure(check, fault) for (check, _, _), fault in self.faults.items()]
+        return tuple(self.results), tuple(failures)
+
+    # Inputs -------------------------------------------------------------------------------------------------
+
+    def _accepted(self) -> Iterator[Case]:
+        variation = Variation.of(self.custom_op)
+        cases: list[Case] = []
+        for number, sample in enumerate(self.samples):
+            cases += derive(sample, variation, self.effort, number)
+        start = time.perf_counter()
+        probed = probe(cases, {number: error for (name, number), error in self.avoided.items() if name == INPUTS})
+        seconds = (time.perf_counter() - start) / max(len(cases), 1)
+        self._add_rejected(probed, seconds)
+        yield from probed.accepted
+
+    def _add_rejected(self, probed: Probed, seconds: float) -> None:
+        for rejection in probed.rejected:
+            if rejection.case.kind == "sample":
+                problem = "the operator itself fails on its sample"
+                error = rejection.kernel_error
+                found = error if isinstance(error, CheckError) else CheckError(problem, op=self.op, got=in_short(error))
+                self._fault(INPUTS, found, rejection.case, seconds)
+            else:
+                self._add(INPUTS, "rejected", [rejection.case], seconds, in_short(rejection.kernel_error, 200))
+
+    # Checks -------------------------------------------------------------------------------------------------
+
+    def _explained_by(self, name: str) -> str | None:
+        return next((check for check, _, _ in self.faults if check in self.chosen[name].after), None)
+
+    def _attempt(self, name: str, number: int, case: Case) -> int:
+        """Run a check on an input; returns on how many inputs the check has failed."""
+        start = time.perf_counter()
+        try:
+            if (name, number) in self.avoided:
+                raise self.avoided[name, number]
+            self.chosen[name](case.trial)
+        except NotExercised as nothing:
+            self._add(name, "not exercised", [case], time.perf_counter() - start, str(nothing))
+        except CheckError as error:
+            self._fault(name, error, case, time.perf_counter() - start)
+        except (Exception, SystemExit) as error:
+            reason = f"the check could not be made on this input: {in_short(error, 200)}"
+            self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
+        else:
+            self._add(name, "passed", [case], time.perf_counter() - start)
+        return sum(len(fault.cases) for (check, _, _), fault in self.faults.items() if check == name)
+
+    def _fault(self, name: str, error: CheckError, case: Case, seconds: float) -> None:
+        self._add(name, "failed", [case], seconds, error.problem)
+        key = (name, error.problem, error.argument or "")
+        self.faults.setdefault(key, _Fault(error, [])).cases.append(case)
+
+    def _add(
+        self, check: str, status: Any, cases: Sequence[Case], seconds: float = 0.0, reason: str | None = None
+    ) -> None:
+        self.results += [Result(check, status, label_of(case), seconds, reason) for case in cases]
+
+    # Shrinking ----------------------------------------------------------------------------------------------
+
+    def _shrink_all(self, total: int) -> Iterator[Step]:
+        for (name, problem, _), fault in self.faults.items():
+            if name != INPUTS and not any(case is None for case in fault.cases):
+                yield Step(total, total, "making the inputs of faults smaller")
+                self._shrink(name, problem, fault)
+
+    def _shrink(self, name: str, problem: str, fault: _Fault) -> None:
+        latest = [fault.error]
+
+        def fails(trial: Trial) -> bool:
+            try:
+                self.chosen[name](trial)
+            except CheckError as error:
+                if error.problem == problem:
+                    latest.append(error)
+                    return True
+            except (Exception, SystemExit):  # another failure: this input shows something else
+                return False
+            return False
+
+        seconds = _SHRINKING * (10 if self.effort == "thorough" else 1)
+        shrunk = shrink(fault.cases[0], fails, seconds)
+        if shrunk is not fault.cases[0]:
+            fails(shrunk.trial)
+            fault.error, fault.cases[0] = latest[-1], shrunk
+
+    def _failure(self, name: str, fault: _Fault) -> Failure:
+        case = fault.cases[0]
+        args, kwargs = case.trial.args, case.trial.kwargs
+        return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
+
+
+def label_of(case: Case) -> str:
+    """``sample 1``, or ``sample 1, x: transposed``."""
+    return f"sample {case.sample + 1}" + (f", {case.label}" if case.label else "")
