@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from customops._op import CustomOpDef
-from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
-from customops.checks._check import Check, everything
+from customops.checks import aot_dispatch, autograd_registration, faketensor, gradients, schema, second_order
+from customops.checks._check import Check, everything, of_kinds
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
@@ -53,6 +53,18 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
         ),
         "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
+        "test_gradients": Check(
+            gradients.check,
+            "gradients against finite differences, and with each other",
+            of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
+            effort="quick",
+            after=("test_schema", "test_autograd_registration"),
+        ),
+        "test_second_order": Check(
+            second_order.check,
+            "gradients of gradients against finite differences",
+            after=("test_schema", "test_gradients"),
+        ),
         "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
         "test_aot_dispatch_static": Check(
             functools.partial(aot_dispatch.check, dynamic=False),
