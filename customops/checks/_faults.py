@@ -39,3 +39,9 @@ def is_accident(error: BaseException) -> bool:
     # A statement over several lines: `raise` is on its first.
     line = linecache.getline(frames[-1].filename, frames[-1].lineno).strip()
     return not any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line`` of the user's code that raised an exception; empty if none had a part in it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

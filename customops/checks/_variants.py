@@ -84,7 +84,7 @@ def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """A tensor with the same elements, each `by` places further on, and the same strides; indices stay in range."""
     with torch.no_grad():
         rolled = tensor.detach().reshape(-1).roll(by).reshape(tensor.shape)
-        return _like(rolled, tensor)
+        return like(rolled, tensor)
 
 
 def other_values(trial: Trial, by: int = 1) -> Trial:
@@ -107,7 +107,7 @@ def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return filled.permute(order).contiguous().permute(back)
 
 
-def _like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """`values` with the strides of `tensor`, and as a leaf or not that requires grad like it."""
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor.detach()  # an expanded tensor has but one element there

@@ -32,6 +32,9 @@ def check(trial: Trial) -> None:
     trial.require_data()
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor, which could be batched")
+    keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
+    if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
+        raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
     plain = detached(trial)
     _require_same_again(plain)
     calls = _Calls(plain)
