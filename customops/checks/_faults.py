@@ -41,6 +41,26 @@ def is_accident(error: BaseException) -> bool:
     return not any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Did a rule refuse its inputs on purpose?
+
+    Not if it went on to call an operator, and that one refused what the rule passed to it.
+    """
+    if isinstance(error, (NotImplementedError, CustomOpsError)):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [i for i, frame in enumerate(frames) if is_users(frame.filename)]
+    if not users:
+        return not isinstance(error, (IndexError, TypeError, AttributeError, KeyError, AssertionError))
+    last = users[-1]
+    start = last
+    while start - 1 in users:
+        start -= 1
+    entry, first = frames[start], frames[users[0]]
+    is_same = (entry.name, entry.filename) == (first.name, first.filename)
+    return is_same and not is_accident(error)
+
+
 def user_line(error: BaseException) -> str:
     """``file:line`` of the user's code that raised an exception; empty if none had a part in it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]

@@ -10,7 +10,8 @@ exception that it raises on purpose is no finding. One that comes about in its c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from customops import _compat
 from customops.checks._compare import difference
-from customops.checks._faults import is_accident
+from customops.checks._faults import is_refusal
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
@@ -28,7 +29,7 @@ from customops.errors import CheckError
 _BATCH = 3
 
 
-def check(trial: Trial) -> None:
+def check(trial: Trial, *, empty: bool = False) -> None:
     trial.require_data()
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor, which could be batched")
@@ -36,21 +37,76 @@ def check(trial: Trial) -> None:
     if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
     plain = detached(trial)
+    if torch.Tag.nondeterministic_seeded in trial.op.tags:
+        _check_randomness(plain)
+        return
     _require_same_again(plain)
     calls = _Calls(plain)
+    if empty:
+        _compare_all(calls, [_Plan("an empty batch", (0,) * len(calls.tensors), size=0)])
+        return
+    _compare_all(calls, _plans(calls))
+    _compare_gradients(trial, calls)
+    for call in _other_dims(plain):
+        calls = _Calls(call)
+        _compare_all(calls, [_Plan("all tensors batched", (0,) * len(calls.tensors))])
+
+
+def _compare_all(calls: _Calls, plans: Iterable[_Plan]) -> None:
     tried, refused = 0, ""
-    for plan in _plans(calls):
+    for plan in plans:
         refusal = _compare(calls, plan)
         tried, refused = tried + (refusal is None), refused or refusal or ""
     if not tried:
         raise NotExercised(f"vmap of the operator refuses: {refused}")
-    _compare_gradients(trial, calls)
+
+
+def _other_dims(trial: Trial) -> Iterator[Trial]:
+    """The call with other dimensions, counted from the front and from the back, where an argument is named so."""
+    for name, value in trial.arguments.items():
+        if isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name):
+            for other in {-1, 0} - {value}:
+                call = trial.with_arguments(**{name: other})
+                if attempt(call) is not None:
+                    yield call
+
+
+def _check_randomness(trial: Trial) -> None:
+    """With randomness="same" the elements of a batch are treated alike, with "different" each by itself."""
+    calls = _Calls(trial)
+    count = len(calls.tensors)
+    batch = [torch.stack([tensor] * _BATCH) for tensor in calls.tensors]
+    refused = ""
+    with quiet(), torch.no_grad(), seeded((trial.args, trial.kwargs)):
+        loops = [_leaves(calls(*calls.tensors)) for _ in range(2 * _BATCH)]
+        if not all(difference(one, other) for one, other in itertools.combinations(loops, 2)):
+            raise NotExercised("the random numbers do not show in the result, or not always")
+        for randomness in ("same", "different"):
+            try:
+                runs = [torch.vmap(calls, (0,) * count, randomness=randomness)(*batch) for _ in range(2)]
+            except Exception as error:
+                refused = in_short(error, 200)
+                continue
+            are_same = [difference([r[1] for r in run], [r[0] for r in run]) is None for run in runs]
+            if all(are_same) if randomness == "different" else not all(are_same):
+                raise CheckError(
+                    f'vmap with randomness="{randomness}" does otherwise',
+                    op=trial.name,
+                    got="all elements have the same random numbers" if all(are_same) else "the elements differ",
+                    fix="in the vmap rule, look at info.randomness: for \"same\" draw once, and expand it over the batch; "
+                    'for "different" draw for each element; for "error" raise',
+                )
+    if refused:
+        raise NotExercised(f"vmap of the operator refuses: {refused}")
+
+
+def _leaves(results: Any) -> list[Any]:
+    leaves = _compat.tracing.tree_leaves(results)
+    return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def _require_same_again(trial: Trial) -> None:
     """Raise NotExercised for operators that draw random numbers: a loop draws others than a batch."""
-    if torch.Tag.nondeterministic_seeded in trial.op.tags:
-        raise NotExercised("the operator is tagged as random: a loop draws other numbers than a batch")
     copies = [trial.copy(), trial.copy()]
     with seeded((trial.args, trial.kwargs)), quiet(), torch.no_grad():
         results = [[copy.op(*copy.args, **copy.kwargs), list(copy.mutated.values())] for copy in copies]
@@ -89,7 +145,7 @@ class _Calls:
         for row in rows:
             mixed = [self.elements[row if batched else 0][i] for i, batched in enumerate(which)]
             run = perform(self._with(mixed))
-            results.append(_compat.tracing.tree_leaves(run.results))
+            results.append(_leaves(run.results))  # copies: the next call may write there, which is another fault
         return results
 
 
@@ -125,10 +181,10 @@ def _plans(calls: _Calls) -> Iterator[_Plan]:
 def _compare(calls: _Calls, plan: _Plan) -> str | None:
     """Compare one batch with a loop; what vmap says if it refuses."""
     which = tuple(dim is not None for dim in plan.dims)
-    rows = list(range(plan.size))
+    rows = list(range(max(plan.size, 1)))
     with quiet(), torch.no_grad():
         looped = calls.loop(which, rows)
-        expected = _stacked(looped, plan.out_dim)
+        expected = _stacked(looped, plan.out_dim, plan.size)
         if expected is None:
             return "the sizes of the results differ from element to element"
         try:
@@ -145,8 +201,8 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
 def _run(calls: _Calls, plan: _Plan) -> Any:
     inputs = []
     for i, dim in enumerate(plan.dims):
-        rows = [element[i] for element in calls.elements[: plan.size]]
-        inputs.append(rows[0] if dim is None else torch.stack(rows, dim))
+        rows = [element[i] for element in calls.elements[: max(plan.size, 1)]]
+        inputs.append(rows[0] if dim is None else torch.stack(rows, dim).narrow(dim, 0, plan.size))
     function = torch.vmap(calls, plan.dims, plan.out_dim, randomness="different", chunk_size=plan.chunk)
     if not plan.nested:
         return function(*inputs)
@@ -155,13 +211,13 @@ def _run(calls: _Calls, plan: _Plan) -> Any:
     return [result[1] for result in outer(torch.stack([inputs[0], inputs[0]]), *inputs[1:])]
 
 
-def _stacked(looped: list[list[Any]], dim: int) -> list[Any] | None:
+def _stacked(looped: list[list[Any]], dim: int, size: int) -> list[Any] | None:
     """The results of a loop as vmap would give them."""
     stacked = []
     for values in zip(*looped, strict=True):
         if not all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
             return None
-        stacked.append(torch.stack(values, dim))
+        stacked.append(torch.stack(values, dim).narrow(dim, 0, size))
     return stacked
 
 
@@ -169,7 +225,7 @@ def _refusal(calls: _Calls, plan: _Plan, error: Exception) -> str:
     """The words of a rule that refuses; raises a finding for one that fails by accident."""
     trial = calls.trial
     has_rule = _compat.dispatch.has_kernel(trial.name, "FuncTorchBatched")
-    if has_rule and not is_builtin(trial) and is_accident(error):
+    if has_rule and not is_builtin(trial) and not is_refusal(error):
         problem = f"the vmap rule fails: {plan.label}"
         raise failed_call(
             trial.name,
