@@ -119,7 +119,7 @@ class Run:
     # Inputs -------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> Iterator[Case]:
-        variation = Variation.of(self.custom_op)
+        variation = Variation()
         for number, sample in enumerate(self.samples):
             derived = derive(sample, variation, self.effort, number)
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
