@@ -14,8 +14,21 @@ from types import MappingProxyType
 from typing import Any
 
 from customops._op import CustomOpDef
-from customops.checks import aot_dispatch, autograd_registration, faketensor, schema
-from customops.checks._check import Check, everything
+from customops.checks import (
+    aot_dispatch,
+    autocast,
+    autograd_registration,
+    batches,
+    determinism,
+    faketensor,
+    kernels,
+    layouts,
+    schema,
+    state,
+    threads,
+    uninitialized_memory,
+)
+from customops.checks._check import Check, everything, of_kinds
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
@@ -62,6 +75,38 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
             after=("test_schema", "test_faketensor"),
+        ),
+        "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
+        "test_uninitialized_memory": Check(
+            uninitialized_memory.check,
+            "results in filled memory against results in memory as it comes",
+            of_kinds("size", "dtype", each=4),
+            "quick",
+        ),
+        "test_layouts": Check(
+            layouts.check,
+            "strided inputs against contiguous ones, and what lies around them",
+            of_kinds("layout"),
+            "quick",
+            after=("test_schema", "test_determinism"),
+        ),
+        "test_state": Check(
+            state.check, "a call against the same call after others, in other settings", after=("test_determinism",)
+        ),
+        "test_batches": Check(
+            batches.check,
+            "elements of a batch against the same ones in batches of other sizes",
+            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_kernels": Check(
+            kernels.check,
+            "kernels against each other, a reference function, and wider dtypes",
+            of_kinds("size", "dtype", "value", "layout", each=3),
+            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_autocast": Check(autocast.check, "autocast against casts by hand"),
+        "test_threads": Check(
+            threads.check, "two threads against one", after=("test_determinism", "test_state", "test_schema")
         ),
     }
 )

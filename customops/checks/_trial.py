@@ -26,6 +26,7 @@ class Trial:
         op: the operator.
         args, kwargs: the user's inputs. Checks run the operator on copies of them.
         atol, rtol: how far apart two results may be; None for the default of their dtype.
+        reference: a plain function that returns, or writes, what the operator has to; None if there is none.
     """
 
     op: _compat.libraries.OpOverload
@@ -33,6 +34,7 @@ class Trial:
     kwargs: dict[str, Any] = field(default_factory=dict)
     atol: float | None = None
     rtol: float | None = None
+    reference: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
