@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from broken_ops.corpus import fault
-from broken_ops.defining import alike, define, floats, require
+from broken_ops.defining import alike, define, floats, require, writable
 from torch import Tensor
 
 from customops import custom_op
@@ -24,6 +24,7 @@ def accumulate(name: str, broken: bool) -> Any:
     @custom_op(name, mutates_args={"buffer"})
     def op(buffer: Tensor, x: Tensor) -> None:
         alike(buffer, x)
+        writable(buffer)
         if broken:
             buffer.reshape(-1).add_(x.reshape(-1))
         else:
@@ -32,6 +33,7 @@ def accumulate(name: str, broken: bool) -> Any:
     @op.register_fake
     def _(buffer, x):
         alike(buffer, x)
+        writable(buffer)
 
     return op
 
@@ -44,6 +46,7 @@ def accumulate(name: str, broken: bool) -> Any:
 def limit_rows(name: str, broken: bool) -> Any:
     def check(x, limit):
         floats(x)
+        writable(x)
         require(limit >= 0, "a limit that is not negative is needed")
 
     @torch.library.custom_op(name, mutates_args={"x"})
@@ -68,6 +71,7 @@ def stretch_(name: str, broken: bool) -> Any:
     @custom_op(name, mutates_args={"x"}, tags=torch.Tag.inplace)
     def op(x: Tensor, by: float) -> Tensor:
         floats(x)
+        writable(x)
         target = x.flatten() if broken and x.dim() else x
         target.mul_(by)
         return x
@@ -88,6 +92,7 @@ def double_into(name: str, broken: bool) -> Any:
     @custom_op(name, mutates_args={"out"})
     def op(x: Tensor, out: Tensor) -> None:
         alike(x, out)
+        writable(out)
         if broken:
             out.zero_().add_(x, alpha=2)
         else:
@@ -96,6 +101,7 @@ def double_into(name: str, broken: bool) -> Any:
     @op.register_fake
     def _(x, out):
         alike(x, out)
+        writable(out)
 
     return op
 
@@ -108,6 +114,7 @@ def double_into(name: str, broken: bool) -> Any:
 def normalise_into(name: str, broken: bool) -> Any:
     def check(out, x, weight):
         alike(out, x, weight)
+        writable(out)
 
     def kernel(out, x, weight):
         check(out, x, weight)
@@ -129,6 +136,7 @@ def halve_into(name: str, broken: bool) -> Any:
     def check(x, out):
         alike(x, out)
         floats(x, dims=1)
+        writable(out)
 
     @torch.library.custom_op(name, mutates_args={"out"})
     def op(x: Tensor, out: Tensor) -> None:
