@@ -56,6 +56,12 @@ def dimension(tensor: Tensor, dim: int) -> int:
     return dim % tensor.dim()
 
 
+def unshared(tensor: Tensor) -> None:
+    """No two elements in one place, as an expanded tensor has them."""
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("a tensor that is expanded cannot be written")
+
+
 def dense(tensor: Tensor) -> Tensor:
     """A contiguous copy, also of what is contiguous."""
     return tensor.clone(memory_format=torch.contiguous_format)
