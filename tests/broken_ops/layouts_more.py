@@ -76,7 +76,8 @@ def flat_dot(name: str, broken: bool):
         single(x, y)
         same_shape(x, y)
         a, b = (t.detach().numpy().ravel(order="K" if broken else "C") for t in (x, y))
-        return torch.tensor(float(np.dot(a, b)), dtype=x.dtype)
+        with np.errstate(all="ignore"):
+            return torch.tensor(float(np.dot(a, b)), dtype=x.dtype)
 
     @op.register_fake
     def _(x, y):
@@ -162,7 +163,7 @@ def complex_scale(name: str, broken: bool):
 
     def backward(ctx, grad):
         pairs = torch.view_as_real(grad if broken else grad.resolve_conj())
-        return torch.view_as_complex(pairs * ctx.by), None
+        return torch.view_as_complex((pairs * ctx.by).contiguous()), None
 
     op.register_autograd(backward, setup_context=setup_context)
     return op
@@ -229,7 +230,7 @@ def square_root(name: str, broken: bool):
         values = x.detach().numpy()
         values = np.ascontiguousarray(values) if broken else values
         result = np.empty(values.shape, values.dtype)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             np.sqrt(values, out=result)
         return torch.from_numpy(result)
 
