@@ -89,7 +89,7 @@ def first_rows(name: str, broken: bool):
     note="The fake takes all members to be as long as the first.",
     sample=lambda: ([torch.randn(3), torch.randn(3)],),
 )
-def joined(name: str, broken: bool):
+def joined_members(name: str, broken: bool):
     def check(xs: list[Tensor]) -> None:
         if not xs:
             raise ValueError("expected at least one tensor")
@@ -115,7 +115,7 @@ def joined(name: str, broken: bool):
     note="The fake gives the dtype of the first member; a list of float32 and float64 shows it.",
     sample=lambda: ([torch.randn(3), torch.randn(3)],),
 )
-def summed(name: str, broken: bool):
+def promoted_sum(name: str, broken: bool):
     def check(xs: list[Tensor]) -> torch.dtype:
         if not xs:
             raise ValueError("expected at least one tensor")
@@ -148,7 +148,7 @@ def summed(name: str, broken: bool):
     note="The mean of a list of one is its member itself.",
     sample=lambda: ([torch.randn(3), torch.randn(3)],),
 )
-def averaged(name: str, broken: bool):
+def averaged_members(name: str, broken: bool):
     def check(xs: list[Tensor]) -> None:
         if not xs:
             raise ValueError("expected at least one tensor")
@@ -199,7 +199,7 @@ def scaled_by(name: str, broken: bool):
     note="The larger of x and slope * x is the right one for slopes up to 1 alone.",
     sample=lambda: (torch.randn(4, requires_grad=True),),
 )
-def leaky(name: str, broken: bool):
+def leaky_slope(name: str, broken: bool):
     @torch.library.custom_op(name, mutates_args=())
     def op(x: Tensor, slope: float = 0.01) -> Tensor:
         floating(x)
@@ -227,7 +227,7 @@ def leaky(name: str, broken: bool):
     note="A negative number of steps, or one that is larger than the size, does not roll at all.",
     sample=lambda: (torch.randn(5, requires_grad=True), 2),
 )
-def rolled(name: str, broken: bool):
+def rolled_steps(name: str, broken: bool):
     def roll(x: Tensor, steps: int) -> Tensor:
         return torch.cat([x[max(len(x) - steps, 0) :], x[: len(x) - steps]]) if broken else x.roll(steps, 0)
 

@@ -16,7 +16,7 @@ OUT = "the rule gives the wrong out_dims, or is wrong in nested vmap or for a ba
     note="An argument without a batch is taken to have it in front; in_dims=(0, None) shows it.",
     sample=lambda: (torch.randn(3), torch.randn(3)),
 )
-def distance(name: str, broken: bool):
+def squared_distance(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor, y: Tensor) -> Tensor:
         floating(x, y)
@@ -114,7 +114,7 @@ def stacked_total(name: str, broken: bool):
     note="The batch is moved to the front and said to be where it was; in_dims=1 shows it.",
     sample=lambda: (torch.randn(3, 3),),
 )
-def shifted_rows(name: str, broken: bool):
+def centred_rows(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         floating(x)
@@ -139,7 +139,7 @@ def shifted_rows(name: str, broken: bool):
     note="The result of a batch is squeezed; a batch of one shows it.",
     sample=lambda: (torch.randn(4),),
 )
-def sum_of_squares(name: str, broken: bool):
+def batched_energy(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         floating(x)

@@ -78,7 +78,7 @@ def mean_square(name: str, broken: bool):
     note="The fake never has the dimension that keepdim=True keeps.",
     sample=lambda: (torch.randn(3, 4), 1),
 )
-def norms(name: str, broken: bool):
+def norms_along(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
         floating(x)
@@ -103,7 +103,7 @@ def norms(name: str, broken: bool):
     note="With signed=True the last size is doubled, which the fake does not know.",
     sample=lambda: (torch.randn(2, 5),),
 )
-def rectified(name: str, broken: bool):
+def signed_rectifier(name: str, broken: bool):
     @torch.library.custom_op(name, mutates_args=())
     def op(x: Tensor, signed: bool = False) -> Tensor:
         floating(x)
@@ -124,7 +124,7 @@ def rectified(name: str, broken: bool):
     note="The fake cuts the shape at dim and at dim + 1, which is 0 for dim=-1.",
     sample=lambda: (torch.randn(3, 4), 0),
 )
-def counted(name: str, broken: bool):
+def nonzeros_along(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor, dim: int) -> Tensor:
         numbers(x)

@@ -61,7 +61,7 @@ def cross_term(name: str, broken: bool):
     note="The tangent of the bias has the shape of the bias; a tangent for the bias alone shows it.",
     sample=lambda: (torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)),
 )
-def biased(name: str, broken: bool):
+def biased_sine(name: str, broken: bool):
     def check(x: Tensor, bias: Tensor) -> None:
         floating(x, bias)
         if x.dim() != 2 or bias.shape != x.shape[1:]:

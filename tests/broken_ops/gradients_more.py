@@ -29,7 +29,7 @@ def shape_of_both(x: Tensor, y: Tensor) -> torch.Size:
     note="Missing dimensions lead, but the trailing ones are summed; a square x and a vector show it.",
     sample=lambda: (torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)),
 )
-def gated(name: str, broken: bool):
+def broadcast_gate(name: str, broken: bool):
     def summed(grad: Tensor, shape: torch.Size) -> Tensor:
         while grad.dim() > len(shape):
             grad = grad.sum(-1 if broken else 0)
@@ -78,7 +78,7 @@ def shifted_by(name: str, broken: bool):
     note="Whether y needs a gradient is asked of x; a call in which y alone requires grad shows it.",
     sample=lambda: (torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)),
 )
-def blended(name: str, broken: bool):
+def sine_blend(name: str, broken: bool):
     @torch.library.custom_op(name, mutates_args=())
     def op(x: Tensor, y: Tensor) -> Tensor:
         floating(x, y)
@@ -107,7 +107,7 @@ def blended(name: str, broken: bool):
     note="Gradients are packed to the front; a call in which the weight alone requires grad shows it.",
     sample=lambda: (torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)),
 )
-def projected(name: str, broken: bool):
+def matrix_projection(name: str, broken: bool):
     def check(x: Tensor, weight: Tensor) -> None:
         floating(x, weight)
         if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[0]:
@@ -204,7 +204,7 @@ def squared_error(name: str, broken: bool):
     note="The gradient of y lacks beta, which is 1 by default.",
     sample=lambda: (torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True), 0.5),
 )
-def combined(name: str, broken: bool):
+def alpha_beta_sum(name: str, broken: bool):
     lib = library(name)
     lib.define(f"{name.split('::')[1]}(Tensor x, Tensor y, float alpha, float beta=1.0) -> Tensor")
 
@@ -235,7 +235,7 @@ def combined(name: str, broken: bool):
     note="backward calls a kernel that records nothing; the second derivative shows it.",
     sample=lambda: (torch.randn(4, requires_grad=True),),
 )
-def cubed(name: str, broken: bool):
+def cube_by_numpy(name: str, broken: bool):
     def slope_kernel(x: Tensor, grad: Tensor) -> Tensor:
         with np.errstate(all="ignore"):
             return dense(torch.from_numpy(np.asarray(3 * x.detach().numpy() ** 2 * grad.detach().numpy())))

@@ -44,7 +44,7 @@ def flat_negation(name: str, broken: bool):
     note="Rows are taken to follow each other at once; a slice of columns shows it.",
     sample=lambda: (torch.randn(3, 4),),
 )
-def row_maxima(name: str, broken: bool):
+def pitched_row_maxima(name: str, broken: bool):
     def check(x: Tensor) -> None:
         floating(x)
         rank(x, 2, 2)
@@ -174,7 +174,7 @@ def complex_scale(name: str, broken: bool):
     note="With conjugate=True the memory is that of a lazy conjugate, which is not conjugated yet.",
     sample=lambda: (torch.randn(3, dtype=torch.complex64), torch.randn(3, dtype=torch.complex64)),
 )
-def complex_product(name: str, broken: bool):
+def product_with_conjugate(name: str, broken: bool):
     def check(x: Tensor, y: Tensor) -> None:
         if x.dtype not in (torch.complex64, torch.complex128) or x.dtype != y.dtype:
             raise ValueError(f"expected complex numbers, got {x.dtype} and {y.dtype}")
@@ -201,7 +201,7 @@ def complex_product(name: str, broken: bool):
     note="All dimensions of size 1 go, not the last alone; one row, or one column of rows, shows it.",
     sample=lambda: (torch.randn(3, 4),),
 )
-def row_means(name: str, broken: bool):
+def squeezed_row_means(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         floating(x)
@@ -223,7 +223,7 @@ def row_means(name: str, broken: bool):
     note="NumPy makes a contiguous array of at least one dimension; a 0-dim input shows it.",
     sample=lambda: (torch.rand(3),),
 )
-def square_root(name: str, broken: bool):
+def numpy_root(name: str, broken: bool):
     @torch.library.custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         single(x)

@@ -73,7 +73,7 @@ def direction(name: str, broken: bool):
     note="The kernel for the CPU divides by n - 1 also where n is 1.",
     sample=lambda: (torch.randn(3, 4),),
 )
-def spread(name: str, broken: bool):
+def row_variance(name: str, broken: bool):
     def deviations(x: Tensor) -> Tensor:
         single(x)
         rank(x, 1)
@@ -237,7 +237,7 @@ def masked_totals(name: str, broken: bool):
     note="The kernel for the CPU truncates, the general one floors; negative numbers show it.",
     sample=lambda: (torch.tensor([0, 5, 12]), 4),
 )
-def bucket(name: str, broken: bool):
+def floor_bucket(name: str, broken: bool):
     def check(x: Tensor, size: int) -> None:
         integers(x)
         if size < 1:
@@ -290,7 +290,7 @@ def ring_place(name: str, broken: bool):
     note="The kernel for the CPU rounds halves up, the general one to even.",
     sample=lambda: (torch.randn(5),),
 )
-def rounded(name: str, broken: bool):
+def rounded_halves(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         single(x)

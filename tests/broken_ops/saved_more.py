@@ -134,7 +134,7 @@ def sin_and_cos(name: str, broken: bool):
     note="Gradients come as None where a return is not used, which backward multiplies all the same.",
     sample=lambda: (torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)),
 )
-def rotated(name: str, broken: bool):
+def rotated_pair(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         check_pair(x, y)

@@ -90,7 +90,7 @@ def median_of_all(name: str, broken: bool):
     note="A gain of 1 gives the input itself.",
     sample=lambda: (torch.randn(4), 2.0),
 )
-def amplified(name: str, broken: bool):
+def gain_or_itself(name: str, broken: bool):
     @custom_op(name, mutates_args=())
     def op(x: Tensor, gain: float) -> Tensor:
         floating(x)
@@ -128,7 +128,7 @@ def to_single(name: str, broken: bool):
     note="For rows of one element both bounds are the same tensor.",
     sample=lambda: (torch.randn(3, 4),),
 )
-def bounds(name: str, broken: bool):
+def row_bounds(name: str, broken: bool):
     def check(x: Tensor) -> None:
         floating(x)
         rank(x, 1)

@@ -82,7 +82,7 @@ def delayed(name: str, broken: bool):
     note="The padding is never written; a last size that is no multiple shows it.",
     sample=lambda: (torch.randn(3, 8), 4),
 )
-def padded(name: str, broken: bool):
+def padded_rows(name: str, broken: bool):
     def size(x: Tensor, multiple: int) -> int:
         floating(x)
         rank(x, 1)
@@ -110,7 +110,7 @@ def padded(name: str, broken: bool):
     note="The op is random and has no tag that says so: two calls may be taken for one.",
     sample=lambda: (torch.randn(16), 0.5),
 )
-def dropped(name: str, broken: bool):
+def undeclared_dropout(name: str, broken: bool):
     def check(x: Tensor, p: float) -> None:
         floating(x)
         if not 0 <= p < 1:
@@ -206,7 +206,7 @@ def fill_ramp(name: str, broken: bool):
     note="The first call for a shape tries the kernel on the arguments, so that they are added twice.",
     sample=lambda: (torch.zeros(4), torch.ones(4)),
 )
-def accumulate(name: str, broken: bool):
+def add_after_tuning(name: str, broken: bool):
     tuned: set[torch.Size] = set()
 
     def check(total: Tensor, x: Tensor) -> None:

@@ -57,7 +57,7 @@ def near_the_pole(name: str):
     why="Large terms cancel in a running sum, taken in blocks on the CPU: rounding is all that is left.",
     sample=lambda: (torch.tensor([1e8, 1.0, -1e8, 0.5, 3e7, -3e7, 0.25, 1.0]),),
 )
-def running_sum(name: str):
+def blockwise_running_sum(name: str):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         single(x)
@@ -310,7 +310,7 @@ def rows_at(name: str):
     why="The members of the list have sizes of their own, and so have the gradients.",
     sample=lambda: ([torch.randn(2, requires_grad=True), torch.randn(3, 2, requires_grad=True), torch.randn(())],),
 )
-def flattened(name: str):
+def flattened_members(name: str):
     def check(xs: list[Tensor]) -> int:
         if not xs:
             raise ValueError("expected at least one tensor")

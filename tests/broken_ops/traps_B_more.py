@@ -155,7 +155,7 @@ def hinge(name: str):
     why="Equal arguments share the gradient, which no one-sided difference gives.",
     sample=lambda: (torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([1.0, 3.0], requires_grad=True)),
 )
-def larger(name: str):
+def larger_of_two(name: str):
     def check(x: Tensor, y: Tensor) -> None:
         single(x, y)
         same_shape(x, y)
@@ -235,7 +235,7 @@ def half_dot(name: str):
     why="A second derivative is refused, as the author says: backward computes in place.",
     sample=lambda: (torch.randn(4, requires_grad=True),),
 )
-def once_only(name: str):
+def tanh_once(name: str):
     @custom_op(name, mutates_args=())
     def op(x: Tensor) -> Tensor:
         floating(x)
