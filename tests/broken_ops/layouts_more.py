@@ -232,7 +232,7 @@ def numpy_root(name: str, broken: bool):
         result = np.empty(values.shape, values.dtype)
         with np.errstate(all="ignore"):
             np.sqrt(values, out=result)
-        return torch.from_numpy(result)
+        return dense(torch.from_numpy(result))
 
     @op.register_fake
     def _(x):
