@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +47,27 @@ class Verdict:
     found: bool
     seconds: float
     text: str = ""
+    by: tuple[str, ...] = ()  #: the checks that found something
 
 
-def by_check(op: Any, sample: Any, effort: str) -> str:
+#: What a checker found, as text, and the checks by which.
+Found = tuple[str, tuple[str, ...]]
+
+
+def by_check(op: Any, sample: Any, effort: str) -> Found:
     report = customops.check(op, [sample], effort=effort)  # type: ignore[arg-type]
-    return "" if not report.failures else str(report)
+    return str(report) if report.failures else "", tuple(failure.check for failure in report.failures)
 
 
-def by_opcheck(op: Any, sample: Any, _effort: str) -> str:
-    return _raised(customops.opcheck, op, sample)
+def by_opcheck(op: Any, sample: Any, _effort: str) -> Found:
+    return _raised(customops.opcheck, op, sample), ()
 
 
-def by_torch(op: Any, sample: Any, _effort: str) -> str:
-    return _raised(torch.library.opcheck, getattr(op, "_opoverload", op), sample)
+def by_torch(op: Any, sample: Any, _effort: str) -> Found:
+    return _raised(torch.library.opcheck, getattr(op, "_opoverload", op), sample), ()
 
 
-RUN: dict[str, Callable[[Any, Any, str], str]] = {"check": by_check, "opcheck": by_opcheck, "torch": by_torch}
+RUN: dict[str, Callable[[Any, Any, str], Found]] = {"check": by_check, "opcheck": by_opcheck, "torch": by_torch}
 
 
 def _raised(opcheck: Any, op: Any, sample: Any) -> str:
@@ -76,7 +81,7 @@ def _raised(opcheck: Any, op: Any, sample: Any) -> str:
     return ""
 
 
-def examine(entry: Any, form: str, checker: str, effort: str) -> tuple[str, float]:
+def examine(entry: Any, form: str, checker: str, effort: str) -> tuple[Found, float]:
     """Define an op and have it checked: what was found, and the seconds that took."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -86,15 +91,16 @@ def examine(entry: Any, form: str, checker: str, effort: str) -> tuple[str, floa
     start = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        text = RUN[checker](op, sample, effort)
-    return text, time.perf_counter() - start
+        found = RUN[checker](op, sample, effort)
+    return found, time.perf_counter() - start
 
 
 def verdict(entry: Any, form: str, checker: str, effort: str) -> Verdict:
     done = in_fork(lambda: examine(entry, form, checker, effort), 120.0)
-    text, seconds = done.value if done.error is None else (f"{type(done.error).__name__}: {done.error}", 0.0)
-    kind = getattr(entry, "kind", "trap")
-    return Verdict(entry.name, kind, form, checker, bool(text), seconds, text)
+    if done.error is not None:
+        done = replace(done, value=((f"{type(done.error).__name__}: {done.error}", ("process",)), 0.0))
+    (text, by), seconds = done.value
+    return Verdict(entry.name, getattr(entry, "kind", "trap"), form, checker, bool(text), seconds, text, by)
 
 
 def warm_up() -> None:
@@ -143,7 +149,8 @@ def main() -> int:
     parser.add_argument("--text", action="store_true", help="print all that was found")
     parser.add_argument("--tests", type=Path, default=TESTS, help="the folder with the package broken_ops")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write all that was said to this file")
+    parser.add_argument("--write", action="store_true", help="write tests/broken_ops/found_by.json")
     options = parser.parse_args()
     sys.path.insert(0, str(options.tests))
     corpus: Any = importlib.import_module("broken_ops.corpus")
@@ -164,6 +171,10 @@ def main() -> int:
     print(f"\nseconds of customops.check: median {times[len(times) // 2]:.2f}, most {times[-1]:.2f}")
     if options.json:
         options.json.write_text(json.dumps([asdict(v) for v in found], indent=1))
+    if options.write:
+        found_by = {v.name: v.by[0] if v.by else None for v in found if v.checker == "check" and v.form == "broken"}
+        path = options.tests / "broken_ops" / "found_by.json"
+        path.write_text(json.dumps(dict(sorted(found_by.items())), indent=2) + "\n")
     return 0
 
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from customops import _compat
 from customops._op import CustomOpDef
-from customops.checking._isolated import isolated
+from customops.checking._isolated import can_isolate, isolated
 from customops.checking._progress import Progress
 from customops.checking._run import Run, Step
 from customops.checking.report import Report
 from customops.checks import CHECKS, UsageError, lowered, resolve
 from customops.checks._check import EFFORTS, Check, Effort
-from customops.checks._trial import Trial
+from customops.checks._trial import TORCHS, Trial
 
 Samples = Iterable[Any]
 
@@ -29,7 +30,7 @@ def check(
     skip: str | Sequence[str] = (),
     effort: Effort = "normal",
     reference: Callable[..., Any] | None = None,
-    isolate: bool = False,
+    isolate: bool | None = None,
     progress: bool | None = None,
 ) -> Report:
     """Try an operator on inputs derived from samples, and report what is wrong with it.
@@ -45,7 +46,8 @@ def check(
         effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" 2 s, "thorough" tries everything. The
             report says what was left out.
         reference: a plain PyTorch function of the same arguments, with which kernels and gradients are compared.
-        isolate: run in a process of its own, so that a kernel which ends the process is a fault of the report.
+        isolate: run in a process of its own, so that a kernel which ends the process is a fault of the report. By
+            default this is done for kernels in C++ that are not torch's own, unless CUDA is in use.
         progress: show a progress bar on stderr; by default on terminals, after two seconds.
 
     Returns:
@@ -65,7 +67,7 @@ def check(
     trials = _trials(op, samples, reference)
     start = time.perf_counter()
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
-    steps = isolated(run) if isolate else _steps(run)
+    steps = isolated(run) if _is_isolated(isolate, trials[0]) else _steps(run)
     with Progress(run.op, progress) as bar:
         for step in steps:
             bar.step(step.done, step.total, step.what)
@@ -73,6 +75,13 @@ def check(
     left_out = (*run.left_out, *_left_out(chosen, effort, only, skip))
     seconds = time.perf_counter() - start
     return Report(run.op, effort, results, failures, left_out, seconds, run.source)
+
+
+def _is_isolated(isolate: bool | None, trial: Trial) -> bool:
+    if isolate is not None:
+        return isolate
+    is_foreign = trial.op.namespace not in TORCHS and not _compat.dispatch.runs_python(trial.name)
+    return is_foreign and can_isolate()
 
 
 def _steps(run: Run) -> Iterable[Step]:

@@ -13,7 +13,7 @@ from customops.checking.report import Failure
 from customops.checks._case import Case
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._trial import Trial
+from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
 from customops.errors import CheckError
 
@@ -61,6 +61,7 @@ class Run:
         custom_op: the `CustomOpDef`, if the operator is one of customops.
         announce: is told of each check and case, by number, before it is tried.
         avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
+        samples_only: derive nothing: too much of that ends the process.
     """
 
     custom_op: Any
@@ -74,6 +75,7 @@ class Run:
     given: tuple[tuple[Result, ...], tuple[Failure, ...]] | None = None
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
+    samples_only: bool = False
 
     @property
     def op(self) -> str:
@@ -129,14 +131,17 @@ class Run:
             yield from probed.accepted
 
     def _announced(self, cases: Iterator[Case]) -> Iterator[Case]:
-        """The cases, but for those that end the process; `announce` is told of each before it is tried."""
+        """The cases, but for those that end the process, and others like them; each is announced before it is tried."""
+        crashed: set[tuple[str, str]] = set()
         for case in cases:
+            family = (case.kind, _VARYING.sub("", case.label))
             error = self.avoided.get((INPUTS, self.probed))
-            if error is None:
+            if error is not None:
+                self._fault(INPUTS, error, case, 0.0)
+                crashed.add(family)
+            elif family not in crashed and (case.kind == "sample" or not self.samples_only):
                 self.announce(INPUTS, self.probed)
                 yield case
-            else:
-                self._fault(INPUTS, error, case, 0.0)
             self.probed += 1
 
     def _add_rejected(self, probed: Probed) -> None:
@@ -166,7 +171,10 @@ class Run:
         except NotExercised as nothing:
             self._add(name, "not exercised", [case], time.perf_counter() - start, str(nothing))
         except CheckError as error:
-            self._fault(name, error, case, time.perf_counter() - start)
+            if error.problem == FAILS and case.kind != "sample":  # when gradients are recorded, say
+                self._add(name, "rejected", [case], time.perf_counter() - start, error.got)
+            else:
+                self._fault(name, error, case, time.perf_counter() - start)
         except (Exception, SystemExit) as error:
             reason = f"the check could not be made on this input: {in_short(error, 200)}"
             self._add(name, "not exercised", [case], time.perf_counter() - start, reason)

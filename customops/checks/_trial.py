@@ -18,6 +18,10 @@ from customops.errors import CheckError, CustomOpsError, brief
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: The problem of a call that raises. It is a fault of a sample, and none of an input derived from it.
+FAILS = "the operator itself fails on these inputs"
+
+
 @dataclass(frozen=True)
 class Trial:
     """One call of one operator.
@@ -109,7 +113,7 @@ class Trial:
         except (CheckError, NotExercised):  # of a part of it
             raise
         except Exception as error:
-            raise failed_call(self.name, "the operator itself fails on these inputs", error) from error
+            raise failed_call(self.name, FAILS, error) from error
 
     def require_data(self) -> None:
         """Raise NotExercised if an input has no data."""
@@ -119,10 +123,11 @@ class Trial:
 
 def is_judged(func: Any, op: _compat.libraries.OpOverload) -> bool:
     """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
-    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in _BUILTIN)
+    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in TORCHS)
 
 
-_BUILTIN = ("aten", "prim", "prims")
+#: Namespaces of ops that are made by torch itself.
+TORCHS = ("aten", "prim", "prims")
 
 
 def failed_call(

@@ -18,7 +18,7 @@ from customops import _compat
 from customops.checks import _memory
 from customops.checks._inputs import seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
-from customops.checks._trial import Trial, failed_call, is_judged, resolve
+from customops.checks._trial import FAILS, Trial, failed_call, is_judged, resolve
 from customops.errors import CheckError
 
 #: Operators whose schema leaves out an alias or a write on purpose.
@@ -51,8 +51,7 @@ def check(trial: Trial) -> None:
     except SchemaCheckError:
         raise
     except Exception as error:
-        problem = "the operator itself fails on these inputs"
-        raise failed_call(trial.name, problem, error, kind=SchemaCheckError) from error
+        raise failed_call(trial.name, FAILS, error, kind=SchemaCheckError) from error
     if not mode.judged:
         raise NotExercised(
             "there is no kernel to judge: the operator is made of aten operators, or is one of those aten operators "

@@ -1,0 +1,48 @@
+"""`customops.check` on the corpus: what it is known to find it goes on finding, and right ops pass.
+
+`found_by.json` says by which check each broken op is found, and null for those that are missed;
+``python benchmarks/detection.py --write`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_ops import corpus
+
+import customops
+
+corpus.load()
+FOUND_BY: dict[str, str | None] = json.loads(Path(__file__).with_name("found_by.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Any:
+    with customops.default_registry.scope():
+        yield
+
+
+def test_the_corpus_is_large() -> None:
+    kinds = {fault.kind for fault in corpus.FAULTS.values()}
+    assert len(corpus.FAULTS) >= 100
+    assert len(kinds) >= 35
+    assert len(corpus.TRAPS) >= 40
+    assert FOUND_BY.keys() == corpus.FAULTS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, check in FOUND_BY.items() if check])
+def test_a_broken_op_is_found_and_its_twin_passes(name: str, ns: str) -> None:
+    fault, check = corpus.FAULTS[name], FOUND_BY[name]
+    assert customops.check(fault.build(f"{ns}::broken", True), [fault.sample()], only=check).failures
+    report = customops.check(fault.build(f"{ns}::right", False), [fault.sample()], only=check)
+    assert not report.failures, str(report)
+
+
+@pytest.mark.parametrize("name", list(corpus.TRAPS))
+def test_a_right_op_passes(name: str, ns: str) -> None:
+    trap = corpus.TRAPS[name]
+    report = customops.check(trap.build(f"{ns}::{name}"), [trap.sample()], effort="quick")
+    assert not report.failures, str(report)
