@@ -130,15 +130,16 @@ class Parts:
         }
         return (trial or self.trial).map_tensors(lambda _, tensor: made.get(id(tensor), tensor))
 
-    def each(self, spots: Iterable[Spot], change: Callable[[torch.Tensor], torch.Tensor | None]) -> Trial | None:
-        """The sample with `change` of each of these tensors in its place; None if nothing changes."""
-        changed = {}
-        with torch.no_grad():
-            for spot in spots:
-                new = change(spot.tensor.detach())
-                if new is not None:
-                    changed[id(spot.tensor)] = new
-        return self.with_tensors(changed) if changed else None
+    def each(
+        self,
+        spots: Iterable[Spot],
+        change: Callable[[torch.Tensor], torch.Tensor | None],
+        trial: Trial | None = None,
+    ) -> Trial | None:
+        """The sample, or `trial`, with `change` of each of these tensors in its place; None if nothing changes."""
+        changed = {id(spot.tensor): _changed(spot.tensor, change) for spot in spots}
+        new = {key: tensor for key, tensor in changed.items() if tensor is not None}
+        return self.with_tensors(new, trial) if new else None
 
     def with_arguments(self, values: Mapping[str, Any]) -> Trial:
         return self.trial.with_arguments(**values)
@@ -150,6 +151,14 @@ class Parts:
         later = dict(zip(names[at + 1 :], self.trial.args[at + 1 :], strict=False))
         kwargs = {key: value for key, value in (later | self.trial.kwargs).items() if key != name}
         return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs)
+
+
+def _changed(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor | None:
+    try:
+        with torch.no_grad():
+            return change(tensor.detach())
+    except (RuntimeError, TypeError):  # torch or the device has no such function for this dtype
+        return None
 
 
 def like(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -36,10 +36,13 @@ def derive(
     variation = variation or Variation()
     parts = Parts(sample, variation)
     yield Case(sample, sample=number)
+    seen: set[tuple[str, str]] = set()
     for rank in ranks(effort):
         subjects = [subject(parts, rank) for subject in _SUBJECTS]
         for case in _in_turn([*subjects, _pairs(parts, rank)]):
-            if holds(variation, case.trial):
+            is_new = (case.kind, case.label) not in seen
+            seen.add((case.kind, case.label))
+            if is_new and holds(variation, case.trial):
                 yield replace(case, sample=number)
 
 

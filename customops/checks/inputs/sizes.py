@@ -6,6 +6,7 @@ the numbers that equal it. After these, dimensions change by themselves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,13 +102,19 @@ def with_shapes(
     after = sum(torch.Size(shape).numel() for shape in shapes)
     if after > max(MAX_ELEMENTS, 2 * before):
         return None
-    changed = {}
-    for spot, shape in zip(spots, shapes, strict=True):
-        old = spot.tensor.detach()
-        elements = follow(old, dict(change)) if change else old
-        if list(old.shape) != list(shape) or elements is not old:
-            changed[id(spot.tensor)] = resized(elements, shape, spot.seed)
-    return parts.with_tensors(changed) if changed else None
+    wanted = {id(spot.tensor): shape for spot, shape in zip(spots, shapes, strict=True)}
+    trial: Trial | None = None
+    for spot in spots:
+        make = functools.partial(_with_shape, shape=wanted[id(spot.tensor)], seed=spot.seed, change=change)
+        trial = parts.each([spot], make, trial) or trial
+    return trial
+
+
+def _with_shape(tensor: torch.Tensor, shape: Sequence[int], seed: int, change: Change | None) -> torch.Tensor | None:
+    elements = follow(tensor, dict(change)) if change else tensor
+    if list(tensor.shape) == list(shape) and elements is tensor:
+        return None
+    return resized(elements, shape, seed)
 
 
 def _numbers_that_follow(parts: Parts, change: Change) -> dict[str, Any]:
