@@ -14,7 +14,16 @@ from types import MappingProxyType
 from typing import Any
 
 from customops._op import CustomOpDef
-from customops.checks import aot_dispatch, autograd_registration, faketensor, gradients, schema, second_order
+from customops.checks import (
+    aot_dispatch,
+    autograd_registration,
+    faketensor,
+    forward_mode,
+    grad_modes,
+    gradients,
+    schema,
+    second_order,
+)
 from customops.checks._check import Check, everything, of_kinds
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._trial import Trial, resolve
@@ -61,6 +70,17 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_second_order": Check(
             second_order.check,
             "gradients of gradients against finite differences",
+            after=("test_schema", "test_gradients"),
+        ),
+        "test_forward_mode": Check(
+            forward_mode.check,
+            "tangents against finite differences",
+            of_kinds("value", "size", "choice", "optional", each=1),
+            after=("test_schema", "test_gradients"),
+        ),
+        "test_grad_modes": Check(
+            grad_modes.check,
+            "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
             after=("test_schema", "test_gradients"),
         ),
         "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
