@@ -39,7 +39,7 @@ _REFUSALS = (
     "inplace arithmetic",
 )
 #: What autograd says of gradients that do not fit.
-_MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned")
+_MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned", "jvp returned")
 
 
 class Recorded:

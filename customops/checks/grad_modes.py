@@ -19,7 +19,7 @@ from customops.checks._compare import difference
 from customops.checks._differences import Tensors, generator, random_like
 from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import in_short
-from customops.checks._recorded import Gradients, Recorded, differentiable_inputs, is_refusal
+from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, is_refusal
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -48,7 +48,9 @@ class _Modes:
 
     def run(self) -> None:
         self._compare_values()
-        self.expected = [None if g is None else g.clone() for g in self.recorded.gradients(self.cotangents)]
+        with backward_may_fail(self.function, "backward fails"):
+            ordinary = self.recorded.gradients(self.cotangents)
+        self.expected = [None if gradient is None else gradient.clone() for gradient in ordinary]
         if not all(g is None or bool(g.isfinite().all()) for g in self.expected):
             return  # NaN hides differences
         self._compare("while another call was made in between", self._after_another_call, _STATE)
@@ -119,10 +121,9 @@ class _Modes:
     def _after_another_call(self) -> Gradients:
         leaves = self._leaves()
         outputs = self.function(leaves)
-        with contextlib.suppress(Exception):  # other inputs may be refused
-            self.function.call_with_other_numbers(self._others())
-        with contextlib.suppress(Exception):
-            self.function(self._others())
+        for another in (self.function, self.function.call_with_other_numbers):
+            with contextlib.suppress(Exception):  # other inputs may be refused
+                another(self._others())
         return self._gradients(outputs, leaves)
 
     def _others(self) -> Tensors:

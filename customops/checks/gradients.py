@@ -199,7 +199,8 @@ class Comparison:
         label = self.function.inputs[i].label
         expected, got, is_none = self._worst_element(i, k, point)
         if is_none:
-            problem = f"backward gives {label} no gradient, though the result depends on it"
+            of_output = f" for output {k}" if len(self.function.base) > 1 else ""
+            problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"
             fix = f"return the gradient of {label}; or declare that it has none: nondiff_args={{{label!r}}}"
         else:
             problem = f"the gradient of {label} is not the derivative of what the operator computes"
