@@ -27,6 +27,7 @@ _FINE, _COARSE = 1e-7, 1e-3
 _BATCH = 2
 _STATE = "save what backward needs with ctx.save_for_backward, or as an attribute of ctx; keep nothing outside of it"
 _SAVE = "save inputs and outputs with ctx.save_for_backward, as they are: autograd then sees that they were written"
+_BUFFER = "return new tensors from the formula, and keep none of them: a buffer is overwritten while it is in use"
 _FORMULA = "have the formula use nothing but what ctx has saved and the gradient it is given"
 
 
@@ -53,7 +54,9 @@ class _Modes:
         self.expected = [None if gradient is None else gradient.clone() for gradient in ordinary]
         if not all(g is None or bool(g.isfinite().all()) for g in self.expected):
             return  # NaN hides differences
+        self._compare("once backward has run again: it returns memory that it uses again", self._kept, _BUFFER)
         self._compare("while another call was made in between", self._after_another_call, _STATE)
+        self._compare("together with those of another call", self._with_another_call, _BUFFER)
         self._compare("under torch.utils.checkpoint, use_reentrant=False", self._checkpointed, _FORMULA)
         self._compare("under torch.utils.checkpoint, use_reentrant=True", self._checkpointed_reentrant, _FORMULA)
         self._compare("with saved tensors packed by torch.autograd.graph.saved_tensors_hooks", self._packed, _FORMULA)
@@ -117,6 +120,27 @@ class _Modes:
     def _by_number(self, found: Sequence[torch.Tensor | None]) -> Gradients:
         by_number = dict(zip(self.wanted, found, strict=True))
         return [by_number.get(i) for i in range(len(self.function.inputs))]
+
+    def _kept(self) -> Gradients:
+        found = self.recorded.gradients(self.cotangents)
+        self.recorded.gradients([None if v is None else v * 2 for v in self.cotangents])
+        return found
+
+    def _with_another_call(self) -> Gradients | None:
+        leaves, others = self._leaves(), self._others()
+        outputs = self.function(leaves)
+        try:
+            outputs_of_others = self.function(others)
+        except Exception:  # other inputs may be refused
+            return None
+        pairs = [(outputs[k], outputs_of_others[k]) for k in self.tracked]
+        if any(one.shape != other.shape or not other.requires_grad for one, other in pairs):
+            return None
+        of = [one for one, _ in pairs] + [other for _, other in pairs]
+        asked = [values[i] for values in (leaves, others) for i in self.wanted]
+        given = [*self._given(), *(2 * v for v in self._given())]
+        found = torch.autograd.grad(of, asked, given, allow_unused=True)
+        return self._by_number(found[: len(self.wanted)])
 
     def _after_another_call(self) -> Gradients:
         leaves = self._leaves()

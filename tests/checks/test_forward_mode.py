@@ -18,7 +18,7 @@ aten = torch.ops.aten
 R = torch.randn
 
 
-def product(ns: str, jvp: Callable[..., Any]) -> Any:
+def product(ns: str, jvp: Callable[..., Any], materialize_grads: bool = True) -> Any:
     @custom_op(f"{ns}::product", mutates_args=())
     def op(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * y
@@ -28,9 +28,11 @@ def product(ns: str, jvp: Callable[..., Any]) -> Any:
         ctx.save_for_forward(*inputs)
 
     op.register_autograd(
-        lambda ctx, grad: (grad * ctx.saved_tensors[1], grad * ctx.saved_tensors[0]), setup_context=setup
+        lambda ctx, grad: (grad * ctx.saved_tensors[1], grad * ctx.saved_tensors[0]),
+        setup_context=setup,
+        materialize_grads=materialize_grads,
     )
-    op.register_jvp(jvp, setup_context=setup)
+    op.register_jvp(jvp, setup_context=setup, materialize_grads=materialize_grads)
     return op
 
 
@@ -52,6 +54,12 @@ def both(ctx: Any, dx: Any, dy: Any) -> Any:
     return dx * y + dy * x
 
 
+def test_a_missing_tangent(ns: str) -> None:
+    with pytest.raises(CheckError, match="where x alone has a tangent: the formula fails"):
+        check(trial_of(product(ns, both, materialize_grads=False), R(3), R(3)))
+    check(trial_of(product(ns, right, materialize_grads=False), R(3), R(3)))
+
+
 def test_a_formula_that_is_right(ns: str) -> None:
     check(trial_of(product(ns, right), R(3), R(3)))
 
@@ -63,7 +71,7 @@ def test_a_formula_that_is_wrong(ns: str) -> None:
 
 def test_a_tangent_alone(ns: str) -> None:
     with pytest.raises(CheckError, match="forward mode is wrong where y alone has a tangent"):
-        check(trial_of(product(ns, first_alone), R(3), R(3)))
+        check(trial_of(product(ns, first_alone, materialize_grads=False), R(3), R(3)))
 
 
 def test_no_formula(ns: str) -> None:
