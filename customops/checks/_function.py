@@ -29,6 +29,7 @@ _WIDE = {
     torch.complex128: torch.complex128,
 }
 _MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+OTHER_SEED = 1  #: Not that of `seeded`.
 _COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
 
 Tensors = list[torch.Tensor]
@@ -129,6 +130,15 @@ class Function:
         """The outputs for these inputs, on which the operator may write if they are no leaves."""
         results = self._results(values)
         return [results[i] for i in self._kept or ()]
+
+    def is_random(self) -> bool:
+        """Does another random seed make another result?"""
+        args, kwargs = self._arguments(self.values)
+        with torch.no_grad(), seeded((args, kwargs)):
+            torch.default_generator.manual_seed(OTHER_SEED)
+            results = _compat.tracing.tree_leaves(self.trial.op(*args, **kwargs))
+        pairs = zip(results, self.base, strict=False)
+        return any(isinstance(x, torch.Tensor) and x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
 
     def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
         """Call it with these inputs, and with other floating-point numbers in the place of numbers."""

@@ -145,6 +145,24 @@ def test_ties(ns: str) -> None:
     passes(share(1.0), R(3), R(3))
 
 
+def test_random_ops(ns: str) -> None:
+    schema = "(Tensor x) -> (Tensor, Tensor)"
+
+    def kernel(x: torch.Tensor) -> Any:
+        mask = (torch.rand_like(x) > 0.5).to(x.dtype)
+        return x * mask, mask
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    wrong = op_of(ns, schema, kernel, lambda ctx, g, _: g * (torch.rand_like(g) > 0.5), setup)
+    assert find(wrong, R(20)) == WRONG
+    passes(op_of(ns, schema, kernel, lambda ctx, g, _: g * ctx.saved_tensors[0], setup), R(20))
+    with pytest.raises(NotExercised, match="samples have no gradient"):
+        passes(aten.normal.Tensor_Tensor, R(5), torch.rand(5))
+
+
 def test_not_every_gradient_is_asked_for(ns: str) -> None:
     op = op_of(ns, TWO, lambda x, y: x * y, saved(lambda g, x, y: (g * y, None)))
     with pytest.raises(NotExercised, match="does not ask for one"):
