@@ -26,6 +26,8 @@ tree_unflatten = torch.utils._pytree.tree_unflatten
 
 tree_leaves = torch.utils._pytree.tree_leaves
 
+tree_map = torch.utils._pytree.tree_map
+
 
 def needs_data(error: BaseException) -> bool:
     """Was something asked of a fake tensor that only data can tell?"""

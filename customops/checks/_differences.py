@@ -45,6 +45,12 @@ def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], st
     return [x + step * u for x, u in zip(point, direction, strict=True)]
 
 
+def as_symmetric(direction: torch.Tensor) -> torch.Tensor:
+    """A direction in which square matrices stay symmetric; functions of symmetric matrices read one triangle alone."""
+    is_square = direction.dim() > 1 and direction.shape[-1] == direction.shape[-2]
+    return direction + direction.mH if is_square else direction
+
+
 def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
     """The real part of the inner product of tensors; None counts as zero."""
     return sum(

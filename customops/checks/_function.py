@@ -17,7 +17,7 @@ import torch
 from customops import _compat
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial
+from customops.checks._trial import Trial, failed_call
 from customops.errors import where
 
 _WIDE = {
@@ -29,6 +29,7 @@ _WIDE = {
     torch.complex128: torch.complex128,
 }
 _MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+OTHER_SEED = 1  #: Not that of `seeded`.
 _COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
 
 Tensors = list[torch.Tensor]
@@ -81,7 +82,12 @@ class Function:
             wider = own.wider(trial, dtypes)
             if wider is not None and wider.epsilon < _COARSE:
                 return wider
-        own.settle()
+        try:
+            own.settle()
+        except NotExercised:
+            raise
+        except Exception as error:
+            raise failed_call(trial.name, "the operator itself fails on these inputs", error) from error
         if own.epsilon >= _COARSE:
             raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
         return own
@@ -125,11 +131,20 @@ class Function:
         results = self._results(values)
         return [results[i] for i in self._kept or ()]
 
-    def call(self, values: Sequence[torch.Tensor]) -> Any:
-        """What the operator itself returns, from copies where it writes."""
-        args, kwargs = self._arguments(values)
+    def is_random(self) -> bool:
+        """Does another random seed make another result?"""
+        args, kwargs = self._arguments(self.values)
+        with torch.no_grad(), seeded((args, kwargs)):
+            torch.default_generator.manual_seed(OTHER_SEED)
+            results = _compat.tracing.tree_leaves(self.trial.op(*args, **kwargs))
+        pairs = zip(results, self.base, strict=False)
+        return any(isinstance(x, torch.Tensor) and x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
+
+    def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
+        """Call it with these inputs, and with other floating-point numbers in the place of numbers."""
+        args, kwargs = _compat.tracing.tree_map(_other_number, self._arguments(values))
         with seeded((args, kwargs)):
-            return self.trial.op(*args, **kwargs)
+            self.trial.op(*args, **kwargs)
 
     def _arguments(self, values: Sequence[torch.Tensor]) -> Any:
         leaves = list(self._leaves)
@@ -180,7 +195,8 @@ def arguments_without_gradient(trial: Trial) -> frozenset[str]:
     said, formulas = found._definition.differentiable, found._rules.autograd.formulas
     if not said.op:
         raise NotExercised("the operator is declared not to be differentiable")
-    return said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+    declared: frozenset[str] = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+    return declared
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
@@ -195,6 +211,10 @@ def _named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
         tensors = tensors_in(value)
         for i, tensor in enumerate(tensors):
             yield name, name if tensor is value else f"{name}[{i}]", tensor
+
+
+def _other_number(value: Any) -> Any:
+    return value * 1.25 + 0.1 if isinstance(value, float) else value
 
 
 def _convert(tensor: torch.Tensor, dtypes: dict[torch.dtype, torch.dtype]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from customops.checks._function import Function, Tensors, place_of_formula
+from customops.checks._function import OTHER_SEED, Function, Tensors, place_of_formula
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.errors import CheckError, UnsupportedError, is_users
@@ -39,7 +39,7 @@ _REFUSALS = (
     "inplace arithmetic",
 )
 #: What autograd says of gradients that do not fit.
-_MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned")
+_MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned", "jvp returned")
 
 
 class Recorded:
@@ -68,6 +68,8 @@ class Recorded:
             return [None] * len(self.leaves)
         outputs, grads = zip(*given, strict=True)
         with seeded(()):
+            # What backward draws anew is not to be, by chance, what forward drew.
+            torch.default_generator.manual_seed(OTHER_SEED)
             found = iter(
                 torch.autograd.grad(
                     outputs, wanted, grads, retain_graph=True, create_graph=create_graph, allow_unused=True

@@ -142,6 +142,9 @@ class Comparison:
         if gradient is None and others_require and not item.requires_grad:
             self.exempt = f"backward gives {item.label} no gradient, and the sample does not ask for one"
             return True
+        if (gradient is None or not bool((gradient != 0).any())) and self.function.is_random():
+            self.exempt = "the operator is random, and samples have no gradient"
+            return True
         here = self.function(point)[k]
         if here.shape == point[i].shape and torch.equal(here, point[i]):
             self.exempt = "the operator returns its input as it is: it may be there for what its backward does"
@@ -199,7 +202,8 @@ class Comparison:
         label = self.function.inputs[i].label
         expected, got, is_none = self._worst_element(i, k, point)
         if is_none:
-            problem = f"backward gives {label} no gradient, though the result depends on it"
+            of_output = f" for output {k}" if len(self.function.base) > 1 else ""
+            problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"
             fix = f"return the gradient of {label}; or declare that it has none: nondiff_args={{{label!r}}}"
         else:
             problem = f"the gradient of {label} is not the derivative of what the operator computes"

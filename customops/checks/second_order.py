@@ -14,6 +14,7 @@ import torch
 from customops.checks._differences import (
     Accuracy,
     Tensors,
+    as_symmetric,
     confirmed,
     generator,
     judge,
@@ -24,7 +25,7 @@ from customops.checks._differences import (
 )
 from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._recorded import Gradients, Recorded, differentiable_inputs, only
+from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, only
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -53,7 +54,8 @@ class _Second:
     def run(self) -> None:
         for distance in (0.0, 0.03):
             point = shifted(self.point, self._direction(self.moving), distance) if distance else self.point
-            weights = random_like(self._first(point), self.numbers)
+            with backward_may_fail(self.function, "backward fails"):
+                weights = random_like(self._first(point), self.numbers)
             direction = self._direction(self.moving)
             found = slope(self._first, point, direction, self.accuracy.steps[0], self.accuracy.epsilon)
             second = self._second(point, weights)
@@ -114,8 +116,8 @@ class _Second:
         values = point[: len(self.function.values)]
         weights = only(random_like(values, self.numbers), [i], values)
         second, direction = self._second(point, weights), self._direction([j])
-        if symmetric and point[j].dim() > 1 and point[j].shape[-1] == point[j].shape[-2]:
-            direction[j] = direction[j] + direction[j].mH  # functions of symmetric matrices read one triangle alone
+        if symmetric:
+            direction[j] = as_symmetric(direction[j])
         slopes = [slope(self._first, point, direction, step, self.accuracy.epsilon) for step in self.accuracy.steps]
         return confirmed([judge(found, weights, second, direction, self.accuracy.tolerance) for found in slopes])
 
@@ -128,7 +130,7 @@ class _Second:
         if is_zero:
             problem = f"the second derivative is silently zero: of the gradient of {label}, by {by}"
             fix = (
-                "make the formula of differentiable operators only, of saved inputs and outputs, with nothing detached; "
+                "make the formula of differentiable operators only, of saved inputs and outputs, nothing detached; "
                 "or register it with once_differentiable=True, and it is an error"
             )
         else:
