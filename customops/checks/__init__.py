@@ -23,6 +23,8 @@ from customops.checks import (
     faketensor,
     kernels,
     layouts,
+    permutations,
+    precision,
     schema,
     state,
     threads,
@@ -100,9 +102,20 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_kernels": Check(
             kernels.check,
-            "kernels against each other, a reference function, and wider dtypes",
-            of_kinds("size", "dtype", "value", "layout", each=3),
+            "kernels against each other, and against a reference function",
+            of_kinds("size", "dtype", "value", "choice", "layout", each=3),
             after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_permutations": Check(
+            permutations.check,
+            "elements against the same ones in another order",
+            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_batches"),
+        ),
+        "test_precision": Check(
+            precision.check,
+            "narrow dtypes against wider ones",
+            of_kinds("dtype", "value", each=4),
+            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts"),
         ),
         "test_autocast": Check(autocast.check, "autocast against casts by hand"),
         "test_threads": Check(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from customops import _compat
 from customops.checks._calls import attempt
 from customops.checks._trial import Trial
 
@@ -61,13 +62,24 @@ class Surroundings:
             return "how numpy treats errors (numpy.seterr)", "it is another after the call"
         return None
 
+    def make_usual(self) -> None:
+        """Set what calls often leave changed to its default."""
+        torch.set_default_dtype(torch.float32)
+        _compat.kernel_state.set_deterministic(False, False)
+
+    def make_other(self) -> None:
+        """Set the same to what is not its default."""
+        torch.set_default_dtype(torch.float64)
+        _compat.kernel_state.set_deterministic(True, True)
+        torch.set_num_threads(self.values["the number of threads"] + 1)
+
     def restore(self) -> None:
         now = Surroundings.now()
         for name, _, put in _SETTINGS:
             if now.values[name] != self.values[name]:
                 put(self.values[name])
         if now.deterministic != self.deterministic:
-            torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+            _compat.kernel_state.set_deterministic(*self.deterministic)
         if self.errors_of_numpy is not None:
             sys.modules["numpy"].seterr(**self.errors_of_numpy)
 
