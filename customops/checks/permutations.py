@@ -77,12 +77,17 @@ class _Symmetry:
 
     def holds(self, trial: Trial, index: torch.Tensor, values: int) -> bool | None:
         """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
-        order = torch.randperm(len(index), generator=torch.Generator().manual_seed(len(index)))
         first = attempt(self.trial(trial, index, values))
-        second = attempt(self.trial(trial, index[order], values)) if first is not None else None
-        if first is None or second is None:
+        if first is None:
             return None
-        return all(_agrees(first[name], second[name], dim, order) for name, dim in self.dims.items())
+        for shift in (1, len(index) // 2, len(index) - 2):
+            order = torch.arange(len(index)).roll(shift)
+            second = attempt(self.trial(trial, index[order], values))
+            if second is None:
+                return None
+            if not all(_agrees(first[name], second[name], dim, order) for name, dim in self.dims.items()):
+                return False
+        return True
 
 
 def _pool(tensor: torch.Tensor, dim: int, seed: int) -> torch.Tensor:
@@ -96,7 +101,7 @@ def _pool(tensor: torch.Tensor, dim: int, seed: int) -> torch.Tensor:
 
 def _agrees(first: object, second: object, dim: int | None, order: torch.Tensor) -> bool:
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return first == second
+        return difference(second, first, rtol=2e-2) is None
     if dim is not None:
         if first.dim() <= dim or first.shape[dim] != len(order):
             return True  # not comparable
