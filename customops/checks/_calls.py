@@ -155,10 +155,13 @@ def _copied(value: Any) -> Any:
     return _compat.tracing.tree_unflatten(copies, spec)
 
 
-def is_tie_of_indices(trial: Trial, value: Any) -> bool:
-    """May a result of indices differ between two right calls, since an input has equal elements?"""
-    tensors = tensors_in(value)
+def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
+    """May results of indices differ between two right calls, since an input has equal elements?"""
+    tensors = tensors_in(list(values))
+    most = max((tensor.numel() for tensor in trial.tensors), default=0)
     if not tensors or any(tensor.dtype is not torch.int64 for tensor in tensors):
+        return False
+    if any(tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < most for tensor in tensors):
         return False
     return any(_has_ties(tensor) for tensor in trial.tensors)
 
@@ -166,4 +169,4 @@ def is_tie_of_indices(trial: Trial, value: Any) -> bool:
 def _has_ties(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
         return True
-    return tensor.detach().cpu().to(torch.float64).unique().numel() < tensor.numel()
+    return int(tensor.detach().cpu().to(torch.float64).unique().numel()) < tensor.numel()

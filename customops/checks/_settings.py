@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import attempt
+from customops import _compat
+from customops.checks._calls import attempt, own_generators, quietly
+from customops.checks._inputs import seeded
 from customops.checks._trial import Trial
 
 #: What it is, how to ask for it, how to set it.
@@ -61,13 +64,24 @@ class Settings:
             return "how numpy treats errors (numpy.seterr)", "it is another after the call"
         return None
 
+    def make_usual(self) -> None:
+        """Set what calls often leave changed to its default."""
+        torch.set_default_dtype(torch.float32)
+        _compat.kernel_state.set_deterministic(False, False)
+
+    def make_other(self) -> None:
+        """Set the same to what is not its default."""
+        torch.set_default_dtype(torch.float64)
+        _compat.kernel_state.set_deterministic(True, True)
+        torch.set_num_threads(self.values["the number of threads"] + 1)
+
     def restore(self) -> None:
         now = Settings.now()
         for name, _, put in _SETTINGS:
             if now.values[name] != self.values[name]:
                 put(self.values[name])
         if now.deterministic != self.deterministic:
-            torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+            _compat.kernel_state.set_deterministic(*self.deterministic)
         if self.errors_of_numpy is not None:
             sys.modules["numpy"].seterr(**self.errors_of_numpy)
 
@@ -99,6 +113,9 @@ def _generators() -> Iterator[_Generator]:
 
 def reseeds(trial: Trial) -> str | None:
     """The library whose generator has the same state after the call whatever it was before; None if there is none."""
+    states = [_torch_state_after(seed, trial) for seed in (101, 202)]
+    if states[0] == states[1]:
+        return "torch"
     for generator in _generators():
         before = generator.get()
         try:
@@ -108,6 +125,15 @@ def reseeds(trial: Trial) -> str | None:
         if states[0] == states[1]:
             return generator.name
     return None
+
+
+def _torch_state_after(seed: int, trial: Trial) -> Any:
+    copy = own_generators(trial.copy())
+    with quietly(), seeded((copy.args, copy.kwargs)):
+        torch.default_generator.manual_seed(seed)
+        with contextlib.suppress(Exception):  # the state is what counts
+            copy.op(*copy.args, **copy.kwargs)
+        return torch.default_generator.get_state().tolist()
 
 
 def _state_after(generator: _Generator, seed: int, trial: Trial) -> Any:

@@ -1,0 +1,215 @@
+"""test_precision: a result is near that of the same call in a wider dtype.
+
+A result of integers that has room for more than the inputs has to be that for int64. One of floating point has to be
+near that for float64. How near is learnt: the call in float64 on inputs that are changed by what the narrower dtype
+resolves shows how steep the operator is there. Sums of many elements in a dtype of 16 bits must not stand still.
+Elements that are not finite in the narrower dtype are left out, and results of integers, which may be steps.
+
+The other way round, a result in float64 has to depend on more of its inputs than float32 resolves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from customops.checks._calls import Results, attempt, detached, is_tie_of_indices, steady_results, where_of
+from customops.checks._compare import difference, tolerance_of
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial
+from customops.errors import CheckError
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_WIDER = {torch.uint8: torch.int64, torch.int8: torch.int64, torch.int16: torch.int64, torch.int32: torch.int64}
+#: How many times what a change of the inputs by rounding does the error of a result may be.
+_STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
+_LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they are made
+
+
+def check(trial: Trial) -> None:
+    trial = detached(trial)
+    expected = steady_results(trial)
+    tried = [_check_integers(trial, expected), _check_float64(trial, expected)]
+    if not any(tried):
+        raise NotExercised("the operator takes no wider dtype than that of these inputs, or has no results in it")
+    _check_resolution(trial)
+
+
+def _check_integers(trial: Trial, expected: Results) -> bool:
+    """A result that has room for more than the inputs is that of wider inputs."""
+    narrow = {tensor.dtype for tensor in trial.tensors if tensor.dtype in _WIDER}
+    if len(narrow) != 1:
+        return False
+    (dtype,) = narrow
+    wide = attempt(trial.map_tensors(lambda _name, tensor: tensor.long() if tensor.dtype is dtype else tensor))
+    if wide is None:
+        return False
+    tried = False
+    for name, value in wide.items():
+        actual = expected[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(actual, torch.Tensor) or value.dtype != actual.dtype:
+            continue
+        if actual.shape != value.shape or actual.dtype is torch.bool:
+            continue
+        tried = True
+        found = difference(actual, value, rtol=trial.rtol)
+        if found and not is_tie_of_indices(trial, value, actual):
+            raise CheckError(
+                "a result for narrow integers differs from that for the same numbers in int64",
+                op=trial.name,
+                expected=f"the result for int64, as it is returned in {value.dtype} for both",
+                got=f"{name}, for {dtype}: {found}",
+                where=where_of(trial),
+                fix="the numbers overflow, or are read as another type, on the way: convert to the dtype of the "
+                "result first",
+            )
+    return tried
+
+
+def _check_float64(trial: Trial, expected: Results) -> bool:
+    """A result in a narrow dtype is near that of float64."""
+    dtypes = {tensor.dtype for tensor in trial.tensors if tensor.is_floating_point() or tensor.is_complex()}
+    if len(dtypes) != 1 or not dtypes <= set(_NARROW):
+        return False
+    if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in trial.tensors):
+        return False
+    (dtype,) = dtypes
+    tried = _compare_with_float64(trial, dtype, expected)
+    if dtype is not torch.float32 and tried:
+        for large in _enlarged(trial):
+            results = attempt(large)
+            if results is not None:
+                _compare_with_float64(large, dtype, results)
+    return tried
+
+
+def _enlarged(trial: Trial) -> Iterator[Trial]:
+    """The call with one size made large, by repetition, and without signs, so that sums grow."""
+    for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE}):
+
+        def larger(_name: str, tensor: torch.Tensor, old: int = old) -> torch.Tensor:
+            for dim, size in enumerate(tensor.shape):
+                if size == old:
+                    tensor = tensor.index_select(dim, (torch.arange(_LARGE) % size).to(tensor.device))
+            return tensor.abs() if tensor.is_floating_point() else tensor
+
+        sizes = [tensor.numel() // old ** list(tensor.shape).count(old) for tensor in trial.tensors]
+        counts = [list(tensor.shape).count(old) for tensor in trial.tensors]
+        if max(size * _LARGE**count for size, count in zip(sizes, counts, strict=True)) <= 300_000:
+            yield trial.map_tensors(larger)
+
+
+def _compare_with_float64(trial: Trial, dtype: torch.dtype, expected: Results) -> bool:
+    wide = trial.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    truth = attempt(wide)
+    if truth is None:
+        return False
+    names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
+    if not names:
+        return False
+    nudged = [attempt(wide.map_tensors(nudge)) for nudge in _nudges(torch.finfo(dtype).eps)]
+    for name in names:
+        near = [results[name] for results in nudged if results is not None]
+        found = _beyond(expected[name], truth[name], near, dtype)
+        if found:
+            raise CheckError(
+                f"a result for {dtype} is far from that for the same numbers in float64",
+                op=trial.name,
+                expected="what float64 gives, but for rounding",
+                got=f"{name}: {found}",
+                where=where_of(trial),
+                fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "
+                "for a dtype that does something else",
+            )
+    return True
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
+
+
+def _nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
+    for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
+        yield _Nudge(size, None)
+        yield _Nudge(size, seed)
+
+
+class _Nudge:
+    """Changes floating-point numbers a little, all in one direction or each in its own."""
+
+    def __init__(self, size: float, seed: int | None) -> None:
+        self.size, self.seed = size, seed
+
+    def __call__(self, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        if self.seed is None:
+            return tensor * (1 + self.size)
+        signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
+        return tensor * (1 + self.size * signs.to(tensor.device))
+
+
+def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype) -> str | None:
+    """Where a result is farther from the truth than the dtype and the steepness of the operator explain."""
+    if actual.shape != truth.shape:
+        return None  # of sizes that depend on data
+    actual, truth = actual.double(), truth.double()
+    comparable = actual.isfinite() & truth.isfinite()
+    if any(other.shape != truth.shape for other in near) or not comparable.any():
+        return None
+    scale = truth[comparable].abs().max()
+    steepness = torch.zeros_like(truth)
+    for other in near:
+        change = (other.double() - truth).abs()
+        steepness = torch.maximum(steepness, change.nan_to_num(float("inf"), posinf=float("inf")))
+    # Elements without steepness of their own still take part in what the others are computed from.
+    steepness = torch.maximum(steepness, steepness[steepness.isfinite()].mean().nan_to_num(0.0))
+    allowed = 4 * tolerance_of(dtype) * scale + _STEPS[dtype] * steepness
+    wrong = comparable & ((actual - truth).abs() > allowed)
+    if not wrong.any():
+        return None
+    at = tuple(wrong.nonzero()[0].tolist())
+    count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: "
+    return f"{count if at else ''}{actual[at].item():.6g} and not {truth[at].item():.6g}"
+
+
+# float64 ----------------------------------------------------------------------------------------------------
+
+
+def _check_resolution(trial: Trial) -> None:
+    """Does a result in float64 see no more of its inputs than float32 resolves?"""
+    wide = trial.map_tensors(_as_float64)
+    if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
+        return
+    truth, tiny, small = (attempt(wide.map_tensors(_Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
+    if truth is None or tiny is None or small is None:
+        return
+    for name, value in truth.items():
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() == 0:
+            continue
+        if value.layout is not torch.strided or not (tiny[name].shape == small[name].shape == value.shape):
+            continue
+        seen = (small[name] != value) & value.isfinite()
+        # Steps have few elements that change a little; what goes through float32 has nothing but those.
+        if (
+            float(seen.double().mean()) < 0.9
+            or (tiny[name] != value).any()
+            or difference(value.float().double(), value)
+        ):
+            continue
+        if not torch.equal(value.float().double(), value):
+            continue
+        raise CheckError(
+            "a result for float64 is computed in float32",
+            op=trial.name,
+            expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
+            got=f"{name} is the same, and each element of it is a number of float32",
+            where=where_of(trial),
+            fix="convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
+        )
+
+
+def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() * (1 + 1e-8 / 3) if tensor.is_floating_point() else tensor

@@ -1,0 +1,118 @@
+"""test_kernels: kernels of one operator agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers.numeric_checks import Finds
+from torch import Tensor
+
+import customops
+from customops.checks import kernels
+from customops.checks._trial import Trial, resolve
+from customops.errors import CheckError
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def op(registry: customops.Registry, ns: str) -> Finds:
+    return Finds(kernels.check, registry, ns)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return x.sigmoid()
+
+
+def with_kernel(op: Finds, fn: Any, kernel: Any) -> Any:
+    made = op.define(fn)
+    made.register_kernel("cpu", kernel)
+    return made
+
+
+def test_a_kernel_for_the_cpu(op: Finds) -> None:
+    op.passes(with_kernel(op, sigmoid, lambda x: 1 / (1 + (-x).exp())), torch.randn(5))
+    error = op.finds(with_kernel(op, sigmoid, lambda x: x.sigmoid() + 0.01), torch.randn(5), match="kernel for cpu")
+    assert "test_kernels" in str(error.where)
+
+
+KERNELS = {
+    "nan": (lambda x: x.clamp(min=0), lambda x: torch.where(x > 0, x, 0)),
+    "zero": (lambda x: x.sign(), lambda x: torch.where(x >= 0, 1.0, -1.0).to(x.dtype)),
+    "halves": (lambda x: x.round(), lambda x: torch.where(x.isnan(), x, (x + 0.5).floor())),
+}
+
+
+@pytest.mark.parametrize(("general", "own"), KERNELS.values(), ids=KERNELS.keys())
+def test_special_values(op: Finds, general: Any, own: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.empty_like(x).copy_(general(x))
+
+    op.finds(with_kernel(op, f, lambda x: own(x).clone()), torch.rand(5) + 0.1, match="kernel for cpu")
+    op.passes(with_kernel(op, f, lambda x: general(x).clone()), torch.rand(5) + 0.1)
+
+
+def test_a_flag(op: Finds) -> None:
+    def f(x: Tensor, exact: bool) -> Tensor:
+        return x * 2 if exact else x * 3
+
+    op.finds(with_kernel(op, f, lambda x, exact: x * 2), torch.randn(5), True, match="kernel for cpu")
+
+
+def test_integers(op: Finds) -> None:
+    def f(x: Tensor, size: int) -> Tensor:
+        return torch.div(x, size, rounding_mode="floor")
+
+    def truncating(x: Tensor, size: int) -> Tensor:
+        return torch.div(x, size, rounding_mode="trunc")
+
+    def narrow(x: Tensor, size: int) -> Tensor:
+        return torch.div(x.to(torch.int16), size, rounding_mode="floor").long()
+
+    x = torch.tensor([0, 5, 12])
+    op.finds(with_kernel(op, f, truncating), x, 4, match="kernel for cpu")
+    op.finds(with_kernel(op, f, narrow), x, 4, match="kernel for cpu")
+    op.passes(with_kernel(op, f, lambda x, size: x // size), x, 4)
+
+
+def test_kernels_of_torch_library(op: Finds, ns: str) -> None:
+    lib = torch.library.Library(ns, "FRAGMENT")
+    lib.define("f(Tensor x) -> Tensor")
+    lib.impl("f", lambda x: x * 2, "CompositeExplicitAutograd")
+    lib.impl("f", lambda x: x * 3, "CPU")
+    op.finds(getattr(torch.ops, ns).f.default, torch.randn(3), match="kernel for cpu")
+    lib._destroy()
+
+
+def test_a_reference(op: Finds) -> None:
+    made = op.define(doubled)
+    trial = Trial(resolve(made), (torch.randn(3),), reference=lambda x: x * 2)
+    kernels.check(trial)
+    with pytest.raises(CheckError, match="than its reference function"):
+        kernels.check(replace(trial, reference=lambda x: x * 3))
+
+
+def test_a_reference_that_writes(op: Finds) -> None:
+    def f(x: Tensor) -> None:
+        x.mul_(2)
+
+    made = op.define(f, mutates_args=("x",))
+    trial = Trial(resolve(made), (torch.randn(3),), reference=lambda x: write(x, 2))
+    kernels.check(trial)
+    with pytest.raises(CheckError, match="than its reference function"):
+        kernels.check(replace(trial, reference=lambda x: write(x, 3)))
+
+
+def write(x: Tensor, factor: int) -> None:
+    x.mul_(factor)
+
+
+def test_one_kernel_is_nothing_to_compare(op: Finds) -> None:
+    op.has_nothing(doubled, torch.randn(3), match="one kernel")

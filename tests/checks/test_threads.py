@@ -1,0 +1,72 @@
+"""test_threads: calls at the same time do not disturb each other."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+from helpers.numeric_checks import Finds
+from torch import Tensor
+
+import customops
+from customops.checks import threads
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def op(registry: customops.Registry, ns: str) -> Finds:
+    return Finds(threads.check, registry, ns)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+WRONG = "two calls at the same time, in two threads"
+
+
+def test_a_buffer_that_calls_share(op: Finds) -> None:
+    buffer = torch.zeros(5)
+
+    def f(x: Tensor) -> Tensor:
+        buffer.copy_(x)
+        twice = buffer * 2
+        thrice = buffer * 3
+        return twice + thrice
+
+    op.finds(f, torch.randn(5), match=WRONG)
+
+
+def test_a_lock(op: Finds) -> None:
+    buffer = torch.zeros(5)
+    lock = threading.Lock()
+
+    def f(x: Tensor) -> Tensor:
+        with lock:
+            buffer.copy_(x)
+            twice = buffer * 2
+            thrice = buffer * 3
+        return twice + thrice
+
+    op.passes(f, torch.randn(5))
+
+
+def test_what_only_one_thread_has(op: Finds) -> None:
+    local = threading.local()
+    local.factor = 2
+
+    def f(x: Tensor) -> Tensor:
+        return x * local.factor
+
+    op.finds(f, torch.randn(5), match="fails in a thread other than the main one")
+
+
+def test_right_operators(op: Finds) -> None:
+    interval = sys.getswitchinterval()
+    op.passes(doubled, torch.randn(5))
+    op.passes(aten.add_.Tensor, torch.randn(3), torch.randn(3))
+    op.has_nothing(aten.native_dropout.default, torch.rand(5), 0.5, True)
+    assert sys.getswitchinterval() == interval

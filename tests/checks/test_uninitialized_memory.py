@@ -1,0 +1,82 @@
+"""test_uninitialized_memory: every element of a result was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.numeric_checks import Finds
+from torch import Tensor
+
+import customops
+from customops.checks import uninitialized_memory
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def op(registry: customops.Registry, ns: str) -> Finds:
+    return Finds(uninitialized_memory.check, registry, ns)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def blocks(x: Tensor) -> Tensor:
+    result = torch.empty_like(x)
+    whole = x.numel() // 4 * 4
+    result.view(-1)[:whole] = x.reshape(-1)[:whole]
+    return result
+
+
+def test_a_tail(op: Finds) -> None:
+    op.passes(blocks, torch.randn(8))
+    op.finds(blocks, torch.randn(5), match="memory that was never written")
+    op.finds(blocks, torch.arange(5), match="memory that was never written")
+
+
+def test_a_tail_in_numpy(op: Finds) -> None:
+    def shifted(x: Tensor) -> Tensor:
+        result = np.empty(x.shape, np.float32)
+        result[1:] = x.numpy()[:-1]
+        return torch.from_numpy(result)
+
+    op.finds(shifted, torch.randn(5), match="memory that was never written")
+    assert np.empty.__module__ == "numpy"
+
+
+def test_a_sum_that_starts_anywhere(op: Finds) -> None:
+    def accumulated(x: Tensor) -> Tensor:
+        return torch.empty_like(x).add_(x)
+
+    op.finds(accumulated, torch.randn(5), match="memory that was never written")
+
+
+def test_work_spaces(op: Finds) -> None:
+    def workspace(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def with_workspace(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, torch.empty(5)
+
+    op.passes(workspace, torch.randn(5))
+    op.passes(with_workspace, torch.randn(5))
+    op.has_nothing(aten.empty_like.default, torch.randn(5))
+
+
+def test_results_with_nan(op: Finds) -> None:
+    def nothing(x: Tensor) -> Tensor:
+        return torch.full_like(x, float("nan"))
+
+    op.passes(nothing, torch.randn(3))
+
+
+def test_settings_are_put_back(op: Finds) -> None:
+    before: Any = torch.utils.deterministic
+    filling = before.fill_uninitialized_memory
+    op.passes(doubled, torch.randn(3))
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert before.fill_uninitialized_memory is filling
