@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -87,3 +89,19 @@ class Wrapper(torch.Tensor):
         args, kwargs = tree_unflatten([leaf.inner if isinstance(leaf, Wrapper) else leaf for leaf in leaves], spec)
         results, spec = tree_flatten(func(*args, **kwargs))
         return tree_unflatten([Wrapper(r) if isinstance(r, torch.Tensor) else r for r in results], spec)
+
+
+def fresh_copy(function: Any) -> Any:
+    """The same function with code of its own: what Dynamo keeps with the code goes when the copy goes."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling` says yes, as it does while Dynamo runs a fake impl."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

@@ -17,6 +17,7 @@ from customops._op import CustomOpDef
 from customops.checks import (
     aot_dispatch,
     autograd_registration,
+    compiled,
     error_parity,
     faketensor,
     modes,
@@ -94,14 +95,20 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=("test_schema",),
         ),
         "test_modes": Check(modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"),
+        "test_compiled": Check(
+            compiled.check,
+            "torch.compile against eager mode, on other values and sizes",
+            effort="thorough",
+            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+        ),
+        "test_exported": Check(
+            compiled.export_check,
+            "torch.export, saved and loaded, against eager mode",
+            effort="thorough",
+            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+        ),
         "test_errors": Check(
             error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
-        ),
-        "test_late_errors": Check(
-            functools.partial(error_parity.check, late=True),
-            "wrong calls that the kernel refuses against the fake impl",
-            effort="thorough",
-            after=("test_faketensor",),
         ),
     }
 )
