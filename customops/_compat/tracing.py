@@ -66,11 +66,11 @@ def ignoring_aliases() -> Any:
 class Wrapper(torch.Tensor):
     """A tensor that wraps another, and passes what is done with it on to that."""
 
-    inner: torch.Tensor
+    inner: Any
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -82,7 +82,7 @@ class Wrapper(torch.Tensor):
         return made  # type: ignore[no-any-return]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves, spec = tree_flatten((args, kwargs or {}))

@@ -86,7 +86,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
         ),
         "test_empty_batch": Check(
-            functools.partial(vmap.check, empty=True), "vmap of a batch of none", effort="thorough", after=("test_vmap",)
+            functools.partial(vmap.check, empty=True),
+            "vmap of a batch of none",
+            effort="thorough",
+            after=("test_vmap",),
         ),
         "test_writes": Check(
             writes.check,
@@ -94,7 +97,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("layout", "size", "dtype", "choice", "list", each=4),
             after=("test_schema",),
         ),
-        "test_modes": Check(modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"),
+        "test_modes": Check(
+            modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"
+        ),
         "test_compiled": Check(
             compiled.check,
             "torch.compile against eager mode, on other values and sizes",

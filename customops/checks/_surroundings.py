@@ -58,7 +58,5 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def can_surround(trial: Trial) -> bool:
     """Have the tensors a storage each, and elements that can be copied one by one?"""
     distinct = list({id(tensor): tensor for tensor in trial.tensors}.values())
-    alone = not any(
-        _memory.share_storage(one, other) for i, one in enumerate(distinct) for other in distinct[:i]
-    )
+    alone = not any(_memory.share_storage(one, other) for i, one in enumerate(distinct) for other in distinct[:i])
     return bool(distinct) and alone and all(_is_dense(t) and not t.is_conj() and not t.is_neg() for t in distinct)

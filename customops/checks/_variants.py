@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-
 from customops.checks._inputs import is_plain, seeded
 from customops.checks._trial import Trial
 
@@ -24,6 +23,15 @@ BUILTIN = ("aten", "prim", "prims")
 def is_builtin(trial: Trial) -> bool:
     """Is it an operator of torch's own?"""
     return trial.op.namespace in BUILTIN
+
+
+#: Operators of torch that are about storages, or that return memory as they find it.
+_ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
+
+
+def is_about_storages(trial: Trial) -> bool:
+    """Is it an operator of torch that goes by more than the elements of its tensors?"""
+    return is_builtin(trial) and any(word in trial.name for word in _ABOUT_STORAGES)
 
 
 def are_plain(trial: Trial) -> bool:
@@ -102,7 +110,7 @@ def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         filled = flat[torch.arange(count, device=flat.device) % max(flat.numel(), 1)].reshape(shape)
         if len(shape) != tensor.dim():
             return filled
-        order = sorted(range(len(shape)), key=lambda dim: -tensor.stride(dim))
+        order = sorted(range(len(shape)), key=tensor.stride, reverse=True)
         back = [order.index(dim) for dim in range(len(shape))]
         return filled.permute(order).contiguous().permute(back)
 
@@ -130,5 +138,3 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
                 tensor, tuple(change.get(size, size) for size in tensor.shape)
             )
         )
-
-

@@ -1,8 +1,8 @@
 """test_compiled and test_exported: torch.compile and torch.export of a small function around the operator.
 
-The function copies its arguments, calls the operator, and then writes to the copies: a compiler that was told of too few
-aliases or writes puts things in another order. It is compiled once, with symbolic sizes and the backend ``aot_eager``,
-and called on the sample, on other elements, with other numbers and in other sizes. An exported one is saved and loaded
+The function copies its arguments, calls the operator, and then writes to the copies: a compiler that was told of too
+few aliases or writes puts things in another order. It is compiled once, with symbolic sizes and the backend
+``aot_eager``, and called on the sample, on other elements, with other numbers and in other sizes. An exported one is saved and loaded
 before it is called. Each result has to be that of the same function in eager mode.
 """
 

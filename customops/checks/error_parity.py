@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from customops import _compat
-from customops.checks._faults import is_accident, user_line
+from customops.checks._faults import user_line
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._surroundings import Surrounded, can_surround
@@ -93,7 +93,7 @@ def _dims_out_of_range(trial: Trial) -> Iterator[_WrongCall]:
 
 def _judge(call: _WrongCall) -> None:
     error = _kernel_error(call.trial)
-    if isinstance(error, _UNDEFINED) and is_accident(error):
+    if isinstance(error, _UNDEFINED) and user_line(error):
         raise failed_call(
             call.trial.name, "the kernel uses a name that is not defined there", error, fix=f"at {user_line(error)}"
         ) from error

@@ -36,7 +36,7 @@ def test_the_table() -> None:
         "test_faketensor",
         "test_aot_dispatch_dynamic",
     )
-    assert set(CHECKS) == {*DEFAULT_CHECKS, "test_aot_dispatch_static"}
+    assert set(CHECKS) > {*DEFAULT_CHECKS, "test_aot_dispatch_static"}
 
 
 @pytest.mark.parity(78)
