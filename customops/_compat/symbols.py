@@ -64,8 +64,8 @@ class SymbolicRun:
         found = []
         for guard in self.env.guards:
             numbers = [self.env.replacements.get(symbol) for symbol in guard.expr.free_symbols]
-            place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+            place: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
             is_number = len(numbers) == 1 and getattr(numbers[0], "is_Integer", False)
             if is_number and type(guard.expr).__name__ == "Equality" and hasattr(place, "filename"):
-                found.append((int(numbers[0]), place.filename, place.lineno, place.line or ""))  # type: ignore[arg-type]
+                found.append((int(numbers[0]), place.filename, place.lineno, place.line or ""))
         return found

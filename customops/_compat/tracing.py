@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,25 +65,14 @@ def ignoring_aliases() -> Any:
     return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)
 
 
-@contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """torch does not log what fake impls raise."""
-    log = _fake_tensor.log
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
 class Wrapper(torch.Tensor):
     """A tensor that wraps another, and passes what is done with it on to that."""
 
-    inner: torch.Tensor
+    inner: Any
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -94,10 +84,37 @@ class Wrapper(torch.Tensor):
         return made  # type: ignore[no-any-return]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves, spec = tree_flatten((args, kwargs or {}))
         args, kwargs = tree_unflatten([leaf.inner if isinstance(leaf, Wrapper) else leaf for leaf in leaves], spec)
         results, spec = tree_flatten(func(*args, **kwargs))
         return tree_unflatten([Wrapper(r) if isinstance(r, torch.Tensor) else r for r in results], spec)
+
+
+def fresh_copy(function: Any) -> Any:
+    """The same function with code of its own: what Dynamo keeps with the code goes when the copy goes."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling` says yes, as it does while Dynamo runs a fake impl."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """torch does not log what fake impls raise."""
+    log = _fake_tensor.log
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -11,13 +11,18 @@ from customops.checks import (
     autocast,
     autograd_registration,
     batches,
+    compiled,
     determinism,
     error_parity,
     faketensor,
+    forward_mode,
+    grad_modes,
     gradients,
     kernels,
     layouts,
     modes,
+    permutations,
+    precision,
     schema,
     second_order,
     state,
@@ -68,12 +73,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_errors": Check(
             error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
         ),
-        "test_late_errors": Check(
-            functools.partial(error_parity.check, late=True),
-            "wrong calls that the kernel refuses against the fake impl",
-            effort="thorough",
-            after=("test_faketensor",),
-        ),
         # What the kernel computes.
         "test_state": Check(
             state.check, "a call against the same call after others, in other settings", after=("test_determinism",)
@@ -85,9 +84,20 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_kernels": Check(
             kernels.check,
-            "kernels against each other, a reference function, and wider dtypes",
-            of_kinds("size", "dtype", "value", "layout", each=3),
+            "kernels against each other, and against a reference function",
+            of_kinds("size", "dtype", "value", "choice", "layout", each=3),
             after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_permutations": Check(
+            permutations.check,
+            "elements against the same ones in another order",
+            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_batches"),
+        ),
+        "test_precision": Check(
+            precision.check,
+            "narrow dtypes against wider ones",
+            of_kinds("dtype", "value", each=4),
+            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts"),
         ),
         "test_threads": Check(
             threads.check, "two threads against one", after=("test_determinism", "test_state", "test_schema")
@@ -104,6 +114,17 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_second_order": Check(
             second_order.check,
             "gradients of gradients against finite differences",
+            after=("test_schema", "test_gradients"),
+        ),
+        "test_forward_mode": Check(
+            forward_mode.check,
+            "tangents against finite differences",
+            of_kinds("value", "size", "choice", "optional", each=1),
+            after=("test_schema", "test_gradients"),
+        ),
+        "test_grad_modes": Check(
+            grad_modes.check,
+            "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
             after=("test_schema", "test_gradients"),
         ),
         # Transforms, modes and compilers.
@@ -132,6 +153,18 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "eager mode against AOTDispatcher with static sizes",
             effort="thorough",
             after=("test_schema", "test_faketensor"),
+        ),
+        "test_compiled": Check(
+            compiled.check,
+            "torch.compile against eager mode, on other values and sizes",
+            effort="thorough",
+            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+        ),
+        "test_exported": Check(
+            compiled.export_check,
+            "torch.export, saved and loaded, against eager mode",
+            effort="thorough",
+            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         ),
     }
 )

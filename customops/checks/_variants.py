@@ -25,6 +25,15 @@ def is_builtin(trial: Trial) -> bool:
     return trial.op.namespace in BUILTIN
 
 
+#: Operators of torch that are about storages, or that return memory as they find it.
+_ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
+
+
+def is_about_storages(trial: Trial) -> bool:
+    """Is it an operator of torch that goes by more than the elements of its tensors?"""
+    return is_builtin(trial) and any(word in trial.name for word in _ABOUT_STORAGES)
+
+
 def are_plain(trial: Trial) -> bool:
     """Are all tensors strided ones, with data in a storage, and no subclass hides them?"""
     return all(is_plain(tensor) and not tensor.is_conj() for tensor in trial.tensors)
@@ -101,7 +110,7 @@ def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         filled = flat[torch.arange(count, device=flat.device) % max(flat.numel(), 1)].reshape(shape)
         if len(shape) != tensor.dim():
             return filled
-        order = sorted(range(len(shape)), key=lambda dim: -tensor.stride(dim))
+        order = sorted(range(len(shape)), key=tensor.stride, reverse=True)
         back = [order.index(dim) for dim in range(len(shape))]
         return filled.permute(order).contiguous().permute(back)
 

@@ -55,7 +55,7 @@ def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, 
         raise CheckError(f"the operator gives another result {way}", op=trial.name, got=found, fix=_FIX)
 
 
-_FIX = "go by the values, sizes and dtypes of the arguments alone: not by their Python types, not by whether a mode is active"
+_FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
 
 
 class _Skipped(Exception):
@@ -73,7 +73,7 @@ def _call(trial: Trial) -> Any:
 
 
 def _under_dispatch_mode(trial: Trial) -> Any:
-    with _Through():
+    with _Through():  # type: ignore[no-untyped-call]
         return _call(trial)
 
 
@@ -167,8 +167,8 @@ class _Named(torch.Tensor):
 _WAYS: tuple[tuple[str, Callable[[Trial], Any], bool], ...] = (
     ("under a dispatch mode that passes calls on", _under_dispatch_mode, True),
     ("under a function mode that passes calls on", _under_function_mode, True),
-    ("in inference mode", _in_inference_mode, True),
     ("below torch.no_grad()", _without_gradients, True),
+    ("in inference mode", _in_inference_mode, True),
     ("when called from another thread", _in_thread, True),
     ("on parameters", _on_parameters, True),
     ("on a subclass of Tensor", _on_subclass, True),

@@ -2,7 +2,8 @@
 
 ``torch.compile`` and ``torch.export`` run a fake impl once, on symbols, and use what it promised for other sizes. So it
 runs here on inputs each size of which is a symbol of its own, and its promises are worked out for the sizes of the
-sample, and for others that the operator accepts, and compared with what the operator returns there. Sizes for which
+sample, and for others that the operator accepts, and compared with what the operator returns there. As in an export,
+`torch.compiler.is_compiling` says yes meanwhile. Sizes for which
 compiled code would be traced again (they fail a guard) are left out: the fake impl may branch on a size.
 
 A size that ``int()`` made a number is a fault of its own: all sizes are compiled anew, and an export with dynamic
@@ -59,7 +60,7 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
     except _compat.tracing.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
     try:
-        with run.mode:
+        with run.mode, _compat.tracing.as_if_compiling():
             outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
     except Exception as error:
         if _compat.tracing.needs_data(error) or is_builtin(trial) or not _runs_on_numbers(trial):
@@ -68,8 +69,8 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
             trial.name,
             "the fake impl fails on sizes that are symbols, and not on numbers",
             error,
-            fix="torch.compile and torch.export pass symbols (torch.SymInt) for sizes: use arithmetic and torch functions "
-            "on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
+            fix="torch.compile and torch.export pass symbols (torch.SymInt) for sizes: use arithmetic and torch functions on "
+            "them, nothing that insists on an int, such as numpy or isinstance(n, int)",
         ) from error
     return originals, outputs, fake
 
@@ -117,8 +118,8 @@ def _compare(
                 op=trial.name,
                 expected=f"{where}: {expected} (the operator, on sizes {sizes})",
                 got=f"{got} (its fake impl)",
-                fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number, or a branch "
-                "that is taken for symbols only, is right for one size",
+                fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right for "
+                "one size only, and so is a branch on symbols or on is_compiling()",
             )
     return True
 
@@ -136,6 +137,8 @@ def _differ(run: Any, values: dict[Any, int], real: Any, fake: Any) -> tuple[str
         return None if promised is None or promised == real else ("number", str(promised), str(real))
     if not isinstance(fake, torch.Tensor) or real.layout is not torch.strided:
         return None
+    if real.dtype != fake.dtype:
+        return "dtype", str(fake.dtype), str(real.dtype)
     shape = [run.evaluate(size, values) for size in fake.shape]
     if not _agree(shape, list(real.shape)):
         return "shape", _text(shape), str(tuple(real.shape))
@@ -144,7 +147,7 @@ def _differ(run: Any, values: dict[Any, int], real: Any, fake: Any) -> tuple[str
     if not _agree([strides[dim] for dim in used], [real.stride(dim) for dim in used]):
         return "stride", _text(strides), str(real.stride())
     offset = run.evaluate(fake.storage_offset(), values)
-    if not _agree([offset], [real.storage_offset()]):
+    if not _agree([offset], [int(real.storage_offset())]):
         return "storage offset", str(offset), str(real.storage_offset())
     return None
 

@@ -23,7 +23,16 @@ from customops.checks._faults import is_refusal
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, detached, is_builtin, perform, quiet, reordered
+from customops.checks._variants import (
+    are_plain,
+    attempt,
+    detached,
+    is_about_storages,
+    is_builtin,
+    perform,
+    quiet,
+    reordered,
+)
 from customops.errors import CheckError
 
 _BATCH = 3
@@ -33,6 +42,8 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     trial.require_data()
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor, which could be batched")
+    if is_about_storages(trial):
+        raise NotExercised("the operator is about storages, which a batch has in common")
     keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
     if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
@@ -93,7 +104,7 @@ def _check_randomness(trial: Trial) -> None:
                     f'vmap with randomness="{randomness}" does otherwise',
                     op=trial.name,
                     got="all elements have the same random numbers" if all(are_same) else "the elements differ",
-                    fix='in the vmap rule, look at info.randomness: for "same" draw once, and expand it over the batch; '
+                    fix='in the vmap rule, look at info.randomness: for "same" draw once, and expand it; '
                     'for "different" draw for each element; for "error" raise',
                 )
     if refused:
@@ -244,8 +255,8 @@ def _finding(trial: Trial, label: str, found: str) -> CheckError:
         op=trial.name,
         got=found,
         expected="what a loop over the batch gives",
-        fix="in the vmap rule: use the entry of in_dims of each argument, shift dimensions that are arguments by the batch, "
-        "and return as out_dims where the batch is in each result",
+        fix="in the vmap rule: use the entry of in_dims of each argument, shift dimensions that are arguments "
+        "by the batch, and return as out_dims where the batch is in each result",
     )
 
 

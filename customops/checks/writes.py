@@ -1,4 +1,4 @@
-"""test_writes: what an operator writes and reads, byte by byte; and what its schema promises of the arguments it writes.
+"""test_writes: what an operator writes and reads, byte by byte; and what its schema says of writes.
 
 test_schema says what is written without being declared. Here each tensor lies in a larger storage, amid bytes that are
 one thing in one run and another in the next: the bytes have to stay, and the results must not depend on them. What the
@@ -21,18 +21,15 @@ from customops.checks._inputs import seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
 from customops.checks._surroundings import Surrounded, can_surround
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, detached, is_builtin, like, other_values, quiet
+from customops.checks._variants import are_plain, detached, is_about_storages, is_builtin, like, other_values, quiet
 from customops.errors import CheckError
-
-#: Operators that are about storages, or that return memory as they find it.
-_ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
 
 
 def check(trial: Trial) -> None:
     trial.require_data()
     if not are_plain(trial) or not any(tensor.numel() for tensor in trial.tensors):
         raise NotExercised("no input is a plain strided tensor with elements")
-    if is_builtin(trial) and any(word in trial.op.name() for word in _ABOUT_STORAGES):
+    if is_about_storages(trial):
         raise NotExercised("the operator is about storages, not about the elements of tensors")
     with torch.no_grad(), quiet():
         if can_surround(trial):
@@ -188,8 +185,8 @@ def _judge_written(trial: Trial, name: str, states: list[_State], *, is_changed:
             trial,
             f"autograd does not notice that argument {name} is written",
             argument=name,
-            got="its version counter stays as it was: a backward that saved it uses the new values, and no error says so",
-            fix="call torch.autograd.graph.increment_version(x) where it is written through a pointer, numpy or `.data`; "
+            got="its version counter stays as it was: a backward that saved it uses the new values without an error",
+            fix="call torch.autograd.graph.increment_version(x) where it is written by pointer, numpy or `.data`; "
             "custom_op does so for the arguments of mutates_args",
         )
 

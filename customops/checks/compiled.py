@@ -1,0 +1,144 @@
+"""test_compiled and test_exported: torch.compile and torch.export of a small function around the operator.
+
+The function copies its arguments, calls the operator, and then writes to the copies: a compiler that was told of too
+few aliases or writes puts things in another order. It is compiled once, with symbolic sizes and the backend
+``aot_eager``, and called on the sample, on other elements, with other numbers and in other sizes. An exported one is saved and loaded
+before it is called. Each result has to be that of the same function in eager mode.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops.checks._compare import difference
+from customops.checks._inputs import seeded
+from customops.checks._outcome import NotExercised, in_short
+from customops.checks._trial import Trial, failed_call
+from customops.checks._variants import are_plain, attempt, detached, is_builtin, other_sizes, other_values, quiet
+from customops.errors import CheckError
+
+_DEPEND_ON_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_FIX = (
+    "compiled code is made once, from the schema and the fake impl, and used for other values and sizes: look for a "
+    "fake impl that goes by how or how often it is called, and for what is read while tracing"
+)
+
+
+def check(trial: Trial) -> None:
+    trial = _prepared(trial)
+    function = _compat.tracing.fresh_copy(_around)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for what, call in _calls(trial):
+        _compare(compiled, call, "torch.compile", what)
+
+
+def export_check(trial: Trial) -> None:
+    """The function exported with dynamic sizes, saved and loaded."""
+    trial = _prepared(trial)
+    if any(isinstance(leaf, torch.Tensor) for leaf in _compat.tracing.tree_leaves(trial.kwargs)):
+        raise NotExercised("a keyword argument is a tensor")
+    try:
+        with quiet(), seeded((trial.args, trial.kwargs)):
+            shapes = {"args": tuple(_dynamic(arg) for arg in trial.args)}
+            function = _Around(trial.op, trial.kwargs)
+            program = torch.export.export(function, trial.args, dynamic_shapes=shapes, strict=False)
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+            buffer.seek(0)
+            loaded = torch.export.load(buffer).module()
+    except Exception as error:
+        raise _not_traced(trial, "torch.export", error) from error
+
+    def exported(_op: Any, args: Any, _kwargs: Any) -> Any:
+        return loaded(*args)
+
+    for what, call in (("", trial), ("on other elements", other_values(trial))):
+        _compare(exported, call, "torch.export", what)
+
+
+def _prepared(trial: Trial) -> Trial:
+    trial.require_data()
+    if not trial.tensors or not are_plain(trial):
+        raise NotExercised("no input is a plain strided tensor")
+    if any(tag in trial.op.tags for tag in _DEPEND_ON_DATA):
+        raise NotExercised("the operator is tagged as depending on data: a compiler leaves it out")
+    if trial.schema.is_view and not is_builtin(trial):
+        raise NotExercised("the operator returns a view, which AOTDispatcher does not take of operators outside aten")
+    trial = detached(trial)
+    with quiet():
+        first, again = attempt(trial), attempt(trial)
+    if first is None or again is None or difference(first.results, again.results):
+        raise NotExercised("two calls of the operator differ in eager mode")
+    return trial
+
+
+def _around(op: Any, args: Any, kwargs: Any) -> Any:
+    copies = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    result = op(*copies, **kwargs)
+    written = [copy.mul_(2) for copy in copies if isinstance(copy, torch.Tensor)]
+    return result, written
+
+
+class _Around(torch.nn.Module):
+    def __init__(self, op: Any, kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.op, self.kwargs = op, kwargs
+
+    def forward(self, *args: Any) -> Any:
+        return _around(self.op, args, self.kwargs)
+
+
+def _calls(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    yield "", trial
+    yield "on other elements", other_values(trial)
+    for name, value in trial.arguments.items():
+        if isinstance(value, float):
+            yield "with another number", trial.with_arguments(**{name: value + 0.5})
+        elif isinstance(value, bool):
+            yield "with another number", trial.with_arguments(**{name: not value})
+    for call in other_sizes(trial):
+        yield "with other sizes", call
+
+
+def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) -> None:
+    eager = _run(_around, trial)
+    if isinstance(eager, Exception):
+        return  # the operator does not take this call
+    with _compat.tracing.ignoring_aliases():  # they are for test_schema to find
+        result = _run(function, trial)
+    if isinstance(result, Exception):
+        raise _not_traced(trial, how, result) from result
+    found = difference(result, eager)
+    if found is not None:
+        raise CheckError(f"another result under {how} {what}".rstrip(), op=trial.name, got=found, fix=_FIX)
+
+
+def _run(function: Callable[..., Any], trial: Trial) -> Any:
+    copy = trial.copy()
+    try:
+        with seeded((copy.args, copy.kwargs)), torch.no_grad(), quiet():
+            return function(copy.op, copy.args, copy.kwargs)
+    except Exception as error:
+        return error
+
+
+def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
+    """The finding, or why it is none, for a function that cannot be compiled."""
+    causes: list[BaseException] = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    if is_builtin(trial) or any(map(_compat.tracing.needs_data, causes)):
+        return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")
+    return failed_call(trial.name, f"{how} fails on a function that calls the operator", error, fix=_FIX)
+
+
+def _dynamic(value: Any) -> Any:
+    """Each size of two and more may be dynamic."""
+    if isinstance(value, torch.Tensor):
+        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
+    return [_dynamic(item) for item in value] if isinstance(value, (list, tuple)) else None

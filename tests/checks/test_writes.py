@@ -1,0 +1,134 @@
+"""test_writes: memory around tensors, and what a schema declares of writes and aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.libraries import Ops
+
+from customops.checks import NotExercised, Trial, writes
+from customops.errors import CheckError
+
+aten = torch.ops.aten
+WRITES = "(Tensor(a!) x, Tensor y) -> ()"
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(8, 6)[::2, ::2]
+
+
+@pytest.fixture
+def y() -> torch.Tensor:
+    return torch.randn(4, 3)
+
+
+def flat(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided((x.numel(),), (1,))
+
+
+def to_a_copy(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.contiguous().copy_(y)
+
+
+def around(x: torch.Tensor, y: torch.Tensor) -> None:
+    flat(x).copy_(y.reshape(-1))
+
+
+def by_numpy(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.numpy()[:] = y.numpy()
+
+
+def transposes(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.t_()
+
+
+def other_storage(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.data = y
+
+
+@pytest.mark.parametrize(
+    ("schema", "kernel", "message"),
+    [
+        ("(Tensor x, Tensor y) -> Tensor", lambda x, y: flat(x).sum() + y, "depends on memory outside"),
+        (WRITES, around, "writes memory outside of argument x"),
+        (WRITES, to_a_copy, "argument x is declared as written, and no call was seen to write it"),
+        (WRITES, by_numpy, "autograd does not notice that argument x is written"),
+        (WRITES, transposes, "changes the sizes, strides or storage of argument x"),
+        (WRITES, other_storage, "changes the sizes, strides or storage of argument x"),
+        ("(Tensor(a!) x, Tensor y) -> Tensor(a!)", lambda x, y: x.copy_(y).clone(), "returns another tensor"),
+        ("(Tensor(a) x, Tensor y) -> Tensor(a)", lambda x, y: x.clone(), "returns a copy"),
+    ],
+)
+def test_faults(
+    define: Ops, x: torch.Tensor, y: torch.Tensor, schema: str, kernel: Callable[..., Any], message: str
+) -> None:
+    before = x.clone(), y.clone()
+    with pytest.raises(CheckError, match=message) as caught:
+        writes.check(Trial(define(f"f{schema}", kernel), (x, y)))
+    assert caught.value.fix
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+def in_place(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_(y)
+
+
+def only_if_infinite(x: torch.Tensor, y: torch.Tensor) -> None:
+    if not y.isfinite().all():
+        x.fill_(1)
+
+
+def only_if_negative(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.clamp_(min=0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kernel"),
+    [
+        ("(Tensor x, Tensor y) -> Tensor", torch.add),
+        ("(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.empty(3)),
+        (WRITES, in_place),
+        (WRITES, only_if_infinite),
+        (WRITES, only_if_negative),
+        ("(Tensor(a!) x, Tensor y) -> Tensor(a!)", lambda x, y: x.copy_(y)),
+        ("(Tensor(a) x, Tensor y) -> Tensor(a)", lambda x, y: x.t()),
+        ("(Tensor(a) x, Tensor y) -> Tensor(a)", lambda x, y: x.contiguous()),
+    ],
+)
+def test_right_kernels(define: Ops, x: torch.Tensor, y: torch.Tensor, schema: str, kernel: Callable[..., Any]) -> None:
+    writes.check(Trial(define(f"f{schema}", kernel), (x.abs(), y)))
+
+
+def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
+    def kernel(x: torch.Tensor, y: torch.Tensor, training: bool) -> None:
+        if training:
+            x.copy_(y)
+
+    writes.check(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.mul.Tensor, (torch.randn(4, 3), torch.randn(8, 6)[::2, ::2])),
+        (aten.t_.default, (torch.randn(4, 3),)),
+        (aten.reshape.default, (torch.randn(8, 6)[::2, ::2], [12])),
+        (aten.native_dropout.default, (torch.randn(4, 3), 0.5, True)),
+        (aten.index_put_.default, (torch.randn(4, 3), [torch.tensor([1, 3])], torch.randn(3))),
+        (aten.fft_fft.default, (torch.randn(4, 3),)),
+    ],
+)
+def test_operators_of_torch(op: Any, args: tuple[Any, ...]) -> None:
+    writes.check(Trial(op, args))
+
+
+def test_nothing_to_try() -> None:
+    with pytest.raises(NotExercised, match="about storages"):
+        writes.check(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
+    with pytest.raises(NotExercised, match="no input"):
+        writes.check(Trial(aten.clone.default, (torch.randn(0),)))
