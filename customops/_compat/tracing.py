@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -59,3 +60,14 @@ def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]
 def ignoring_aliases() -> Any:
     """Context manager: AOTAutograd does not look for undeclared aliases (else it warns, and raises where CI is set)."""
     return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """torch does not log what fake impls raise."""
+    log = _fake_tensor.log
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,0 +1,14 @@
+"""Inputs derived from samples: other sizes, layouts, dtypes and values of what an op is known to accept.
+
+`derive` makes them, most revealing first. `probe` finds out which the operator accepts. `shrink` makes one that shows a
+fault smaller.
+"""
+
+from __future__ import annotations
+
+from customops.checks.inputs.derive import derive
+from customops.checks.inputs.probe import Probed, Rejection, probe
+from customops.checks.inputs.shrink import shrink
+from customops.checks.inputs.variation import Variation
+
+__all__ = ["Probed", "Rejection", "Variation", "derive", "probe", "shrink"]

@@ -1,0 +1,77 @@
+"""`derive`: the inputs that are made of a sample, most revealing first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from customops.checks._case import Case
+from customops.checks._check import Effort
+from customops.checks._trial import Trial
+from customops.checks.inputs._parts import Parts
+from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH, ranks
+from customops.checks.inputs.declared import declared, holds
+from customops.checks.inputs.dtypes import dtypes
+from customops.checks.inputs.layouts import layouts
+from customops.checks.inputs.numbers import numbers
+from customops.checks.inputs.sizes import sizes
+from customops.checks.inputs.structure import devices, lists, optionals, same
+from customops.checks.inputs.values import values
+from customops.checks.inputs.variation import Variation
+
+#: What makes inputs: those of a rank, in an order of its own.
+Subject = Callable[[Parts, int], Iterator[Case]]
+
+_SUBJECTS: tuple[Subject, ...] = (declared, sizes, layouts, numbers, optionals, lists, dtypes, values, same, devices)
+
+
+def derive(
+    sample: Trial, variation: Variation | None = None, effort: Effort = "normal", number: int = 0
+) -> Iterator[Case]:
+    """The inputs made of a sample, the sample first. Whether the operator accepts them is for `probe` to find out.
+
+    Args:
+        number: the number of the sample, which its cases have.
+    """
+    variation = variation or Variation()
+    parts = Parts(sample, variation)
+    yield Case(sample, sample=number)
+    for rank in ranks(effort):
+        subjects = [subject(parts, rank) for subject in _SUBJECTS]
+        for case in _in_turn([*subjects, _pairs(parts, rank)]):
+            if holds(variation, case.trial):
+                yield replace(case, sample=number)
+
+
+def _in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
+    """One case of each, then the next of each."""
+    left = list(iterators)
+    while left:
+        for iterator in list(left):
+            case = next(iterator, None)
+            if case is None:
+                left.remove(iterator)
+            else:
+                yield case
+
+
+def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
+    """Two changes at once."""
+    if rank == NORMAL:
+        yield from _both(parts, sizes, layouts, at_most=2)
+    elif rank == THOROUGH:
+        for first in (sizes, dtypes, lists, numbers, optionals):
+            yield from _both(parts, first, layouts, at_most=8)
+        yield from _both(parts, dtypes, sizes, at_most=4)
+        yield from _both(parts, numbers, sizes, at_most=16)
+        yield from _both(parts, numbers, dtypes, at_most=8)
+        yield from _both(parts, dtypes, values, at_most=4)
+
+
+def _both(parts: Parts, first: Subject, second: Subject, at_most: int) -> Iterator[Case]:
+    """What `second` makes first of what `first` makes first."""
+    for i, case in enumerate(first(parts, QUICK)):
+        if i == at_most:
+            return
+        for other in second(Parts(case.trial, parts.variation), QUICK):
+            yield Case(other.trial, other.kind, f"{case.label}; {other.label}")

@@ -1,0 +1,95 @@
+"""`shrink`: the smallest input, of those that a failing one leads to, that still fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from customops.checks._case import Case
+from customops.checks._trial import Trial
+from customops.checks.inputs._parts import Parts
+from customops.checks.inputs.sizes import with_shapes
+from customops.checks.inputs.variation import Variation
+
+
+def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:
+    """Make a failing input simpler as long as it fails.
+
+    Args:
+        fails: does it fail in the same way? Of an input that the operator refuses it says no.
+        budget: seconds.
+    """
+    end = time.perf_counter() + budget
+    trial, is_smaller = case.trial, True
+    while is_smaller:
+        is_smaller = False
+        for simpler in _simpler(Parts(trial, variation or Variation())):
+            if time.perf_counter() > end:
+                break
+            if fails(simpler):
+                trial, is_smaller = simpler, True
+                break
+    return case if trial is case.trial else Case(trial, case.kind, case.label, case.sample)
+
+
+def _simpler(parts: Parts) -> Iterator[Trial]:
+    """Calls that are a step simpler, those of the largest step first."""
+    yield from _shorter_lists(parts)
+    yield from _smaller(parts)
+    yield from _plainer(parts)
+    yield from _left_out(parts)
+
+
+def _smaller(parts: Parts) -> Iterator[Trial]:
+    spots = parts.resizable("size")
+    for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
+        for new in dict.fromkeys((1, 2, size // 2, size - 1)):
+            shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
+            trial = with_shapes(parts, spots, shapes, {size: new}) if new < size else None
+            if trial is not None:
+                yield trial
+
+
+def _plainer(parts: Parts) -> Iterator[Trial]:
+    """With contiguous tensors, and with small round numbers in them."""
+    for change, kind in ((_contiguous, "layout"), (_counted, "value")):
+        for spot in parts.resizable(kind):
+            trial = parts.each([spot], change)
+            if trial is not None:
+                yield trial
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:
+    is_plain = tensor.is_contiguous() and tensor.storage_offset() == 0
+    if is_plain and not tensor.is_conj() and not tensor.is_neg():
+        return None
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _counted(tensor: torch.Tensor) -> torch.Tensor | None:
+    """1, 2, 3, ..., laid out as the tensor is."""
+    if not tensor.is_floating_point() or not tensor.numel() or _contiguous(tensor) is not None:
+        return None
+    plain = torch.arange(1, tensor.numel() + 1, device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
+    return None if torch.equal(plain, tensor) else plain
+
+
+def _shorter_lists(parts: Parts) -> Iterator[Trial]:
+    for name, value in parts.trial.arguments.items():
+        place = parts.places[name]
+        if isinstance(value, list | tuple) and len(value) > 1 and not place.is_bound and place.length is None:
+            yield parts.with_arguments({name: list(value[:1])})
+            yield parts.with_arguments({name: list(value[:-1])})
+
+
+def _left_out(parts: Parts) -> Iterator[Trial]:
+    for name in parts.trial.arguments:
+        place = parts.places[name]
+        if not place.is_bound and _has_default(parts, name):
+            yield parts.without(name)
+
+
+def _has_default(parts: Parts, name: str) -> bool:
+    return any(argument.name == name and argument.has_default for argument in parts.trial.schema.arguments)

@@ -1,0 +1,184 @@
+"""Other sizes: none, one, more, and other numbers of dimensions.
+
+Dimensions of one size in the sample are taken for the same thing and change together, in all tensors, and with them
+the numbers that equal it. After these, dimensions change by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from customops.checks._case import Case
+from customops.checks._trial import Trial
+from customops.checks.inputs._elements import follow, resized
+from customops.checks.inputs._parts import Parts, Spot
+from customops.checks.inputs._ranks import NORMAL, QUICK
+
+#: Old size -> new one.
+Change = Mapping[int, int]
+
+#: No input has more elements than this, or than twice the sample's.
+MAX_ELEMENTS = 5000
+#: Sizes beyond what a kernel handles in one block.
+_BLOCKS = {QUICK: (33,), NORMAL: (130,)}
+_LARGE_BLOCKS = (1030, 257)
+
+
+def sizes(parts: Parts, rank: int) -> Iterator[Case]:
+    spots = parts.resizable("size")
+    if not spots:
+        return
+    known = sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True)
+    if rank == QUICK:
+        yield from _together(parts, spots, _first_changes(known))
+    elif rank == NORMAL:
+        yield from _ranks_changed(parts, spots)
+        yield from _together(parts, spots, _more_changes(known))
+        yield from _one_dimension(parts, spots, (1,))
+        yield from _same_dimension(parts, spots)
+    else:
+        yield from _together(parts, spots, _all_changes(known))
+        yield from _one_dimension(parts, spots, (0, 1, None))
+
+
+# Sizes of one kind ----------------------------------------------------------------------------------------------
+
+
+def _first_changes(known: list[int]) -> Iterator[Change]:
+    if not known:
+        return
+    yield {size: 2 * size + 1 for size in known}
+    yield {known[-1]: 0}
+    yield {size: 1 for size in known}
+    yield {known[0]: _BLOCKS[QUICK][0]}
+
+
+def _more_changes(known: list[int]) -> Iterator[Change]:
+    if not known:
+        return
+    yield {size: 2 * size for size in known}
+    yield {size: 0 for size in known}
+    for size in known:
+        yield from ({size: new} for new in (0, 1, size + 1, 2))
+    yield {known[0]: _BLOCKS[NORMAL][0]}
+    yield {known[-1]: _BLOCKS[NORMAL][0]}
+
+
+def _all_changes(known: list[int]) -> Iterator[Change]:
+    for size in known:
+        yield from ({size: new} for new in (*_LARGE_BLOCKS, size - 1, 3, 4, 8, 16, 31, 64))
+        yield from (
+            {size: one, other: two} for other in known if other < size for one in (0, 1, 5) for two in (0, 1, 7)
+        )
+    yield {size: 4 * size for size in known}
+
+
+def _together(parts: Parts, spots: list[Spot], changes: Iterable[Change]) -> Iterator[Case]:
+    for wanted in changes:
+        change = {old: new for old, new in wanted.items() if old != new}
+        shapes = [[change.get(size, size) for size in spot.tensor.shape] for spot in spots]
+        trial = with_shapes(parts, spots, shapes, change)
+        if trial is None:
+            continue
+        label = ", ".join(f"{old} to {new}" for old, new in change.items())
+        numbers = _numbers_that_follow(parts, change)
+        if numbers:
+            yield Case(trial.with_arguments(**numbers), "size", f"sizes: {label}, and {', '.join(numbers)}")
+        yield Case(trial, "size", f"sizes: {label}")
+
+
+def with_shapes(
+    parts: Parts, spots: Sequence[Spot], shapes: Sequence[Sequence[int]], change: Change | None = None
+) -> Trial | None:
+    """The sample with tensors of these shapes; None if that changes nothing, or they are too large.
+
+    Where `change` says which sizes become which, integers that point into such a dimension follow.
+    """
+    before = sum(spot.tensor.numel() for spot in spots)
+    after = sum(torch.Size(shape).numel() for shape in shapes)
+    if after > max(MAX_ELEMENTS, 2 * before):
+        return None
+    changed = {}
+    for spot, shape in zip(spots, shapes, strict=True):
+        old = spot.tensor.detach()
+        elements = follow(old, dict(change)) if change else old
+        if list(old.shape) != list(shape) or elements is not old:
+            changed[id(spot.tensor)] = resized(elements, shape, spot.seed)
+    return parts.with_tensors(changed) if changed else None
+
+
+def _numbers_that_follow(parts: Parts, change: Change) -> dict[str, Any]:
+    """The integers among the arguments that equal an old size, with the new one."""
+    numbers: dict[str, Any] = {}
+    for place, value in parts.numbers:
+        if place.choices or not parts.variation.allows("size", place.name):
+            continue
+        new = _followed(value, change)
+        if new != value:
+            numbers[place.name] = new
+    return numbers
+
+
+def _followed(value: Any, change: Change) -> Any:
+    if isinstance(value, list | tuple):
+        return [_followed(item, change) for item in value] if any(item in change for item in value) else value
+    return change.get(value, value) if type(value) is int else value
+
+
+# Single dimensions ----------------------------------------------------------------------------------------------
+
+
+def _same_dimension(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
+    """A dimension of all tensors of which it has the same size; the others of this size stay."""
+    for dim in range(max((spot.tensor.dim() for spot in spots), default=0)):
+        for size in sorted({spot.tensor.shape[dim] for spot in spots if spot.tensor.dim() > dim} - {1}):
+            group = [spot for spot in spots if spot.tensor.dim() > dim and spot.tensor.shape[dim] == size]
+            if any(other == size for spot in spots for d, other in enumerate(spot.tensor.shape) if d != dim):
+                trial = with_shapes(parts, group, [_set(spot, dim, size + 2) for spot in group])
+                if trial is not None:
+                    yield Case(trial, "size", f"dimension {dim} of all tensors: {size} to {size + 2}")
+
+
+def _one_dimension(parts: Parts, spots: list[Spot], news: tuple[int | None, ...]) -> Iterator[Case]:
+    """One dimension of one tensor of several."""
+    if parts.is_careful or len(spots) < 2:
+        return
+    for spot in spots:
+        for dim, size in enumerate(spot.tensor.shape):
+            for new in [size + 2 if new is None else new for new in news]:
+                trial = with_shapes(parts, [spot], [_set(spot, dim, new)])
+                if trial is not None:
+                    yield Case(trial, "size", f"{spot.label}: dimension {dim} of size {new}")
+
+
+def _set(spot: Spot, dim: int, new: int) -> list[int]:
+    shape = list(spot.tensor.shape)
+    shape[dim] = new
+    return shape
+
+
+# Numbers of dimensions ------------------------------------------------------------------------------------------
+
+
+def _ranks_changed(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
+    """All tensors, then those of each number of dimensions, with one more and with one less; and single elements."""
+    counts = sorted({spot.tensor.dim() for spot in spots}, reverse=True)
+    groups = [("all tensors", spots)] if len(spots) > 1 else []
+    if len(counts) > 1 or len(spots) == 1:
+        alike = [[spot for spot in spots if spot.tensor.dim() == count] for count in counts]
+        groups += [(", ".join(spot.label for spot in group), group) for group in alike]
+    for name, group in groups:
+        for label, shape_of in _SHAPES.items():
+            trial = with_shapes(parts, group, [shape_of(list(spot.tensor.shape)) for spot in group])
+            if trial is not None:
+                yield Case(trial, "size", f"{name}: {label}")
+
+
+_SHAPES: Mapping[str, Callable[[list[int]], list[int]]] = {
+    "one more dimension": lambda shape: [2, *shape],
+    "one dimension less": lambda shape: shape[1:],
+    "0-dimensional": lambda shape: [],
+}

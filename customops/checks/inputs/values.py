@@ -1,0 +1,109 @@
+"""Other elements of the tensors: zeros, ties, other signs, large and tiny ones, infinities and NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from customops.checks._case import Case
+from customops.checks.inputs._parts import Parts, Spot
+from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
+
+Values = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def values(parts: Parts, rank: int) -> Iterator[Case]:
+    """Of all tensors of floats, of integers and of bools together, then of each by itself."""
+    spots = parts.resizable("value")
+    for table, has_kind in _TABLES:
+        alike = [spot for spot in spots if has_kind(spot.tensor) and spot.tensor.numel()]
+        for name, change in table[rank].items():
+            trial = parts.each(alike, change)
+            if trial is not None:
+                yield Case(trial, "value", f"{', '.join(spot.label for spot in alike)}: {name}")
+    if rank != QUICK and len(spots) > 1:
+        for table, has_kind in _TABLES:
+            for spot in spots:
+                if has_kind(spot.tensor) and spot.tensor.numel():
+                    yield from _alone(parts, spot, table[rank - 1])
+
+
+def _alone(parts: Parts, spot: Spot, table: Mapping[str, Values]) -> Iterator[Case]:
+    for name, change in table.items():
+        trial = parts.each([spot], change)
+        if trial is not None:
+            yield Case(trial, "value", f"{spot.label} alone: {name}")
+
+
+def _first(value: float) -> Values:
+    """The value for the first element, and none other."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        new = tensor.clone()
+        new[(0,) * new.dim()] = value
+        return new
+
+    return change
+
+
+def _ties(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Each second element as the one before it."""
+    if tensor.numel() < 2:
+        return None
+    flat = tensor.reshape(-1)
+    return flat[torch.arange(flat.numel(), device=flat.device) // 2].reshape(tensor.shape)
+
+
+def _all_equal(pick: Callable[[torch.Tensor], torch.Tensor]) -> Values:
+    return lambda tensor: torch.full_like(tensor, pick(tensor).item())
+
+
+def _inverted_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.reshape(-1).flip(0).reshape(tensor.shape) if tensor.numel() > 1 else None
+
+
+_FLOATS: dict[int, Mapping[str, Values]] = {
+    QUICK: {"other signs": lambda tensor: -tensor, "zeros": torch.zeros_like},
+    NORMAL: {
+        "ties": _ties,
+        "NaN in the first place": _first(float("nan")),
+        "infinite in the first place": _first(float("inf")),
+        "negative": lambda tensor: -tensor.abs(),
+        "large": lambda tensor: tensor * 1e4,
+        "tiny": lambda tensor: tensor * 1e-6,
+        "-0.0": lambda tensor: torch.full_like(tensor, -0.0),
+        "equal": _all_equal(torch.Tensor.max),
+    },
+    THOROUGH: {
+        "huge": lambda tensor: tensor * 1e30,
+        "NaN": lambda tensor: torch.full_like(tensor, float("nan")),
+        "-inf": lambda tensor: torch.full_like(tensor, -float("inf")),
+        "reversed": _inverted_order,
+    },
+}
+_COMPLEX: dict[int, Mapping[str, Values]] = {
+    QUICK: {"zeros": torch.zeros_like},
+    NORMAL: {"other signs": lambda tensor: -tensor, "NaN in the first place": _first(float("nan"))},
+    THOROUGH: {"ties": _ties},
+}
+#: Integers may be indices: they stay between the smallest and the largest of the sample.
+_INTS: dict[int, Mapping[str, Values]] = {
+    QUICK: {"the smallest": _all_equal(torch.Tensor.min)},
+    NORMAL: {"the largest": _all_equal(torch.Tensor.max), "reversed": _inverted_order, "ties": _ties},
+    THOROUGH: {"zeros": torch.zeros_like},
+}
+_BOOLS: dict[int, Mapping[str, Values]] = {
+    QUICK: {"False": lambda tensor: torch.full_like(tensor, False)},
+    NORMAL: {"True": lambda tensor: torch.full_like(tensor, True), "inverted": torch.logical_not},
+    THOROUGH: {},
+}
+_TABLES: list[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bool]]] = [
+    (_FLOATS, torch.Tensor.is_floating_point),
+    (_COMPLEX, torch.Tensor.is_complex),
+    (_BOOLS, lambda tensor: tensor.dtype is torch.bool),
+    (
+        _INTS,
+        lambda tensor: not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool),
+    ),
+]

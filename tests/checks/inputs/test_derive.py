@@ -1,0 +1,139 @@
+"""Inputs derived from samples: which, and that the operator's own checks decide which of them count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from customops.checks import Trial
+from customops.checks._case import Case
+from customops.checks._check import EFFORTS
+from customops.checks._compare import difference
+from customops.checks.inputs import derive, probe
+
+aten = torch.ops.aten
+
+
+def accepted(op: Any, *args: Any, effort: Any = "normal", **kwargs: Any) -> list[Case]:
+    return probe(derive(Trial(op, args, kwargs), effort=effort)).accepted
+
+
+def shapes(cases: list[Case]) -> set[tuple[tuple[int, ...], ...]]:
+    return {tuple(tuple(tensor.shape) for tensor in case.trial.tensors) for case in cases}
+
+
+def labels(cases: list[Case]) -> list[str]:
+    return [case.label for case in cases]
+
+
+def test_the_sample_comes_first() -> None:
+    x = torch.randn(3, 4)
+    first = next(derive(Trial(aten.sin.default, (x,)), number=2))
+    assert (first.kind, first.label, first.sample) == ("sample", "", 2)
+    assert first.trial.args == (x,)
+
+
+def test_more_effort_goes_on_where_less_ends() -> None:
+    trial = Trial(aten.mm.default, (torch.randn(3, 4), torch.randn(4, 5)))
+    quick, normal, thorough = [labels(list(derive(trial, effort=effort))) for effort in EFFORTS]
+    assert normal[: len(quick)] == quick
+    assert thorough[: len(normal)] == normal
+
+
+def test_it_is_deterministic() -> None:
+    trial = Trial(aten.mul.Tensor, (torch.randn(3, 4), torch.randn(3, 4)))
+    one, other = list(derive(trial)), list(derive(trial))
+    assert labels(one) == labels(other)
+    for first, second in zip(one, other, strict=True):
+        assert difference(first.trial.args, second.trial.args, exact=True) is None
+
+
+def test_the_sample_is_left_alone() -> None:
+    x = torch.randn(3, 4)
+    before = x.clone()
+    probe(derive(Trial(aten.add_.Tensor, (x, torch.randn(3, 4))), effort="thorough"))
+    assert torch.equal(x, before)
+
+
+def test_dimensions_of_one_size_change_together() -> None:
+    found = shapes(accepted(aten.mm.default, torch.randn(3, 4), torch.randn(4, 5)))
+    assert {((7, 9), (9, 11)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((3, 4), (4, 33))} <= found
+
+
+def test_numbers_that_equal_a_size_follow() -> None:
+    cases = accepted(aten.expand.default, torch.randn(1, 4), [3, 4])
+    assert any(case.trial.args[1] == [3, 9] and case.trial.args[0].shape == (1, 9) for case in cases)
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_indices_stay_valid(effort: Any) -> None:
+    args = (torch.randn(5, 3), torch.tensor([0, 1, 4, 2]))
+    for case in derive(Trial(aten.embedding.default, args), effort=effort):
+        weight, indices = case.trial.args[:2]
+        if case.kind == "size" and weight.dim() == 2 and len(weight) >= 5:
+            assert not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < len(weight)
+
+
+def test_layouts_have_the_values_of_the_sample() -> None:
+    x = torch.randn(3, 4)
+    cases = [case for case in derive(Trial(aten.sin.default, (x,))) if case.kind == "layout"]
+    same = [case for case in cases if "expanded" not in case.label and ";" not in case.label]
+    assert len(same) >= 5
+    for case in same:
+        assert torch.equal(case.trial.args[0], x), case.label
+    assert {case.trial.args[0].is_neg() for case in same} == {True, False}
+    assert {case.trial.args[0].storage_offset() for case in same} == {0, 1}
+
+
+def test_written_tensors_are_never_expanded() -> None:
+    for case in derive(Trial(aten.add_.Tensor, (torch.randn(3, 4), torch.randn(3, 4))), effort="thorough"):
+        assert 0 not in case.trial.args[0].stride() or 1 in case.trial.args[0].shape or not case.trial.args[0].numel()
+
+
+def test_what_requires_grad_goes_on_doing_so() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    for case in derive(Trial(aten.sin.default, (x,)), effort="thorough"):
+        y = case.trial.args[0]
+        assert y.requires_grad == (y.is_floating_point() or y.is_complex()), case.label
+        assert y.is_leaf
+
+
+def test_dtypes_change_together_and_alone() -> None:
+    cases = accepted(aten.mul.Tensor, torch.randn(3), torch.randn(3))
+    found = {tuple(tensor.dtype for tensor in case.trial.tensors) for case in cases}
+    assert {(torch.float64,) * 2, (torch.bfloat16,) * 2, (torch.float64, torch.float32)} <= found
+
+
+def test_dims_are_tried_from_both_ends() -> None:
+    found = {case.trial.args[1] for case in accepted(aten.cumsum.default, torch.randn(2, 3, 4), 1)}
+    assert {0, 1, 2, -1, -3} <= found
+
+
+def test_lists_get_longer_and_shorter() -> None:
+    cases = accepted(aten.cat.default, [torch.randn(2, 3), torch.randn(2, 3)], 0)
+    found = {len(case.trial.args[0]) for case in cases}
+    assert {1, 2, 3} <= found
+    assert any(case.trial.args[0][-1] is case.trial.args[0][-2] for case in cases if len(case.trial.args[0]) > 2)
+
+
+def test_optional_tensors_are_given_and_taken_away() -> None:
+    cases = accepted(aten.native_layer_norm.default, torch.randn(3, 4), [4], torch.randn(4), None, 1e-5)
+    found = {(case.trial.args[2] is None, case.trial.args[3] is None) for case in cases}
+    assert found == {(False, True), (True, True), (False, False)}
+
+
+def test_an_operator_without_tensors() -> None:
+    assert len(accepted(aten.arange.default, 5)) > 2
+
+
+def test_a_fake_impl_that_refuses_more_is_noted() -> None:
+    probed = probe(derive(Trial(aten.nonzero.default, (torch.tensor([0, 1]),))))
+    assert len(probed.accepted) > 5
+    assert not probed.refused_by_fake
+
+
+def test_probing_ends_in_time() -> None:
+    cases = derive(Trial(aten.mul.Tensor, (torch.randn(3, 4), torch.randn(3, 4))))
+    assert len(probe(cases, at_most=7).accepted) == 7
