@@ -52,6 +52,7 @@ def samples() -> dict[str, list[Sample]]:
     image = torch.rand(2, 3, 10, 10, requires_grad=True)
     by_position = torch.rand(2, 8, 10, 10, requires_grad=True)
     boxes = torch.tensor([[0, 0, 9, 9], [1, 1, 9.5, 10], [5, 5, 12, 12], [20, 20, 30, 25.0]])
+    boxes_in_first = torch.tensor([[0, 0, 0, 9, 9], [0, 0, 5, 4, 9]])
     pixels = torch.randint(0, 255, (2, 3, 10, 10), dtype=torch.uint8)
     rotated = torch.tensor([[5, 5, 4, 2, 30.0], [6, 5, 3, 3, -20.0], [20, 20, 5, 5, 0.0]])
     scores = torch.tensor([0.9, 0.3, 0.8, 0.5])
@@ -69,7 +70,7 @@ def samples() -> dict[str, list[Sample]]:
             ((image, rois, 1.0, 2, 2, 2, False), {}),
             ((image, rois, 0.5, 3, 2, -1, True), {}),
         ],
-        "torchvision::qroi_align": [((pixels, rois.to(torch.uint8), 0.1, 128, 1.0, 0, 1.0, 2, 2, 2, True), {})],
+        "torchvision::qroi_align": [((pixels[:1], boxes_in_first.to(torch.uint8), 0.1, 128, 1.0, 0, 1.0, 2, 2, 2, True), {})],
         "torchvision::roi_pool": [((image, rois, 1.0, 2, 2), {})],
         "torchvision::ps_roi_align": [((by_position, rois, 1.0, 2, 2, 2), {})],
         "torchvision::ps_roi_pool": [((by_position, rois, 1.0, 2, 2), {})],
