@@ -39,6 +39,7 @@ ROOMS = (
     "fake_profile",
     "legacy",
     "testing",
+    "checking",
     "backend",
     "_cli",
     "__main__",

@@ -6,7 +6,7 @@ of its subsystem, and the rest of the package calls a function that does the rig
     _compat.dispatch.key_set("CPU")
 
 `late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
-`inductor`, `functionalization`. Importing these loads neither Dynamo nor inductor.
+`inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -20,4 +20,5 @@ from customops._compat import libraries as libraries
 from customops._compat import memory as memory
 from customops._compat import registries as registries
 from customops._compat import schemas as schemas
+from customops._compat import symbols as symbols
 from customops._compat import tracing as tracing

@@ -126,6 +126,13 @@ def count_kernels(qualname: str) -> dict[str, int]:
     return counts
 
 
+def runs_python(qualname: str) -> bool:
+    """Are all kernels of an op functions of Python? Those of C++ have a signature, by which they are called unboxed."""
+    lines = [line for line in _C._dispatch_dump(qualname).splitlines() if ": registered at " in line]
+    kernels = [line for line in lines if not line.startswith("debug: ")]
+    return bool(kernels) and all(":: (none) [" in line for line in kernels)
+
+
 #: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.
 exclude_keys: Any = _C._ExcludeDispatchKeyGuard
 

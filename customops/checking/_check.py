@@ -70,7 +70,7 @@ def check(
         for step in steps:
             bar.step(step.done, step.total, step.what)
     results, failures = run.outcome()
-    left_out = tuple(_left_out(chosen, effort, only, skip))
+    left_out = (*run.left_out, *_left_out(chosen, effort, only, skip))
     seconds = time.perf_counter() - start
     return Report(run.op, effort, results, failures, left_out, seconds, run.source)
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from customops.checking import _text
-
-if TYPE_CHECKING:
-    from customops.checking.report import Report, Result
+from customops.checking._data import Findings, Result
 
 _COLORS = {"failed": "#c62828", "passed": "#2e7d32", "not exercised": "#9e7700", "rejected": "#757575"}
 
 
-def report(report: Report) -> str:
+def report(report: Findings) -> str:
     color = _COLORS["failed" if report.failures else "passed" if report.passed else "not exercised"]
     parts = [f'<div><b style="color:{color}">{escape(_text.headline(report))}</b>']
-    parts += [f"<pre>{escape(str(failure))}</pre>" for failure in report.failures]
+    parts += [f"<pre>{escape(_text.failure(failure))}</pre>" for failure in report.failures]
     parts.append("<table><tr><th>check</th><th>result</th></tr>")
     parts += [_row(name, results) for name, results in report.by_check().items()]
     parts.append("</table>")

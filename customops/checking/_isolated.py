@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import tempfile
@@ -14,7 +15,8 @@ import torch
 from customops.checking._run import Run, Step
 from customops.checks import UsageError
 from customops.errors import CheckError
-from customops.testing.isolation import IsolationError, in_fork
+from customops.testing._isolation_outcome import IsolationError
+from customops.testing.isolation import in_fork
 
 _TIMEOUT = 600.0  #: seconds for a whole run
 _CRASHES = 5  #: after so many the run ends
@@ -35,8 +37,8 @@ def isolated(run: Run) -> Iterator[Step]:
         for _ in range(_CRASHES):
             yield Step(0, 1, "in a process of its own")
             done = in_fork(lambda: _child(run, place), _TIMEOUT)
-            if not isinstance(done.error, IsolationError):
-                run.results, run.faults = done.get()
+            if not isinstance(done.error, IsolationError) or done.error.returncode is None:
+                run.given = done.get()
                 return
             run.avoided[_step(place)] = _crash(run, done.error)
     raise UsageError(f"the operator ended the process {_CRASHES} times", op=run.op, argument="isolate")
@@ -44,9 +46,14 @@ def isolated(run: Run) -> Iterator[Step]:
 
 def _child(run: Run, place: Path) -> Any:
     torch.set_num_threads(1)  # the threads of the parent are not there
-    for step in run.steps():
-        place.write_bytes(pickle.dumps((step.what, step.case)))
-    return run.results, run.faults
+    run.announce = functools.partial(_write, place)
+    for _ in run.steps():
+        pass
+    return run.outcome()
+
+
+def _write(place: Path, check: str, case: int) -> None:
+    place.write_bytes(pickle.dumps((check, case)))
 
 
 def _step(place: Path) -> tuple[str, int]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from customops.checking import _text
-
-if TYPE_CHECKING:
-    from customops.checking.report import Report, Result
+from customops.checking._data import Findings, Result
 
 
-def report(report: Report) -> str:
+def report(report: Findings) -> str:
     cases = {name: results for name, results in report.by_check().items() if name != "inputs"}
     suite = ET.Element(
         "testsuite",
@@ -30,13 +27,13 @@ def report(report: Report) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_case(suite: ET.Element, report: Report, name: str, results: list[Result]) -> None:
+def _add_case(suite: ET.Element, report: Findings, name: str, results: list[Result]) -> None:
     seconds = sum(result.seconds for result in results)
     case = ET.SubElement(suite, "testcase", classname=report.op, name=name, time=f"{seconds:.3f}")
     for failure in report.failures:
         if failure.check == name:
             element = ET.SubElement(case, "failure", message=_printable(failure.problem), type="CheckError")
-            element.text = _printable(str(failure))
+            element.text = _printable(_text.failure(failure))
     if _is_skipped(results):
         ET.SubElement(case, "skipped", message=_printable(_text.in_words(results)))
 

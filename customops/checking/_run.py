@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from customops.checking.report import Failure, Result
+from customops.checking._data import Result
+from customops.checking.report import Failure
 from customops.checks._case import Case
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short
@@ -19,15 +21,28 @@ _ENOUGH = 3  #: inputs that show faults in one check, after which the others are
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
 INPUTS = "inputs"
 
+#: How many inputs of a sample are accepted at most.
+_INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
+
+#: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
+_SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
+
+
+#: What differs in the messages of one cause: numbers, dtypes.
+_VARYING = re.compile(r"\d+|torch\.\w+")
+
+
+def _nothing(check: str, case: int) -> None:
+    """Announce a step to nobody."""
+
 
 @dataclass(frozen=True)
 class Step:
-    """How far a run is, and what it does next: check `what` on its case number `case`."""
+    """How far a run is, and what it does next."""
 
     done: int
     total: int
     what: str
-    case: int = 0
 
 
 @dataclass
@@ -44,16 +59,21 @@ class Run:
 
     Attributes:
         custom_op: the `CustomOpDef`, if the operator is one of customops.
-        avoided: steps, by check and number of the case, that are not taken since they end the process.
+        announce: is told of each check and case, by number, before it is tried.
+        avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
     """
 
     custom_op: Any
     samples: Sequence[Trial]
     chosen: Mapping[str, Check]
     effort: Effort
+    announce: Callable[[str, int], None] = _nothing
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     faults: dict[tuple[str, str, str], _Fault] = field(default_factory=dict)
+    given: tuple[tuple[Result, ...], tuple[Failure, ...]] | None = None
+    left_out: list[str] = field(default_factory=list)
+    probed: int = 0
 
     @property
     def op(self) -> str:
@@ -74,31 +94,54 @@ class Run:
             if found is not None:
                 self._add(name, "not exercised", inputs[:1], reason=f"{found} failed, which may be the cause")
                 inputs = []
-            for number, case in enumerate(inputs):
-                yield Step(done, total, name, number)
-                done += 1
-                if self._attempt(name, number, case) >= _ENOUGH:
-                    break
+            yield from self._try_all(name, inputs, done, total)
+            done += len(inputs)
         yield from self._shrink_all(total)
 
+    def _try_all(self, name: str, inputs: Sequence[Case], done: int, total: int) -> Iterator[Step]:
+        start = time.perf_counter()
+        for number, case in enumerate(inputs):
+            yield Step(done + number, total, name)
+            self.announce(name, number)
+            if self._attempt(name, number, case) >= _ENOUGH:
+                return
+            if time.perf_counter() - start > _SLOW[self.effort] and number + 1 < len(inputs):
+                self.left_out.append(f"{name} on {len(inputs) - number - 1} inputs, after {_SLOW[self.effort]:g} s")
+                return
+
     def outcome(self) -> tuple[tuple[Result, ...], tuple[Failure, ...]]:
+        """What was found; of a run in another process, what that sent."""
+        if self.given is not None:
+            return self.given
         failures = [self._failure(check, fault) for (check, _, _), fault in self.faults.items()]
         return tuple(self.results), tuple(failures)
 
     # Inputs -------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> Iterator[Case]:
-        variation = Variation.of(self.custom_op)
-        cases: list[Case] = []
+        variation = Variation()
         for number, sample in enumerate(self.samples):
-            cases += derive(sample, variation, self.effort, number)
-        start = time.perf_counter()
-        probed = probe(cases, {number: error for (name, number), error in self.avoided.items() if name == INPUTS})
-        seconds = (time.perf_counter() - start) / max(len(cases), 1)
-        self._add_rejected(probed, seconds)
-        yield from probed.accepted
+            derived = derive(sample, variation, self.effort, number)
+            probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
+            self._add_rejected(probed)
+            if probed.seconds > _SLOW[self.effort]:
+                self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
+            yield from probed.accepted
 
-    def _add_rejected(self, probed: Probed, seconds: float) -> None:
+    def _announced(self, cases: Iterator[Case]) -> Iterator[Case]:
+        """The cases, but for those that end the process; `announce` is told of each before it is tried."""
+        for case in cases:
+            error = self.avoided.get((INPUTS, self.probed))
+            if error is None:
+                self.announce(INPUTS, self.probed)
+                yield case
+            else:
+                self._fault(INPUTS, error, case, 0.0)
+            self.probed += 1
+
+    def _add_rejected(self, probed: Probed) -> None:
+        tried = len(probed.accepted) + len(probed.rejected)
+        seconds = probed.seconds / max(tried, 1)
         for rejection in probed.rejected:
             if rejection.case.kind == "sample":
                 problem = "the operator itself fails on its sample"
@@ -133,7 +176,7 @@ class Run:
 
     def _fault(self, name: str, error: CheckError, case: Case, seconds: float) -> None:
         self._add(name, "failed", [case], seconds, error.problem)
-        key = (name, error.problem, error.argument or "")
+        key = (name, _VARYING.sub("", error.problem), error.argument or "")
         self.faults.setdefault(key, _Fault(error, [])).cases.append(case)
 
     def _add(
@@ -144,19 +187,19 @@ class Run:
     # Shrinking ----------------------------------------------------------------------------------------------
 
     def _shrink_all(self, total: int) -> Iterator[Step]:
-        for (name, problem, _), fault in self.faults.items():
-            if name != INPUTS and not any(case is None for case in fault.cases):
+        for (name, _, _), fault in self.faults.items():
+            if name != INPUTS:
                 yield Step(total, total, "making the inputs of faults smaller")
-                self._shrink(name, problem, fault)
+                self._shrink(name, fault)
 
-    def _shrink(self, name: str, problem: str, fault: _Fault) -> None:
-        latest = [fault.error]
+    def _shrink(self, name: str, fault: _Fault) -> None:
+        latest, problem = [fault.error], _VARYING.sub("", fault.error.problem)
 
         def fails(trial: Trial) -> bool:
             try:
                 self.chosen[name](trial)
             except CheckError as error:
-                if error.problem == problem:
+                if _VARYING.sub("", error.problem) == problem:
                     latest.append(error)
                     return True
             except (Exception, SystemExit):  # another failure: this input shows something else

@@ -8,15 +8,14 @@ import io
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from customops import _compat
+from customops.checking import _text
+from customops.checking._data import Fault
 from customops.checks._memory import is_addressable
-
-if TYPE_CHECKING:
-    from customops.checking.report import Failure
 
 #: Tensors with more elements in their storage, and others that a literal cannot give, are held as bytes.
 _LITERAL = 256
@@ -41,7 +40,7 @@ print("no fault: {check} " + outcome.status)
 '''
 
 
-def script_of(failure: Failure) -> str:
+def script_of(failure: Fault) -> str:
     """A program that runs the check of a failure on its input, and raises what it finds."""
     values, spec = _compat.tracing.tree_flatten((failure.args, dict(failure.kwargs)))
     names = _Names()
@@ -51,7 +50,7 @@ def script_of(failure: Failure) -> str:
     name, _, overload = failure.op.partition(".")
     return _SCRIPT.format(
         title=f"{failure.op}: {failure.check}",
-        message=str(failure).replace("\\", "\\\\").replace('"""', "'''"),
+        message=_text.failure(failure).replace("\\", "\\\\").replace('"""', "'''"),
         imports="\n".join(names.imports()),
         load=_load(failure),
         op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
@@ -152,7 +151,7 @@ class _Names:
         return f'torch.load(io.BytesIO(base64.b64decode("{text}")))'
 
 
-def _load(failure: Failure) -> str:
+def _load(failure: Fault) -> str:
     """Code that defines the operator: the import of its module, or the execution of its file."""
     custom = _compat.registries.torch_op_of(failure.op)
     module = getattr(getattr(custom, "_init_fn", None), "__module__", None)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from customops.checking._data import Fault, Findings, Result
 from customops.checks._describe import described
-
-if TYPE_CHECKING:
-    from customops.checking.report import Failure, Report, Result
 
 
 def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def arguments(failure: Failure) -> list[str]:
+def arguments(failure: Fault) -> list[str]:
     """The input of a failure, a line for each argument."""
     from_position = [f"{described(value)}" for value in failure.args]
     return [*from_position, *(f"{name}={described(value)}" for name, value in failure.kwargs.items())]
 
 
-def failure(failure: Failure) -> str:
+def failure(failure: Fault) -> str:
     """What is wrong, the input that shows it, the fix."""
     error = failure.error
     shown = f"{failure.input} ({plural(failure.inputs, 'input')} of this kind)" if failure.inputs > 1 else failure.input
@@ -42,11 +40,11 @@ def failure(failure: Failure) -> str:
     return "\n".join(lines)
 
 
-def report(report: Report) -> str:
+def report(report: Findings) -> str:
     return "\n".join(_lines(report))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: Findings) -> Iterator[str]:
     yield headline(report)
     for i, found in enumerate(report.failures, 1):
         yield ""
@@ -62,7 +60,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"left out: {reason}"
 
 
-def headline(report: Report) -> str:
+def headline(report: Findings) -> str:
     """One line that says how it went."""
     if report.failures:
         verdict = plural(len(report.failures), "fault")
@@ -76,7 +74,7 @@ def headline(report: Report) -> str:
 
 def in_words(results: list[Result]) -> str:
     """``passed on 12 inputs, not exercised on 2: the op has no vmap rule  0.01 s``."""
-    parts = []
+    parts: list[str] = []
     for status in ("failed", "passed", "rejected", "not exercised"):
         count = sum(result.status == status for result in results)
         if count == len(results) and status == "not exercised":

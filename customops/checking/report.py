@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import collections
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from customops.checking import _html, _junit, _text
+from customops.checking._data import Fault, Findings
 from customops.checking._script import script_of
-from customops.errors import CheckError, OpCheckError
-
-Status = Literal["passed", "failed", "rejected", "not exercised"]
+from customops.errors import OpCheckError
 
 
 @dataclass(frozen=True)
-class Result:
-    """One check on one input.
-
-    Attributes:
-        check: a key of `customops.checks.CHECKS`, or "inputs" for an input that the operator rejects.
-        status: "passed", "failed", "rejected" or "not exercised".
-        input: how the input was made: ``"sample 1"``, ``"sample 1, x: transposed"``.
-        seconds: how long it took.
-        reason: why nothing was tried, with what would exercise the check; of a rejected input, what the kernel raised.
-    """
-
-    check: str
-    status: Status
-    input: str
-    seconds: float = 0.0
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Failure:
+class Failure(Fault):
     """One fault: what one check found, on however many inputs.
 
     Attributes:
@@ -48,20 +26,6 @@ class Failure:
         inputs: how many inputs showed the fault.
         source: ``file:line`` of the operator, if it is known.
     """
-
-    op: str
-    check: str
-    error: CheckError
-    input: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    inputs: int = 1
-    source: str | None = None
-
-    @property
-    def problem(self) -> str:
-        """What is wrong, in one sentence."""
-        return self.error.problem
 
     def script(self) -> str:
         """A Python program that shows the fault by itself, given that what defines the operator can be imported."""
@@ -78,7 +42,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Findings):
     """What `customops.check` found.
 
     Attributes:
@@ -88,35 +52,14 @@ class Report:
         failures: one for each fault.
         left_out: what was not tried, and how to have it tried.
         seconds: how long it took.
+        source: ``file:line`` of the operator, if it is known.
 
     Example:
         >>> report = customops.check(op, [(torch.randn(3),)])
         >>> report.raise_on_failure()
     """
 
-    op: str
-    effort: str
-    results: tuple[Result, ...]
     failures: tuple[Failure, ...]
-    left_out: tuple[str, ...] = ()
-    seconds: float = 0.0
-    source: str | None = field(default=None, compare=False)
-
-    @property
-    def passed(self) -> bool:
-        """Did no check fail, and at least one pass?"""
-        return not self.failures and any(result.status == "passed" for result in self.results)
-
-    def count(self, status: Status) -> int:
-        """How many results have a status."""
-        return sum(result.status == status for result in self.results)
-
-    def by_check(self) -> dict[str, list[Result]]:
-        """The results of each check, in the order of running."""
-        found: dict[str, list[Result]] = collections.defaultdict(list)
-        for result in self.results:
-            found[result.check].append(result)
-        return dict(found)
 
     def raise_on_failure(self) -> None:
         """Raise an OpCheckError that tells all faults; its cause is the first of them.

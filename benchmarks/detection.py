@@ -3,10 +3,10 @@
 Three checkers see the same ops and samples: `customops.check`, the default checks of `customops.opcheck`, and
 `torch.library.opcheck`. Each op is checked in a process of its own, forked from one in which torch is loaded.
 
-    python benchmarks/broken_ops.py                    # the table
-    python benchmarks/broken_ops.py --only check       # one checker
-    python benchmarks/broken_ops.py --missed           # names what `check` misses, and what it says of right ops
-    python benchmarks/broken_ops.py softmax_rows --text
+    python benchmarks/detection.py                    # the table
+    python benchmarks/detection.py --only check       # one checker
+    python benchmarks/detection.py --missed           # names what `check` misses, and what it says of right ops
+    python benchmarks/detection.py softmax_rows --text
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import importlib
 import io
 import json
 import sys
@@ -145,7 +146,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sys.path.insert(0, str(options.tests))
-    from broken_ops import corpus
+    corpus: Any = importlib.import_module("broken_ops.corpus")
 
     corpus.load()
     entries = [(e, form) for e in corpus.FAULTS.values() for form in ("broken", "right")]

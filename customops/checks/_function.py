@@ -1,0 +1,203 @@
+"""An operator as a function of the tensors that it can be differentiated by, in the precision that shows most.
+
+`Function.of` makes float64 of the floating-point tensors of a trial if the operator takes that. It has copies of all
+tensors; a call gets fresh ones where the operator writes to its arguments. Each call has the same random seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops.checks._inputs import is_plain, seeded, tensors_in
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial
+from customops.errors import where
+
+_WIDE = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+_MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor to differentiate by: the argument, what to call it, and whether the user's tensor requires grad."""
+
+    argument: str
+    label: str
+    tensor: torch.Tensor
+    requires_grad: bool
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Gradients are recorded, whatever the caller has switched off; torch's warnings about them are not shown."""
+    with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Function:
+    """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = copy = trial.copy(leaves=True)
+        self.writes = bool(trial.schema.mutated)
+        self._leaves, self._spec = _compat.tracing.tree_flatten((copy.args, copy.kwargs))
+        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        self.inputs, self._positions = self._find_inputs(trial)
+        #: Of all tensors that a call leaves behind, those that may have a gradient.
+        self._kept: tuple[int, ...] | None = None
+        #: The history of what the latest call was given to write to.
+        self.entered: list[Any] = []
+
+    @classmethod
+    def of(cls, trial: Trial) -> Function:
+        """The function in the widest precision that the operator takes.
+
+        Raises:
+            NotExercised: there is nothing to differentiate by, or it differs from call to call, or it is too coarse.
+        """
+        trial.require_data()
+        own = cls(trial)
+        if not own.inputs:
+            raise NotExercised("there is no floating-point input that may have a gradient")
+        for dtypes in (_WIDE, _MIDDLE):
+            wider = own.wider(trial, dtypes)
+            if wider is not None and wider.epsilon < _COARSE:
+                return wider
+        own.settle()
+        if own.epsilon >= _COARSE:
+            raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
+        return own
+
+    def wider(self, trial: Trial, dtypes: dict[torch.dtype, torch.dtype]) -> Function | None:
+        """The same function on tensors of other dtypes, if the operator takes them."""
+        if all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
+            return None
+        function = Function(trial.map_tensors(lambda _name, tensor: _convert(tensor, dtypes)))
+        try:
+            function.settle()
+        except NotExercised:
+            raise
+        except Exception:  # other dtypes may be refused, by any kind of error
+            return None
+        return function
+
+    def settle(self) -> None:
+        """Call it twice at the given inputs, to see what it returns and that this is no matter of chance."""
+        results = self._results(self.values)
+        self._kept = tuple(i for i, x in enumerate(results) if isinstance(x, torch.Tensor) and x.dtype in _WIDE)
+        if not self._kept:
+            raise NotExercised("the operator has no floating-point output")
+        again = self(self.values)
+        self.base = [results[i].detach() for i in self._kept]
+        for one, other in zip(self.base, again, strict=True):
+            if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
+                raise NotExercised("the results differ from call to call, also with the same random seed")
+
+    @property
+    def values(self) -> Tensors:
+        return [item.tensor for item in self.inputs]
+
+    @property
+    def epsilon(self) -> float:
+        """What the coarsest of inputs and outputs resolves."""
+        return max(torch.finfo(tensor.dtype).eps for tensor in [*self.values, *self.base])
+
+    def __call__(self, values: Sequence[torch.Tensor]) -> Tensors:
+        """The outputs for these inputs, on which the operator may write if they are no leaves."""
+        results = self._results(values)
+        return [results[i] for i in self._kept or ()]
+
+    def call(self, values: Sequence[torch.Tensor]) -> Any:
+        """What the operator itself returns, from copies where it writes."""
+        args, kwargs = self._arguments(values)
+        with seeded((args, kwargs)):
+            return self.trial.op(*args, **kwargs)
+
+    def _arguments(self, values: Sequence[torch.Tensor]) -> Any:
+        leaves = list(self._leaves)
+        if self.writes:
+            values = [value.clone() for value in values]
+            self.entered = [value.grad_fn for value in values]
+            leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for positions, value in zip(self._positions, values, strict=True):
+            for position in positions:
+                leaves[position] = value
+        return _compat.tracing.tree_unflatten(leaves, self._spec)
+
+    def _results(self, values: Sequence[torch.Tensor]) -> list[Any]:
+        """What a call returns and writes, each tensor once."""
+        args, kwargs = self._arguments(values)
+        with seeded((args, kwargs)):
+            returned = self.trial.op(*args, **kwargs)
+        results = _compat.tracing.tree_leaves(returned)
+        if self.writes:
+            known = {id(result) for result in results}
+            call = Trial(self.trial.op, args, kwargs)
+            results += [tensor for tensor in tensors_in(call.mutated) if id(tensor) not in known]
+        return results
+
+    def _find_inputs(self, trial: Trial) -> tuple[list[Input], list[list[int]]]:
+        """The tensors to differentiate by, and where each is among the leaves."""
+        passed = _compat.tracing.tree_leaves((trial.args, trial.kwargs))
+        without = arguments_without_gradient(trial)
+        inputs, positions = [], []
+        for name, label, tensor in _named_tensors(trial):
+            at = [i for i, value in enumerate(passed) if value is tensor]
+            if name in without or tensor.dtype not in _WIDE or not is_plain(tensor) or at in positions:
+                continue
+            inputs.append(Input(name, label, self._leaves[at[0]], tensor.requires_grad))
+            positions.append(at)
+        return inputs, positions
+
+
+def arguments_without_gradient(trial: Trial) -> frozenset[str]:
+    """The arguments that are declared to have none.
+
+    Raises:
+        NotExercised: the operator has no gradients at all.
+    """
+    found = trial.custom_op
+    if found is None:
+        return frozenset()
+    said, formulas = found._definition.differentiable, found._rules.autograd.formulas
+    if not said.op:
+        raise NotExercised("the operator is declared not to be differentiable")
+    return said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+
+
+def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
+    """Where the user wrote the formula, if that is known."""
+    found = trial.custom_op
+    formula = found and found._rules.autograd.formulas.get(kind)
+    return where(formula.fn) if formula else None
+
+
+def _named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
+    for name, value in trial.arguments.items():
+        tensors = tensors_in(value)
+        for i, tensor in enumerate(tensors):
+            yield name, name if tensor is value else f"{name}[{i}]", tensor
+
+
+def _convert(tensor: torch.Tensor, dtypes: dict[torch.dtype, torch.dtype]) -> torch.Tensor:
+    if not is_plain(tensor) or dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype:
+        return tensor
+    return tensor.detach().to(dtypes[tensor.dtype]).requires_grad_(tensor.requires_grad)

@@ -1,0 +1,151 @@
+"""Gradients of one operator at one point that have to be equal, however they are asked for.
+
+Of each other, these say nothing about whether a gradient is right: `gradients` does. They find a backward that depends
+on what it must not depend on: the memory layout of the gradient it is given, which outputs are used, which inputs
+require grad, how often it ran. And one that writes to tensors that are not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from customops.checks._compare import difference
+from customops.checks._differences import generator, random_like
+from customops.checks._function import Function, place_of_formula
+from customops.checks._recorded import Gradients, Recorded, backward_may_fail
+from customops.errors import CheckError
+
+_TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
+_COARSE_TOLERANCE = 1e-3
+
+
+def compare(function: Function, wanted: Sequence[int]) -> None:
+    _Variants(function, wanted).run()
+
+
+class _Variants:
+    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
+        self.function = function
+        self.wanted = wanted
+        self.recorded = Recorded(function, function.values, wanted)
+        random = random_like(self.recorded.outputs, generator())
+        self.cotangents: Gradients = [v if i in self.recorded.tracked else None for i, v in enumerate(random)]
+
+    def run(self) -> None:
+        expected = self._first()
+        if not all(gradient is None or bool(gradient.isfinite().all()) for gradient in expected):
+            return  # NaN hides differences, and comes of rounding as of mistakes
+        self._compare(
+            expected,
+            self.cotangents,
+            "a second backward through the same graph gives other gradients",
+            "do not write to what the formula has saved; keep no state between calls",
+        )
+        self._compare_layouts(expected)
+        self._compare_outputs(expected)
+        self._compare_inputs(expected)
+
+    def _first(self) -> Gradients:
+        """The gradients, and a look at all that backward must not write to."""
+        recorded = self.recorded
+        kept = {
+            "the gradient that it is given": [v for v in self.cotangents if v is not None],
+            "an input of the operator": recorded.leaves,
+            "a result of the operator": recorded.outputs,
+        }
+        before = {what: [tensor.detach().clone() for tensor in tensors] for what, tensors in kept.items()}
+        with backward_may_fail(self.function, "backward fails"):
+            gradients = recorded.gradients(self.cotangents)
+        for what, tensors in kept.items():
+            found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
+            if found:
+                raise self._error(
+                    f"backward writes to {what}",
+                    "the values it had",
+                    found,
+                    "use operations that make a new tensor, in the place of those that end in _; or write to a clone",
+                )
+        return [gradient.detach().clone() if gradient is not None else None for gradient in gradients]
+
+    def _compare_layouts(self, expected: Gradients) -> None:
+        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
+        strided = [None if v is None else _in_another_layout(v) for v in self.cotangents]
+        self._compare(expected, strided, "backward is wrong where the gradient it is given is not contiguous", fix)
+        if any(v is not None and v.is_complex() for v in self.cotangents):
+            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
+            self._compare(expected, lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
+        ones: Gradients = [None if v is None else torch.ones_like(v) for v in self.cotangents]
+        expanded: Gradients = [None if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        with backward_may_fail(self.function, "backward fails"):
+            of_ones = self.recorded.gradients(ones)
+        if all(gradient is None or bool(gradient.isfinite().all()) for gradient in of_ones):
+            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
+            self._compare(of_ones, expanded, problem, fix)
+
+    def _compare_outputs(self, expected: Gradients) -> None:
+        """Each output alone; by linearity the gradients add up."""
+        tracked = self.recorded.tracked
+        if len(tracked) < 2:
+            return
+        problem = "backward is wrong where only some of the outputs are used"
+        sums: Gradients = [None] * len(expected)
+        for k in tracked:
+            alone = [v if i == k else None for i, v in enumerate(self.cotangents)]
+            with backward_may_fail(self.function, problem):
+                found = self.recorded.gradients(alone)
+            sums = [_sum(a, b) for a, b in zip(sums, found, strict=True)]
+        self._judge(
+            sums, expected, problem, "the gradient of an output that is not used may be None or zeros: take both"
+        )
+
+    def _compare_inputs(self, expected: Gradients) -> None:
+        if len(self.wanted) < 2:
+            return
+        for i in self.wanted:
+            label = self.function.inputs[i].label
+            problem = f"the gradient of {label} is another one where {label} alone requires grad"
+            with backward_may_fail(self.function, problem):
+                recorded = Recorded(self.function, self.function.values, [i])
+                found = recorded.gradients(self.cotangents)
+            one: Gradients = [gradient if k == i else None for k, gradient in enumerate(expected)]
+            fix = "return a gradient for each argument in its place; ctx.needs_input_grad[i] is for argument i"
+            self._judge(found, one, problem, fix, label)
+
+    def _compare(self, expected: Gradients, cotangents: Gradients, problem: str, fix: str) -> None:
+        with backward_may_fail(self.function, problem):
+            found = self.recorded.gradients(cotangents)
+        self._judge(found, expected, problem, fix)
+
+    def _judge(
+        self, found: Gradients, expected: Gradients, problem: str, fix: str, argument: str | None = None
+    ) -> None:
+        for i in self.wanted:
+            one, other = self._dense(found[i], i), self._dense(expected[i], i)
+            differs = difference(one, other, rtol=_TOLERANCE.get(other.dtype, _COARSE_TOLERANCE))
+            if differs:
+                label = self.function.inputs[i].label
+                raise self._error(problem, f"the gradient of {label} as ordinarily", differs, fix, argument)
+
+    def _dense(self, gradient: torch.Tensor | None, i: int) -> torch.Tensor:
+        return torch.zeros_like(self.recorded.leaves[i]) if gradient is None else gradient.detach()
+
+    def _error(self, problem: str, expected: str, got: str, fix: str, argument: str | None = None) -> CheckError:
+        trial = self.function.trial
+        where = place_of_formula(trial)
+        return CheckError(problem, op=trial.name, argument=argument, expected=expected, got=got, where=where, fix=fix)
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _in_another_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values: every second element of a larger tensor, with the dimensions in another order."""
+    larger = torch.zeros((*reversed(tensor.shape), 2), dtype=tensor.dtype, device=tensor.device)
+    strided = larger[..., 1].permute(tuple(range(tensor.dim() - 1, -1, -1)))
+    return strided.copy_(tensor.detach())

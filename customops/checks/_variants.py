@@ -1,0 +1,131 @@
+"""Calls like a given one: with other elements, with other sizes; and what an operator makes of them.
+
+Elements are those of the given tensors in another order, repeated where there are more. So indices stay in range, and
+what has to be positive stays so. Sizes only grow, for the same reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from customops.checks._inputs import is_plain, seeded
+from customops.checks._trial import Trial
+
+BUILTIN = ("aten", "prim", "prims")
+
+
+def is_builtin(trial: Trial) -> bool:
+    """Is it an operator of torch's own?"""
+    return trial.op.namespace in BUILTIN
+
+
+def are_plain(trial: Trial) -> bool:
+    """Are all tensors strided ones, with data in a storage, and no subclass hides them?"""
+    return all(is_plain(tensor) and not tensor.is_conj() for tensor in trial.tensors)
+
+
+@dataclass
+class Run:
+    """A call that was made on copies of a trial's tensors.
+
+    Attributes:
+        trial: the call with the copies, as they are afterwards.
+        outputs: one value for each return of the schema.
+        written: the arguments that the schema says are written, by name.
+    """
+
+    trial: Trial
+    outputs: list[Any]
+    written: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def results(self) -> list[Any]:
+        """All that the call left behind."""
+        return [self.outputs, list(self.written.values())]
+
+
+def attempt(trial: Trial) -> Run | None:
+    """Call the operator on copies; None if it does not accept the call."""
+    try:
+        return perform(trial)
+    except Exception:
+        return None  # a call that was made up: no finding if the operator refuses it
+
+
+def perform(trial: Trial) -> Run:
+    """Call the operator on copies; what it raises is raised."""
+    copy = trial.copy()
+    with seeded((copy.args, copy.kwargs)), quiet():
+        outputs = copy.by_return(copy.op(*copy.args, **copy.kwargs))
+    return Run(copy, outputs, copy.mutated)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out warnings: of calls that were made up, they say nothing to the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def detached(trial: Trial) -> Trial:
+    """The same call without gradients."""
+    return trial.map_tensors(lambda _, tensor: tensor.detach())
+
+
+def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """A tensor with the same elements, each `by` places further on, and the same strides; indices stay in range."""
+    with torch.no_grad():
+        rolled = tensor.detach().reshape(-1).roll(by).reshape(tensor.shape)
+        return like(rolled, tensor)
+
+
+def other_values(trial: Trial, by: int = 1) -> Trial:
+    """The same call with the elements of each tensor in another order."""
+    return trial.map_tensors(lambda _, tensor: reordered(tensor, by))
+
+
+def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of another shape with the same elements, repeated or cut, and dimensions in the same order in memory."""
+    with torch.no_grad():
+        count = 1
+        for size in shape:
+            count *= size
+        flat = tensor.detach().reshape(-1)
+        filled = flat[torch.arange(count, device=flat.device) % max(flat.numel(), 1)].reshape(shape)
+        if len(shape) != tensor.dim():
+            return filled
+        order = sorted(range(len(shape)), key=lambda dim: -tensor.stride(dim))
+        back = [order.index(dim) for dim in range(len(shape))]
+        return filled.permute(order).contiguous().permute(back)
+
+
+def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """`values` with the strides of `tensor`, and as a leaf or not that requires grad like it."""
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor.detach()  # an expanded tensor has but one element there
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(values).requires_grad_(tensor.requires_grad)
+
+
+def other_sizes(trial: Trial) -> Iterator[Trial]:
+    """The same call with other sizes: all doubled, and all sizes of one value made larger by one.
+
+    Dimensions of one size stay of one size, since an operator may need that.
+    """
+    if not are_plain(trial) or any(tensor.numel() == 0 for tensor in trial.tensors):
+        return
+    sizes = sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1})
+    changes = [{size: 2 * size for size in sizes}, *({size: size + 1} for size in reversed(sizes))]
+    for change in changes if sizes else []:
+        yield trial.map_tensors(
+            lambda _, tensor, change=change: resized(  # type: ignore[misc]
+                tensor, tuple(change.get(size, size) for size in tensor.shape)
+            )
+        )

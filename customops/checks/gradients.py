@@ -1,0 +1,234 @@
+"""test_gradients: the gradients of an operator are those of what it computes.
+
+A gradient is compared with central differences of the operator itself: for random v and u, the inner product of the
+gradient (for v as the gradient of the outputs) with u is that of v with the slope along u. Where the differences
+cannot be trusted, at a kink or a jump, a point nearby is tried. After a mismatch each input and each output is tried
+alone, with several steps, and all of these have to agree before it is reported.
+
+Then gradients are compared with each other: the same again, in another memory layout, of each output alone, of each
+input alone. See `_gradient_variants`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from customops.checks import _gradient_variants
+from customops.checks._differences import (
+    Accuracy,
+    Slope,
+    Tensors,
+    Verdict,
+    confirmed,
+    generator,
+    inner,
+    judge,
+    random_like,
+    scale_of,
+    shifted,
+    slope,
+)
+from customops.checks._function import Function, place_of_formula, recording
+from customops.checks._outcome import NotExercised
+from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, only
+from customops.checks._trial import Trial
+from customops.errors import CheckError
+
+_LARGE_STEPS = (0.3, 1.0, 3.0)
+_MOST_ELEMENTS = 64
+
+
+def check(trial: Trial) -> None:
+    with recording():
+        function = Function.of(trial)
+        wanted = differentiable_inputs(function)
+        _gradient_variants.compare(function, wanted)  # first: a backward that writes spoils the rest
+        verdict = Comparison(function, wanted).run()
+        if verdict != "agrees":
+            raise NotExercised(f"the gradients cannot be compared with finite differences: {verdict}")
+
+
+class Comparison:
+    """Gradients of a function by some of its inputs, and finite differences."""
+
+    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
+        self.function = function
+        self.wanted = wanted
+        self.numbers = generator()
+        self.accuracy = Accuracy.of(function.epsilon)
+        self.scales = [scale_of(x) for x in function.values]
+        #: Why nothing is said about some inputs.
+        self.exempt: str | None = None
+
+    def run(self) -> str:
+        """'agrees', or why nothing can be said.
+
+        Raises:
+            CheckError: the gradients differ.
+        """
+        reason = "the operator is not smooth around these inputs, or too steep"
+        for i, point in enumerate(self._points()):
+            verdict = self._verdict(point, self._random_direction())
+            if verdict == "unclear" and i == 0:
+                self._compare_common_shift(point)
+            if verdict == "differs":
+                self._confirm(point)
+                reason = self.exempt or reason
+                if self.exempt:
+                    break
+            elif verdict == "agrees":
+                return verdict
+        return reason
+
+    def _points(self) -> list[Tensors]:
+        """The inputs, and points nearby."""
+        values = self.function.values
+        nearby = [shifted(values, self._random_direction(), distance) for distance in (0.03, 0.2)]
+        relative = [u * x.abs() for u, x in zip(random_like(values, self.numbers), values, strict=True)]
+        return [values, *nearby, shifted(values, relative, 0.01)]
+
+    def _random_direction(self, only: int | None = None) -> Tensors:
+        values = self.function.values
+        random = zip(random_like(values, self.numbers), self.scales, strict=True)
+        chosen = self.wanted if only is None else [only]
+        return [u * scale if i in chosen else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+
+    def _slope(self, point: Tensors, direction: Tensors, step: float) -> Slope | None:
+        base = self.function.base if point is self.function.values else None
+        return slope(self.function, point, direction, step, self.function.epsilon, base)
+
+    def _verdict(self, point: Tensors, direction: Tensors) -> Verdict:
+        found = self._slope(point, direction, self.accuracy.steps[0])
+        if found is None or not found.is_finite():
+            return "unclear"
+        try:
+            with backward_may_fail(self.function, "backward fails"):
+                recorded = Recorded(self.function, point, self.wanted)
+                cotangents = only(random_like(found.value, self.numbers), recorded.tracked, recorded.outputs)
+                gradients = recorded.gradients(cotangents)
+        except NotExercised:
+            return "unclear"
+        return judge(found, cotangents, gradients, direction, self.accuracy.tolerance)
+
+    # After a mismatch ---------------------------------------------------------------------------------------
+
+    def _confirm(self, point: Tensors) -> None:
+        """Find the input, and the output, of which the gradient is wrong, and raise."""
+        for i in self.wanted:
+            recorded = Recorded(self.function, point, self.wanted)
+            for k in recorded.tracked:
+                whole = random_like(recorded.outputs, self.numbers)
+                cotangents = only(whole, [k], recorded.outputs)
+                gradients = recorded.gradients(cotangents)
+                judge = functools.partial(self._differs, point, cotangents, gradients)
+                if not all(judge(self._random_direction(i)) for _ in range(2)):
+                    continue
+                if not self._is_exempt(i, k, point, gradients[i]) and not self._is_symmetric(i, gradients[i], judge):
+                    raise self._error(i, k, point)
+
+    def _differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
+        """Do the differences with all steps that can be trusted say so?"""
+        slopes = [self._slope(point, direction, step) for step in self.accuracy.steps]
+        tolerance = self.accuracy.tolerance
+        return confirmed([judge(found, cotangents, gradients, direction, tolerance) for found in slopes])
+
+    def _is_exempt(self, i: int, k: int, point: Tensors, gradient: torch.Tensor | None) -> bool:
+        """Is there no saying what the gradient should be? `exempt` has the reason."""
+        item, direction = self.function.inputs[i], self._random_direction(i)
+        others_require = any(other.requires_grad for other in self.function.inputs)
+        if gradient is None and others_require and not item.requires_grad:
+            self.exempt = f"backward gives {item.label} no gradient, and the sample does not ask for one"
+            return True
+        here = self.function(point)[k]
+        if here.shape == point[i].shape and torch.equal(here, point[i]):
+            self.exempt = "the operator returns its input as it is: it may be there for what its backward does"
+            return True
+        found = self._slope(point, direction, self.accuracy.steps[0])
+        is_flat = found is not None and not bool((found.value[k] != 0).any())
+        if is_flat and self._changes_far_off(k, point, direction):
+            self.exempt = "the operator is a step function, with a gradient that its author chose"
+            return True
+        return False
+
+    def _is_symmetric(self, i: int, gradient: torch.Tensor | None, judge: Callable[[Tensors], bool]) -> bool:
+        """Is it the gradient of a function of symmetric matrices? Such functions read one triangle alone."""
+        if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != gradient.shape[-2] or gradient.shape[-1] < 2:
+            return False
+        direction = self._random_direction(i)
+        direction[i] = direction[i] + direction[i].mH
+        if not torch.allclose(gradient, gradient.mH) or judge(direction):
+            return False
+        self.exempt = "the operator is one of symmetric matrices: it reads one triangle of them"
+        return True
+
+    def _changes_far_off(self, k: int, point: Tensors, direction: Tensors) -> bool:
+        here = self.function(point)[k]
+        for step in (*_LARGE_STEPS, *(-step for step in _LARGE_STEPS)):
+            try:
+                there = self.function(shifted(point, direction, step))[k]
+            except Exception:  # refused, so nothing is known of what is there
+                continue
+            if there.shape != here.shape or not torch.equal(there, here):
+                return True
+        return False
+
+    def _compare_common_shift(self, point: Tensors) -> None:
+        """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
+        ones = [torch.full_like(x, max(self.scales)) for x in point]
+        direction = [u if i in self.wanted else torch.zeros_like(u) for i, u in enumerate(ones)]
+        if self._verdict(point, direction) != "differs":
+            return
+        recorded = Recorded(self.function, point, self.wanted)
+        for k in recorded.tracked:
+            cotangents = only(random_like(recorded.outputs, self.numbers), [k], recorded.outputs)
+            if self._differs(point, cotangents, recorded.gradients(cotangents), direction):
+                raise self._report(
+                    "the gradients at a kink, or a tie, do not add up to the slope along which there is none",
+                    None,
+                    "the slope where all elements change alike",
+                    "another one, by the gradients",
+                    "have elements that tie share the gradient, or give it to one of them",
+                )
+
+    # The report ---------------------------------------------------------------------------------------------
+
+    def _error(self, i: int, k: int, point: Tensors) -> CheckError:
+        label = self.function.inputs[i].label
+        expected, got, is_none = self._worst_element(i, k, point)
+        if is_none:
+            problem = f"backward gives {label} no gradient, though the result depends on it"
+            fix = f"return the gradient of {label}; or declare that it has none: nondiff_args={{{label!r}}}"
+        else:
+            problem = f"the gradient of {label} is not the derivative of what the operator computes"
+            fix = f"correct the formula for {label}: look at this element, with the other inputs as they are"
+        return self._report(problem, label, expected, got, fix)
+
+    def _worst_element(self, i: int, k: int, point: Tensors) -> tuple[str, str, bool]:
+        """What finite differences say and what backward says about the element of which it is most wrong."""
+        recorded = Recorded(self.function, point, self.wanted)
+        ones = [torch.ones_like(output) for output in recorded.outputs]
+        cotangents = only(ones if point[i].numel() > 1 else random_like(ones, self.numbers), [k], ones)
+        gradient = recorded.gradients(cotangents)[i]
+        worst, texts = -1.0, ("another one", "this one")
+        for n in range(min(point[i].numel(), _MOST_ELEMENTS)):
+            direction = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in point]
+            direction[i].view(-1)[n] = self.scales[i]
+            found = self._slope(point, direction, self.accuracy.steps[0])
+            if found is None or not found.is_finite():
+                continue
+            numeric = inner(cotangents, found.value) / self.scales[i]
+            analytic = inner([gradient], [direction[i]]) / self.scales[i]
+            if abs(numeric - analytic) > worst:
+                worst = abs(numeric - analytic)
+                at = tuple(int(x) for x in torch.unravel_index(torch.tensor(n), point[i].shape)) if n or k else ()
+                element = f"element {at or 0}, for output {k}"
+                texts = f"{numeric:.6g} (finite differences, {element})", f"{analytic:.6g} (backward)"
+        return *texts, gradient is None or not bool((gradient != 0).any())
+
+    def _report(self, problem: str, label: str | None, expected: str, got: str, fix: str) -> CheckError:
+        trial = self.function.trial
+        where = place_of_formula(trial)
+        return CheckError(problem, op=trial.name, argument=label, expected=expected, got=got, where=where, fix=fix)

@@ -1,0 +1,177 @@
+"""test_modes: the operator gives the same result however it is called.
+
+As it is; under a dispatch mode and a function mode that only pass calls on; in inference mode; below ``no_grad``; from
+another thread; on tensors that are parameters, instances of a subclass of Tensor, or wrapped by a subclass with
+``__torch_dispatch__``; through ``torch.func.functionalize``. None of these is to change a value. The last two may be
+refused: an operator need not know all subclasses. The others are met everywhere, and an exception there is a finding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops.checks._compare import difference
+from customops.checks._inputs import seeded
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial, failed_call
+from customops.checks._variants import are_plain, attempt, detached, quiet
+from customops.errors import CheckError
+
+
+def check(trial: Trial) -> None:
+    trial.require_data()
+    if not are_plain(trial):
+        raise NotExercised("an input is not a plain strided tensor")
+    plain = detached(trial)
+    with quiet():
+        expected, again = attempt(plain), attempt(plain)
+        if expected is None or again is None:
+            raise NotExercised("the operator takes no inputs without gradients")
+        wanted = _copied(expected.results)
+        if difference(_copied(again.results), wanted) or difference(wanted, _copied(again.results)):
+            raise NotExercised("two calls of the operator differ as it is")
+        for way, call, must_work in _WAYS:
+            _compare(plain, way, call, wanted, must_work=must_work)
+
+
+def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, *, must_work: bool) -> None:
+    copy = trial.copy()
+    try:
+        with seeded((copy.args, copy.kwargs)):
+            results = call(copy)
+    except _Skipped:
+        return
+    except Exception as error:
+        if not must_work:
+            return  # the operator need not know it
+        raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
+    found = difference(_copied(results), wanted)
+    if found is not None:
+        raise CheckError(f"the operator gives another result {way}", op=trial.name, got=found, fix=_FIX)
+
+
+_FIX = "go by the values, sizes and dtypes of the arguments alone: not by their Python types, not by whether a mode is active"
+
+
+class _Skipped(Exception):
+    """This way is nothing for these inputs."""
+
+
+def _copied(results: Any) -> list[Any]:
+    leaves = _compat.tracing.tree_leaves(results)
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _call(trial: Trial) -> Any:
+    outputs = trial.by_return(trial.op(*trial.args, **trial.kwargs))
+    return [outputs, list(trial.mutated.values())]
+
+
+def _under_dispatch_mode(trial: Trial) -> Any:
+    with _Through():
+        return _call(trial)
+
+
+def _under_function_mode(trial: Trial) -> Any:
+    with _ThroughFunctions():
+        return _call(trial)
+
+
+def _in_inference_mode(trial: Trial) -> Any:
+    with torch.inference_mode():
+        return _call(trial.copy())  # inference tensors, as a model has them there
+
+
+def _without_gradients(trial: Trial) -> Any:
+    with torch.no_grad():
+        return _call(trial)
+
+
+def _in_thread(trial: Trial) -> Any:
+    results: list[Any] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(_call(trial))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _on_parameters(trial: Trial) -> Any:
+    if trial.mutated or not any(tensor.is_floating_point() for tensor in trial.tensors):
+        raise _Skipped
+    call = trial.map_tensors(
+        lambda _, tensor: torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
+    )
+    return _call(call)
+
+
+def _on_subclass(trial: Trial) -> Any:
+    return _call(trial.map_tensors(lambda _, tensor: tensor.as_subclass(_Named)))
+
+
+def _on_wrappers(trial: Trial) -> Any:
+    if trial.mutated or not trial.tensors:
+        raise _Skipped
+    results = _call(trial.map_tensors(lambda _, tensor: _compat.tracing.Wrapper(tensor)))
+    leaves, spec = _compat.tracing.tree_flatten(results)
+    unwrapped = [leaf.inner if isinstance(leaf, _compat.tracing.Wrapper) else leaf for leaf in leaves]
+    return _compat.tracing.tree_unflatten(unwrapped, spec)
+
+
+def _functionalized(trial: Trial) -> Any:
+    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+
+    def function(*given: torch.Tensor) -> Any:
+        by_id = dict(zip(map(id, tensors), given, strict=True))
+        return _call(trial.map_tensors(lambda _, tensor: by_id[id(tensor)]))
+
+    return torch.func.functionalize(function)(*tensors)
+
+
+class _Through(_compat.tracing.TorchDispatchMode):
+    """Passes calls on."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _ThroughFunctions(torch.overrides.TorchFunctionMode):
+    """Passes calls on."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Named(torch.Tensor):
+    """A subclass that adds nothing."""
+
+
+_WAYS: tuple[tuple[str, Callable[[Trial], Any], bool], ...] = (
+    ("under a dispatch mode that passes calls on", _under_dispatch_mode, True),
+    ("under a function mode that passes calls on", _under_function_mode, True),
+    ("in inference mode", _in_inference_mode, True),
+    ("below torch.no_grad()", _without_gradients, True),
+    ("when called from another thread", _in_thread, True),
+    ("on parameters", _on_parameters, True),
+    ("on a subclass of Tensor", _on_subclass, True),
+    ("on tensors that a subclass wraps", _on_wrappers, False),
+    ("when functionalized", _functionalized, False),
+)

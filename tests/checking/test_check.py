@@ -1,0 +1,161 @@
+"""`customops.check` as a whole: what it takes, what it runs, what it reports."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import customops
+from customops import CustomOpDef, Registry
+from customops.checks import CHECKS, UsageError
+
+
+@pytest.fixture
+def double(registry: Registry, ns: str) -> CustomOpDef[Any, Any]:
+    """A right op."""
+
+    @registry.custom_op(f"{ns}::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    double.register_fake(lambda x: torch.empty_like(x))
+    double.register_autograd(lambda ctx, grad: grad * 2)
+    return double
+
+
+@pytest.fixture
+def scaled(registry: Registry, ns: str) -> CustomOpDef[Any, Any]:
+    """An op whose fake gives contiguous strides."""
+
+    @registry.custom_op(f"{ns}::scaled", mutates_args=())
+    def scaled(x: Tensor) -> Tensor:
+        return x * 2
+
+    scaled.register_fake(lambda x: x.new_empty(x.shape))
+    return scaled
+
+
+def test_a_right_op_passes(double: CustomOpDef[Any, Any]) -> None:
+    report = customops.check(double, [(torch.randn(3, 4),)])
+    assert report.passed
+    assert not report.failures
+    report.raise_on_failure()
+    assert report.by_check().keys() - {"inputs"} <= CHECKS.keys()
+
+
+def test_one_fault_is_reported_once_with_a_small_input(scaled: CustomOpDef[Any, Any]) -> None:
+    report = customops.check(scaled, [(torch.randn(5, 6, 7),)], only="test_faketensor")
+    (failure,) = report.failures
+    assert failure.check == "test_faketensor"
+    assert "Stride mismatch" in failure.problem
+    assert failure.inputs > 1
+    assert failure.args[0].numel() <= 8
+    assert not failure.args[0].is_contiguous()
+
+
+def test_samples_are_those_of_the_op(double: CustomOpDef[Any, Any]) -> None:
+    with pytest.raises(UsageError, match="there are no samples"):
+        customops.check(double)
+
+    @double.register_samples
+    def _() -> Any:
+        yield (torch.randn(3),)
+        yield (torch.randn(2, 2),), {}
+
+    report = customops.check(double, effort="quick")
+    assert {"sample 1", "sample 2"} <= {result.input for result in report.results}
+
+
+def test_a_tuple_is_one_sample(double: CustomOpDef[Any, Any]) -> None:
+    report = customops.check(double, (torch.randn(3),), only="test_schema", effort="quick")
+    assert report.passed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": [torch.ones(2)]}, "a sample is a tuple of arguments"),
+        ({"samples": [(torch.ones(2),)], "effort": "some"}, "no such effort"),
+        ({"samples": [(torch.ones(2),)], "only": "test_all"}, "there is no such check"),
+        ({"samples": [(torch.ones(2),)], "skip": ["test_all"]}, "there is no such check"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(double: CustomOpDef[Any, Any], arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        customops.check(double, **arguments)
+
+
+def test_only_and_skip(double: CustomOpDef[Any, Any]) -> None:
+    report = customops.check(double, [(torch.randn(3),)], only=["test_schema", "test_faketensor"], skip="test_schema")
+    assert report.by_check().keys() - {"inputs"} == {"test_faketensor"}
+    assert any("only=" in reason for reason in report.left_out)
+
+
+def test_a_sample_that_fails_is_a_fault(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::raises", mutates_args=())
+    def raises(x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    report = customops.check(raises, [(torch.randn(3),)])
+    (failure,) = report.failures
+    assert (failure.check, failure.problem) == ("inputs", "the operator itself fails on its sample")
+    assert "ValueError: no" in str(failure)
+
+
+def test_what_the_op_rejects_is_no_fault(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::even", mutates_args=())
+    def even(x: Tensor) -> Tensor:
+        torch._check(x.shape[0] % 2 == 0, lambda: "an even number of rows, please")
+        return x.clone()
+
+    @even.register_fake
+    def _(x: Tensor) -> Tensor:
+        torch._check(x.shape[0] % 2 == 0, lambda: "an even number of rows, please")
+        return torch.empty_like(x)
+
+    report = customops.check(even, [(torch.randn(4, 3),)], only=["test_schema", "test_faketensor"])
+    assert report.passed
+    assert "an even number of rows" in str([r.reason for r in report.results if r.status == "rejected"])
+
+
+def test_an_aten_op() -> None:
+    report = customops.check(torch.ops.aten.mul.Tensor, [(torch.randn(3), torch.randn(3))])
+    assert report.passed, str(report)
+
+
+def test_an_op_of_torch_library() -> None:
+    @torch.library.custom_op("checking::torchs", mutates_args=())
+    def torchs(x: Tensor) -> Tensor:
+        return x * 2
+
+    torchs.register_fake(lambda x: torch.empty_like(x, dtype=torch.float64))
+    report = customops.check(torchs, [(torch.randn(3),)], effort="quick")
+    assert [failure.check for failure in report.failures] == ["test_faketensor"]
+
+
+def test_inputs_stay_as_they_are(double: CustomOpDef[Any, Any]) -> None:
+    x = torch.randn(3, 4)
+    before, state = x.clone(), torch.get_rng_state()
+    customops.check(double, [(x,)])
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not x.requires_grad
+
+
+@pytest.mark.process
+def test_a_crash_is_a_fault_where_isolated(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::crashes", mutates_args=())
+    def crashes(x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            ctypes.string_at(0)
+        return x.clone()
+
+    crashes.register_fake(lambda x: torch.empty_like(x))
+    report = customops.check(crashes, [(torch.randn(3),)], only="test_faketensor", isolate=True)
+    assert {failure.problem for failure in report.failures} == {"the operator ends the process"}
+    assert "SIGSEGV" in str(report)
+    assert any(result.status == "passed" for result in report.results)
