@@ -78,7 +78,7 @@ def examine(subject: Subject, effort: Any) -> Verdict:
     start = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        report = customops.check(subject.op, subject.samples, effort=effort, progress=False)
+        report = customops.check(subject.op, subject.samples, effort=effort, progress=False, isolate=True)
     findings = [Finding(f.check, f.problem, f.input, str(f)) for f in report.failures]
     statuses = {
         name: dict(collections.Counter(result.status for result in results))
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--text", action="store_true", help="print the explained findings, too")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="a file to which a line is added for each op")
     parser.add_argument("--reproductions", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -188,16 +188,17 @@ def main() -> int:
     if options.ops:
         subjects = [s for s in subjects if any(part in s.name for part in options.ops)]
     warm_up()
-    found = []
+    found: list[Verdict] = []
     for v in verdicts(subjects, options.effort, options.timeout, options.jobs):
         found.append(v)
+        if options.json:
+            with options.json.open("a") as lines:
+                lines.write(json.dumps(asdict(v)) + "\n")
         for text in told(v, options.text):
             print(text + "\n", flush=True)
     print(table(found))
     times = sorted(v.seconds for v in found if v.statuses) or [0.0]
     print(f"\nseconds of an op: median {times[len(times) // 2]:.2f}, most {times[-1]:.2f}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(v) for v in found], indent=1))
     return 0
 
 
