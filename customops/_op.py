@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -14,7 +14,7 @@ from customops import _compat
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch import fingerprint
-from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.callbacks import bind
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
@@ -22,7 +22,7 @@ from customops._lifetime import Owner
 from customops._rules import Rules
 from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
-from customops._samples import Sample, samples_of
+from customops._samples import Constraints, Sample, Samples, samples_of, samples_with
 from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
 from customops.errors import UnregisteredError
@@ -66,7 +66,7 @@ class CustomOpDef(Register[P, R]):
         fn = operator.spec.fn
         self._owner = owner
         self._init_fn = fn
-        self._samples: Fn | None = None
+        self._samples: Samples | None = None
         self._rules = rules or Rules()
         self.__name__ = operator.name.name
         if fn is not None:
@@ -152,28 +152,89 @@ class CustomOpDef(Register[P, R]):
 
     # Samples ----------------------------------------------------------------------------------------------------
 
-    def register_samples(self, fn: YieldsArguments, /) -> YieldsArguments:
+    @overload
+    def register_samples(
+        self,
+        fn: YieldsArguments,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> YieldsArguments: ...
+    @overload
+    def register_samples(
+        self,
+        fn: None = None,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> Callable[[YieldsArguments], YieldsArguments]: ...
+    def register_samples(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> Any:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
+
+        `customops.check` makes other inputs of them, and leaves out those that the kernel refuses. Where a kernel takes
+        what the op is not meant for, the options say what to try.
+
+        Args:
+            fn: the function. Without it, a decorator is returned.
+            vary: values to try for an argument (``"dim"``), for the dtype of a tensor (``"x.dtype"``) or for its shape
+                (``"x.shape"``), in the place of those that would be guessed. Either the values, or a function that
+                returns them for the value in a sample.
+            fixed: what is not to be changed: arguments (``"dim"``), kinds of change (``"size"``, ``"layout"``,
+                ``"dtype"``, ``"value"``, ``"choice"``, ``"optional"``, ``"list"``, ``"same"``, ``"device"``), or a kind
+                of one argument (``"x.layout"``).
+            constraints: what has to be true of the arguments. A function, or several, that take some of them by name.
+
+        Raises:
+            ArgumentError: an option names what the op does not have.
 
         Example:
             >>> @double.register_samples
             ... def _():
             ...     yield (torch.randn(3),)
             ...     yield (torch.randn(2, 3, requires_grad=True),), {}
+
+            >>> @scatter.register_samples(
+            ...     vary={"dim": lambda dim: range(-2, 2), "x.dtype": [torch.float32, torch.float64]},
+            ...     fixed=("index.value", "layout"),
+            ...     constraints=lambda x, index: len(x) == len(index),
+            ... )
+            ... def _():
+            ...     yield torch.randn(3, 4), torch.tensor([2, 0, 1]), 0
         """
+        if fn is None:
+            return functools.partial(self.register_samples, vary=vary, fixed=fixed, constraints=constraints)
         bind(fn, self._qualname, "samples function")
+        samples = samples_with(fn, self._qualname, self._parameters(), vary, fixed, constraints)
         with lock:
-            before, self._samples = self._samples, fn
-            self._record(functools.partial(self._unset_samples, fn, before))
+            before, self._samples = self._samples, samples
+            self._record(functools.partial(self._unset_samples, samples, before))
         return fn
 
-    def _unset_samples(self, fn: Fn, before: Fn | None) -> None:
-        if self._samples is fn:
+    def _parameters(self) -> dict[str, bool]:
+        """The names of the op's parameters; do they hold tensors?"""
+        if self._lowering is None:
+            return {argument.name: argument.holds_tensors for argument in self.schema.arguments}
+        return {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
+
+    def _unset_samples(self, samples: Samples, before: Samples | None) -> None:
+        if self._samples is samples:
             self._samples = before
 
     def samples(self) -> Iterator[Sample]:
         """The op's sample inputs, made anew."""
-        return samples_of(self._samples, self._qualname) if self._samples is not None else iter(())
+        return samples_of(self._samples.fn, self._qualname) if self._samples is not None else iter(())
 
     # Compilers --------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,21 @@
-"""Sample inputs of an op, for checks."""
+"""Sample inputs of an op, for checks, and what checks may change of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from customops._dispatch.callbacks import Fn
-from customops.errors import CallbackError
+from customops.errors import ArgumentError, CallbackError, brief, where
+
+#: What can be changed of a sample: of all its arguments, or as ``"x.layout"`` of one.
+KINDS = ("size", "layout", "dtype", "value", "choice", "optional", "list", "same", "device")
+#: What of a tensor values can be given for, as in ``vary={"x.dtype": ...}``.
+ASPECTS = ("dtype", "shape")
+
+Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
 
 
 class Sample(NamedTuple):
@@ -36,3 +45,83 @@ def _sample(item: Any, op: str) -> Sample:
         got=type(item).__name__,
         fix="yield (x,) for one argument",
     )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A samples function, and what its author said about inputs that are made of its samples."""
+
+    fn: Fn
+    #: Argument, or ``"x.dtype"`` or ``"x.shape"`` -> the values to try, or what returns them for that of a sample.
+    vary: Mapping[str, Any] = field(default_factory=dict)
+    #: Arguments, kinds, or a kind of an argument (``"x.layout"``) that are not to be changed.
+    fixed: frozenset[str] = frozenset()
+    #: What has to be true of the arguments; each is called with those that it names.
+    constraints: tuple[Callable[..., bool], ...] = ()
+
+
+def samples_with(
+    fn: Fn,
+    op: str,
+    arguments: Mapping[str, bool],
+    vary: Mapping[str, Any] | None,
+    fixed: str | Iterable[str],
+    constraints: Constraints,
+) -> Samples:
+    """The record of a samples function and its options.
+
+    Args:
+        arguments: name of an argument -> does it hold tensors?
+
+    Raises:
+        ArgumentError: an option names what the op does not have.
+    """
+    vary, fixed = dict(vary or {}), frozenset([fixed] if isinstance(fixed, str) else fixed)
+    of_tensors = [
+        f"{name}.{aspect}" for name, holds_tensors in arguments.items() if holds_tensors for aspect in ASPECTS
+    ]
+    kinds_of_arguments = [f"{name}.{kind}" for name in arguments for kind in KINDS]
+    _check_names("vary", vary, [*arguments, *of_tensors], (), op)
+    _check_names("fixed", fixed, [*arguments, *KINDS], kinds_of_arguments, op)
+    for key, values in vary.items():
+        if not callable(values) and (isinstance(values, str) or not isinstance(values, Iterable)):
+            raise ArgumentError(
+                "vary needs the values to try, or a function that returns them",
+                op=op,
+                argument=f"vary[{key!r}]",
+                got=brief(values),
+                fix=f"vary={{{key!r}: [{brief(values)}]}}",
+            )
+    rules = (constraints,) if callable(constraints) or not isinstance(constraints, Iterable) else tuple(constraints)
+    for rule in rules:
+        _check_constraint(rule, arguments, op)
+    return Samples(fn, vary, fixed, rules)
+
+
+def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iterable[str], op: str) -> None:
+    known = {*shown, *more}
+    for name in given:
+        if name not in known:
+            raise ArgumentError(
+                f"{option} names what the op does not have",
+                op=op,
+                argument=option,
+                expected=f"some of {', '.join(shown)}" + (", or a kind of one argument, as x.layout" if more else ""),
+                got=repr(name),
+            )
+
+
+def _check_constraint(rule: Any, arguments: Mapping[str, bool], op: str) -> None:
+    if not callable(rule):
+        raise ArgumentError("a constraint must be callable", op=op, argument="constraints", got=brief(rule))
+    for each in inspect.signature(rule).parameters.values():
+        is_open = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.default is not each.empty
+        if each.kind is each.POSITIONAL_ONLY or not (is_open or each.name in arguments):
+            raise ArgumentError(
+                "a constraint takes arguments of the op, by their names",
+                op=op,
+                argument="constraints",
+                expected=f"some of {', '.join(arguments)}",
+                got=each.name,
+                where=where(rule),
+            )

@@ -91,7 +91,7 @@ def _module_name(path: Path) -> str:
 def _is_inside(module: ModuleType, op: Op) -> bool:
     """Was the op defined, or given its samples, in the module's file, or in a package's directory?"""
     # A helper may define the ops of a project: then the samples tell whose they are.
-    places = [op.source, *(location_of(fn) for fn in [op._samples] if fn is not None)]
+    places = [op.source, *(location_of(samples.fn) for samples in [op._samples] if samples is not None)]
     sources = [Path(place.rpartition(":")[0]).resolve() for place in places]
     if hasattr(module, "__path__"):
         roots = [Path(directory).resolve() for directory in module.__path__]

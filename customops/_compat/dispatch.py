@@ -164,3 +164,23 @@ def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
 
 #: Is a functorch transform running?
 transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
+
+
+#: A key of a device that torch itself has no kernels for, so that an operator there runs the kernel for all devices.
+_UNUSED_DEVICE = "Lazy"
+
+
+def without_device_kernel(overload: Any) -> Callable[..., Any]:
+    """A function that runs the kernel for all devices of an operator, whatever the device of its tensors."""
+    keys = key_set(_UNUSED_DEVICE)
+    redispatch: Callable[..., Any] = functools.partial(overload.redispatch, keys)
+    return redispatch
+
+
+def devices_at_hand() -> list[str]:
+    """The device types, but for the CPU, on which tensors can be made: accelerators, and a device made in Python."""
+    found = [torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else []  # type: ignore[union-attr]
+    own = _C._get_privateuse1_backend_name()
+    if own != "privateuseone" and own not in found and hasattr(torch, own):
+        found.append(own)
+    return found

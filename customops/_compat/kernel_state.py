@@ -21,6 +21,11 @@ __tracebackhide__ = True  # pytest leaves the frames out
 autocast_is_on: Callable[[], bool] = _C._is_any_autocast_enabled
 
 
+def set_deterministic(on: bool, warn_only: bool) -> None:
+    """`torch.use_deterministic_algorithms` without what it tells inductor, which it would load."""
+    _C._set_deterministic_algorithms(on, warn_only=warn_only)
+
+
 set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
 
 

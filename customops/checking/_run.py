@@ -14,7 +14,7 @@ from customops.checks._case import Case
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial
-from customops.checks.inputs import Probed, Variation, derive, probe, shrink
+from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
 from customops.errors import CheckError
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
@@ -119,7 +119,7 @@ class Run:
     # Inputs -------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> Iterator[Case]:
-        variation = Variation()
+        variation = variation_of(self.custom_op)
         for number, sample in enumerate(self.samples):
             derived = derive(sample, variation, self.effort, number)
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])

@@ -7,28 +7,14 @@ Each check is one module. `CHECKS` is the table of them by name; `run_check` run
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from customops._op import CustomOpDef
-from customops.checks import (
-    aot_dispatch,
-    autograd_registration,
-    error_parity,
-    faketensor,
-    gradients,
-    modes,
-    schema,
-    second_order,
-    symbolic_sizes,
-    vmap,
-    writes,
-)
-from customops.checks._check import Check, everything, of_kinds
+from customops.checks._check import Check
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
+from customops.checks._table import CHECKS, DEFAULT_CHECKS
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
 from customops.checks.autograd_registration import autograd_registration_check
@@ -57,82 +43,6 @@ __all__ = [
     "run_check",
     "schema_check",
 ]
-
-#: No name of a check is the start of another's: names of generated tests begin with them.
-CHECKS: Mapping[str, Check] = MappingProxyType(
-    {
-        "test_schema": Check(
-            schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
-        ),
-        "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
-        "test_gradients": Check(
-            gradients.check,
-            "gradients against finite differences, and with each other",
-            of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
-            effort="quick",
-            after=("test_schema", "test_autograd_registration"),
-        ),
-        "test_second_order": Check(
-            second_order.check,
-            "gradients of gradients against finite differences",
-            after=("test_schema", "test_gradients"),
-        ),
-        "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
-        "test_aot_dispatch_static": Check(
-            functools.partial(aot_dispatch.check, dynamic=False),
-            "eager mode against AOTDispatcher with static sizes",
-            effort="thorough",
-            after=("test_schema", "test_faketensor"),
-        ),
-        "test_aot_dispatch_dynamic": Check(
-            functools.partial(aot_dispatch.check, dynamic=True),
-            "eager mode against AOTDispatcher with symbolic sizes",
-            after=("test_schema", "test_faketensor"),
-        ),
-        "test_symbolic_sizes": Check(
-            symbolic_sizes.check,
-            "fake impl on symbolic sizes against the kernel on several sizes",
-            of_kinds("choice", "optional", "list", "layout", "value", each=2),
-            after=("test_faketensor",),
-        ),
-        "test_vmap": Check(
-            vmap.check,
-            "vmap against a loop",
-            of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
-        ),
-        "test_empty_batch": Check(
-            functools.partial(vmap.check, empty=True),
-            "vmap of a batch of none",
-            effort="thorough",
-            after=("test_vmap",),
-        ),
-        "test_writes": Check(
-            writes.check,
-            "memory around tensors, and writes and aliases that the schema declares",
-            of_kinds("layout", "size", "dtype", "choice", "list", each=4),
-            after=("test_schema",),
-        ),
-        "test_modes": Check(
-            modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"
-        ),
-        "test_errors": Check(
-            error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
-        ),
-        "test_late_errors": Check(
-            functools.partial(error_parity.check, late=True),
-            "wrong calls that the kernel refuses against the fake impl",
-            effort="thorough",
-            after=("test_faketensor",),
-        ),
-    }
-)
-
-DEFAULT_CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 
 
 def opcheck(

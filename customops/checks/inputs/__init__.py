@@ -9,6 +9,6 @@ from __future__ import annotations
 from customops.checks.inputs.derive import derive
 from customops.checks.inputs.probe import Probed, Rejection, probe
 from customops.checks.inputs.shrink import shrink
-from customops.checks.inputs.variation import Variation
+from customops.checks.inputs.variation import Variation, variation_of
 
-__all__ = ["Probed", "Rejection", "Variation", "derive", "probe", "shrink"]
+__all__ = ["Probed", "Rejection", "Variation", "derive", "probe", "shrink", "variation_of"]

@@ -85,7 +85,7 @@ class Parts:
         ours = {argument.name: argument for argument in custom.schema.arguments}
         places = {name: _place(ours.get(name, argument)) for name, argument in arguments.items()}
         for parameter in lowering.signature.parameters if lowering is not None else ():
-            for place in _places(parameter.node):
+            for place in _places(parameter.node, self.trial.arguments):
                 if place.name in places:
                     places[place.name] = replace(place, default=places[place.name].default)
         return places
@@ -181,14 +181,15 @@ def _place(argument: Argument) -> Place:
     return Place(argument.name, type_, argument.default)
 
 
-def _places(node: Node, *, is_bound: bool = False) -> Iterator[Place]:
+def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> Iterator[Place]:
     if isinstance(node, Leaf):
         yield Place(node.name, node.type, REQUIRED, _choices(node.codec), _length(node.codec), is_bound)
     elif isinstance(node, Group):
+        is_absent = node.given is not None and given.get(node.given.name) is not True
         if node.given is not None:
             yield Place(node.given.name, "bool", is_bound=True)
         for field in node.fields.values():  # those of an object that is not there are None, and stay so
-            yield from _places(field, is_bound=is_bound or node.given is not None)
+            yield from _places(field, given, is_bound=is_bound or is_absent)
     else:
         for leaf in node.leaves:
             yield Place(leaf.name, leaf.type, is_bound=True)

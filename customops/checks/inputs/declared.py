@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from customops._schema.model import Schema
 from customops.checks._case import Case, Kind
 from customops.checks._trial import Trial
 from customops.checks.inputs._elements import resized
@@ -18,13 +19,14 @@ from customops.checks.inputs._ranks import QUICK
 from customops.checks.inputs.dtypes import as_dtype, name_of
 from customops.checks.inputs.numbers import in_words
 from customops.checks.inputs.variation import Variation
+from customops.errors import CustomOpsError
 
 
 def declared(parts: Parts, rank: int) -> Iterator[Case]:
     """The values that `Variation.vary` gives."""
     if rank != QUICK:
         return
-    given = arguments_of(parts.trial)
+    given = arguments_of(parts.trial) if parts.variation.vary else {}
     for key in parts.variation.vary:
         name, _, aspect = key.rpartition(".") if key.endswith((".dtype", ".shape")) else (key, "", "")
         if aspect:
@@ -51,7 +53,10 @@ def holds(variation: Variation, trial: Trial) -> bool:
     """Are the constraints true of a call? One that raises is not."""
     if not variation.constraints:
         return True
-    given = arguments_of(trial)
+    try:
+        given = arguments_of(trial)
+    except CustomOpsError:  # there are no such values
+        return False
     return all(_holds(constraint, given) for constraint in variation.constraints)
 
 
@@ -68,11 +73,17 @@ def arguments_of(trial: Trial) -> dict[str, Any]:
     """The arguments of a call by name, as the op's function gets them, with the defaults."""
     lowering = getattr(trial.custom_op, "_lowering", None)
     if lowering is None:
-        given: dict[str, Any] = {a.name: a.default for a in trial.schema.arguments if a.has_default}
-        return given | trial.arguments
-    values, named = lowering.restore(*trial.args, **trial.kwargs)
+        return _with_defaults(trial, trial.schema)
+    given = _with_defaults(trial, lowering.schema)
+    by_position = [given[argument.name] for argument in lowering.schema.positional]
+    values, named = lowering.restore(*by_position, **{a.name: given[a.name] for a in lowering.schema.keyword_only})
     names = [each.name for each in lowering.signature.parameters if not each.by_keyword]
     return {**dict(zip(names, values, strict=True)), **named}
+
+
+def _with_defaults(trial: Trial, schema: Schema) -> dict[str, Any]:
+    defaults: dict[str, Any] = {each.name: each.default for each in schema.arguments if each.has_default}
+    return defaults | trial.arguments
 
 
 def with_argument(trial: Trial, name: str, value: Any) -> Trial:
@@ -80,16 +91,15 @@ def with_argument(trial: Trial, name: str, value: Any) -> Trial:
     lowering = getattr(trial.custom_op, "_lowering", None)
     if lowering is None:
         return trial.with_arguments(**{name: value})
-    values, named = lowering.restore(*trial.args, **trial.kwargs)
+    values = arguments_of(trial) | {name: value}
     args: list[Any] = []
-    for each, old in zip([p for p in lowering.signature.parameters if not p.by_keyword], values, strict=True):
-        new = value if each.name == name else old
-        args += new if each.stars else (new,)
-    kwargs = dict(named)
-    if name in kwargs:
-        kwargs[name] = value
+    kwargs: dict[str, Any] = {}
     for each in lowering.signature.parameters:
         if each.stars == "**":
-            kwargs |= kwargs.pop(each.name)
+            kwargs |= values[each.name]
+        elif each.by_keyword:
+            kwargs[each.name] = values[each.name]
+        else:
+            args += values[each.name] if each.stars else (values[each.name],)
     lowered_args, lowered_kwargs = trial.custom_op.lower(*args, **kwargs)
     return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from customops._schema.arguments import is_part
+
 
 @dataclass(frozen=True)
 class Variation:
@@ -38,6 +40,25 @@ class Variation:
         given = self.vary[key]
         values: Iterable[Any] = given(value) if callable(given) else given
         return values
+
+
+def variation_of(op: Any) -> Variation:
+    """What was said at `register_samples`, of a `CustomOpDef`; None stands for another operator."""
+    samples = getattr(op, "_samples", None)
+    if samples is None:
+        return Variation()
+    fixed = {lowered for name in samples.fixed for lowered in _lowered(op, name)}
+    fixed |= {lowered for name in samples.vary if "." not in name for lowered in _lowered(op, name)}
+    return Variation(samples.vary, frozenset(fixed), samples.constraints)
+
+
+def _lowered(op: Any, name: str) -> list[str]:
+    """What a name of `fixed` is called where the arguments are those of the schema."""
+    lowering = getattr(op, "_lowering", None)
+    argument, dot, kind = name.partition(".")
+    leaves = [leaf for each in (lowering.signature.parameters if lowering else ()) for leaf in each.node.leaves]
+    parts = [f"{leaf.name}{dot}{kind}" for leaf in leaves if is_part(leaf.path, argument)]
+    return [name, *parts]
 
 
 #: What of a tensor a kind of change changes, as keys of `vary` say it.

@@ -1,0 +1,50 @@
+"""Other values for the same call: same shapes and dtypes, and in the range of the values there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from customops.checks._calls import attempt
+from customops.checks._compare import difference
+from customops.checks._trial import Trial
+
+
+def other_values(trial: Trial) -> Trial | None:
+    """The call with other values, which the operator takes; None if none were found.
+
+    The elements of floating-point tensors are shuffled and made a little smaller. Tensors of integers and bools are
+    often indices or sizes: theirs are shuffled, where that is accepted and nothing else can change.
+    """
+    for change in (_scaled, _shuffled):
+        other = trial.map_tensors(change)
+        if difference([*other.tensors], [*trial.tensors], exact=True) and attempt(other) is not None:
+            return other
+    return None
+
+
+def _scaled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
+    return (_shuffled(_name, tensor) * factor.to(tensor.device)).to(tensor.dtype)
+
+
+def _shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    with torch.no_grad():
+        order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(1)).to(tensor.device)
+        return tensor.detach().reshape(-1)[order].reshape(tensor.shape)
+
+
+def other_numbers(trial: Trial) -> Iterator[Trial]:
+    """The call with another value for one of its numbers. It need not be accepted."""
+    for name, value in trial.arguments.items():
+        if type(value) is float:
+            yield trial.with_arguments(**{name: value * 1.5 + 0.25})
+        elif type(value) is int:
+            yield trial.with_arguments(**{name: value + 1})
+        elif type(value) is bool:
+            yield trial.with_arguments(**{name: not value})

@@ -1,0 +1,145 @@
+"""The table of checks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from customops.checks import (
+    aot_dispatch,
+    autocast,
+    autograd_registration,
+    batches,
+    determinism,
+    error_parity,
+    faketensor,
+    gradients,
+    kernels,
+    layouts,
+    modes,
+    schema,
+    second_order,
+    state,
+    symbolic_sizes,
+    threads,
+    uninitialized_memory,
+    vmap,
+    writes,
+)
+from customops.checks._check import Check, everything, of_kinds
+
+#: In the order of running: what explains the failures of others comes first. No name is the start of another's: names
+#: of generated tests begin with them.
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        # What a call does to memory, and whether it does the same again.
+        "test_schema": Check(
+            schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
+        ),
+        "test_writes": Check(
+            writes.check,
+            "memory around tensors, and writes and aliases that the schema declares",
+            of_kinds("layout", "size", "dtype", "choice", "list", each=4),
+            after=("test_schema",),
+        ),
+        "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
+        "test_uninitialized_memory": Check(
+            uninitialized_memory.check,
+            "results in filled memory against results in memory as it comes",
+            of_kinds("size", "dtype", each=4),
+            "quick",
+        ),
+        "test_layouts": Check(
+            layouts.check,
+            "strided inputs against contiguous ones, and what lies around them",
+            of_kinds("layout"),
+            "quick",
+            after=("test_schema", "test_determinism"),
+        ),
+        # The fake impl.
+        "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
+        "test_symbolic_sizes": Check(
+            symbolic_sizes.check,
+            "fake impl on symbolic sizes against the kernel on several sizes",
+            of_kinds("choice", "optional", "list", "layout", "value", each=2),
+            after=("test_faketensor",),
+        ),
+        "test_errors": Check(
+            error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
+        ),
+        "test_late_errors": Check(
+            functools.partial(error_parity.check, late=True),
+            "wrong calls that the kernel refuses against the fake impl",
+            effort="thorough",
+            after=("test_faketensor",),
+        ),
+        # What the kernel computes.
+        "test_state": Check(
+            state.check, "a call against the same call after others, in other settings", after=("test_determinism",)
+        ),
+        "test_batches": Check(
+            batches.check,
+            "elements of a batch against the same ones in batches of other sizes",
+            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_kernels": Check(
+            kernels.check,
+            "kernels against each other, a reference function, and wider dtypes",
+            of_kinds("size", "dtype", "value", "layout", each=3),
+            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
+        "test_threads": Check(
+            threads.check, "two threads against one", after=("test_determinism", "test_state", "test_schema")
+        ),
+        # Derivatives.
+        "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
+        "test_gradients": Check(
+            gradients.check,
+            "gradients against finite differences, and with each other",
+            of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
+            effort="quick",
+            after=("test_schema", "test_autograd_registration"),
+        ),
+        "test_second_order": Check(
+            second_order.check,
+            "gradients of gradients against finite differences",
+            after=("test_schema", "test_gradients"),
+        ),
+        # Transforms, modes and compilers.
+        "test_vmap": Check(
+            vmap.check,
+            "vmap against a loop",
+            of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
+        ),
+        "test_empty_batch": Check(
+            functools.partial(vmap.check, empty=True),
+            "vmap of a batch of none",
+            effort="thorough",
+            after=("test_vmap",),
+        ),
+        "test_autocast": Check(autocast.check, "autocast against casts by hand"),
+        "test_modes": Check(
+            modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"
+        ),
+        "test_aot_dispatch_dynamic": Check(
+            functools.partial(aot_dispatch.check, dynamic=True),
+            "eager mode against AOTDispatcher with symbolic sizes",
+            after=("test_schema", "test_faketensor"),
+        ),
+        "test_aot_dispatch_static": Check(
+            functools.partial(aot_dispatch.check, dynamic=False),
+            "eager mode against AOTDispatcher with static sizes",
+            effort="thorough",
+            after=("test_schema", "test_faketensor"),
+        ),
+    }
+)
+
+#: What `opcheck` runs if it is not told.
+DEFAULT_CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)

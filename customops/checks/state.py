@@ -1,0 +1,284 @@
+"""test_state: a call neither depends on what happened before it, or around it, nor leaves anything behind.
+
+The operator is called with its inputs, with others, and again; with a tensor that was written in between, and with
+other numbers. Calls with equal inputs have to have equal results. The results are also compared between states of the
+thread that have no part in values: autograd on and off, inference mode, and, where an input is of floating point, the
+default dtype. What a first call returned, and what it was given, is the same after a second call.
+
+Operators whose results are random, or differ between equal calls, are not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from customops.checks import _memory
+from customops.checks._calls import (
+    Results,
+    attempt,
+    call,
+    detached,
+    first_difference,
+    results_in,
+    steady_results,
+    where_of,
+)
+from customops.checks._inputs import tensors_in
+from customops.checks._other_inputs import other_numbers, other_values
+from customops.checks._outcome import NotExercised
+from customops.checks._settings import Settings, reseeds
+from customops.checks._trial import Trial
+from customops.errors import CheckError
+
+_EARLIER = "results depend on earlier calls"
+_KEPT = (
+    "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
+    "shape, id() or data_ptr()), a counter, a buffer; compute it in each call"
+)
+
+
+def check(trial: Trial) -> None:
+    trial.require_data()
+    trial = detached(trial)
+    _check_settings(trial)
+    expected = steady_results(trial)
+    other = other_values(trial)
+    if other is not None:
+        _check_kept(trial, other)
+        _check_rewritten(trial, other)
+        _check_shapes(trial, other)
+    _check_again(trial, expected)
+    _check_numbers(trial)
+    _check_states(trial, expected)
+
+
+def _error(trial: Trial, problem: str, got: str, fix: str) -> CheckError:
+    return CheckError(problem, op=trial.name, got=got, where=where_of(trial), fix=fix)
+
+
+# What is left behind ----------------------------------------------------------------------------------------
+
+
+def _check_settings(trial: Trial) -> None:
+    before = Settings.now()
+    try:
+        accepted = attempt(trial) is not None
+        changed = before.change()
+    finally:
+        before.restore()
+    if changed:
+        raise _error(
+            trial,
+            f"a call changes a setting of the program: {changed[0]}",
+            changed[1],
+            "set it back in a finally clause, or use the context manager that torch has for it",
+        )
+    found = reseeds(trial) if accepted else None
+    if found:
+        raise _error(
+            trial,
+            f"a call seeds the random numbers of {found}, of which the whole program takes",
+            "whatever the state of its generator was, it is the same after the call",
+            "use a generator of your own: torch.Generator().manual_seed(...), numpy.random.default_rng(...), "
+            "random.Random(...)",
+        )
+
+
+# Earlier calls ----------------------------------------------------------------------------------------------
+
+
+def _check_kept(trial: Trial, other: Trial) -> None:
+    """A second call changes neither what the first returned nor what it was given; what a user does neither."""
+    first, second = trial.copy(), other.copy()
+    try:
+        outputs = call(first)
+        results, given = results_in(first, outputs), results_in(first, None) | _inputs(first)
+        later = call(second)
+    except Exception as error:
+        raise NotExercised("a second call with other values fails") from error
+    if first_difference(results_in(first, outputs), results, exact=True):
+        raise _error(
+            trial,
+            "what a call returned is changed by the next call",
+            "the first result, after a second call with other values, has other elements",
+            "return new memory from each call, not a buffer that is kept",
+        )
+    if first_difference(_inputs(first), {name: given[name] for name in _inputs(first)}, exact=True):
+        raise _error(
+            trial,
+            "a call writes to a tensor that an earlier call was given",
+            "an argument of the first call, after a second call with tensors of its own, has other elements",
+            "keep no tensors that a call was given",
+        )
+    _check_returned_again(trial, first, outputs, later)
+
+
+def _inputs(trial: Trial) -> Results:
+    return results_in(trial, None) | {name: _clones(value) for name, value in trial.arguments.items()}
+
+
+def _clones(value: Any) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors_in(value)]
+
+
+def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) -> None:
+    """Is memory of one result that of the next, so that who writes to it changes that?"""
+    given = first.tensors
+    for one in tensors_in(outputs):
+        if any(_memory.share_memory(one, tensor) for tensor in given):
+            continue
+        if any(_memory.share_memory(one, two) for two in tensors_in(later)):
+            raise _error(
+                trial,
+                "two calls return the same memory",
+                "a tensor that the second call returned shares memory with one of the first",
+                "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
+                "results",
+            )
+
+
+def _check_rewritten(trial: Trial, other: Trial) -> None:
+    """A tensor that is written between two calls is another input, though it is the same object."""
+    expected = attempt(other)
+    reused = trial.copy()
+    if expected is None or trial.mutated:
+        return
+    try:
+        call(reused)
+        with torch.no_grad():
+            for tensor, values in zip(reused.tensors, other.tensors, strict=True):
+                tensor.copy_(values)
+        actual = results_in(reused, call(reused))
+    except Exception:  # tensors whose elements overlap cannot be written
+        return
+    found = first_difference(actual, expected, rtol=trial.rtol)
+    if found:
+        raise _error(trial, _EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
+
+
+def _check_shapes(trial: Trial, other: Trial) -> None:
+    """For a size that was never seen: what a call gives in float64 it gives in float32, called with others before."""
+    if not trial.tensors or not all(t.dtype is torch.float32 or not t.is_floating_point() for t in trial.tensors):
+        return
+    enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
+    if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
+        return
+    truth = attempt(_in_float64(other_enlarged))
+    first, second = attempt(enlarged), attempt(other_enlarged)
+    near = attempt(_in_float64(other_enlarged).map_tensors(_nudged))
+    if truth is None or first is None or second is None or near is None:
+        return
+    if first_difference(_widened(near), _widened(truth), rtol=1e-4):
+        return  # too steep to tell
+    stale = first_difference(_widened(second), _widened(truth), rtol=1e-2)
+    if stale and not first_difference(_widened(attempt(enlarged) or first), _widened(first), rtol=1e-4):
+        started = attempt(_in_float64(enlarged))
+        if started is None or first_difference(_widened(first), _widened(started), rtol=1e-2):
+            return  # float32 and float64 differ in any case
+        raise _error(trial, _EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
+
+
+def _enlarged(trial: Trial) -> Trial:
+    """Every dimension of more than one element twice and a bit as large, by repetition."""
+
+    def larger(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.numel() > 10_000:
+            return tensor
+        for dim, size in enumerate(tensor.shape):
+            if size > 1:
+                tensor = tensor.index_select(dim, (torch.arange(2 * size + 1) % size).to(tensor.device))
+        return tensor
+
+    return trial.map_tensors(larger)
+
+
+def _in_float64(trial: Trial) -> Trial:
+    return trial.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+
+def _nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
+
+
+def _widened(results: Results) -> Results:
+    """Floating-point results as float64; what is no tensor of floating point is left out."""
+    floating = {n: v for n, v in results.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return {name: value.double() for name, value in floating.items()}
+
+
+def _check_again(trial: Trial, expected: Results) -> None:
+    again = attempt(trial)
+    found = first_difference(again, expected, rtol=trial.rtol) if again is not None else ("the call", "it fails")
+    if found:
+        raise _error(trial, _EARLIER, f"called again, after calls with other values: {': '.join(found)}", _KEPT)
+
+
+def _check_numbers(trial: Trial) -> None:
+    """The same tensors with another number are another input."""
+    if trial.mutated:
+        return
+    for other in other_numbers(trial):
+        expected = attempt(other)
+        if expected is None:
+            continue
+        tensors = trial.copy()
+        reused = [tensors, other.map_tensors(_those_of(other, tensors))]
+        try:
+            actual = [results_in(each, call(each)) for each in reused][-1]
+        except Exception as error:
+            raise NotExercised("a call with another number fails the second time") from error
+        found = first_difference(actual, expected, rtol=trial.rtol)
+        if found:
+            got = f"called with the same tensors and another number: {': '.join(found)}"
+            raise _error(trial, _EARLIER, got, _KEPT)
+
+
+def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    by_id = {id(tensor): copy for tensor, copy in zip(trial.tensors, copies.tensors, strict=True)}
+    return lambda _name, tensor: by_id[id(tensor)]
+
+
+# States of the thread ---------------------------------------------------------------------------------------
+
+
+def _check_states(trial: Trial, expected: Results) -> None:
+    for name, state in _states(trial).items():
+        with state():
+            actual = attempt(trial)
+        if actual is None:
+            continue
+        found = first_difference(actual, expected, rtol=trial.rtol)
+        if found:
+            raise _error(
+                trial,
+                f"results depend on a setting of the program: {name}",
+                f"other than by default: {': '.join(found)}",
+                "take dtypes and devices from the inputs: torch.zeros(n, dtype=x.dtype, device=x.device), "
+                "x.new_zeros(n), torch.tensor(1.0, dtype=x.dtype)",
+            )
+
+
+def _states(trial: Trial) -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
+    if trial.op.namespace in ("aten", "prims"):
+        return {}
+    states: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+        "whether gradients are recorded": torch.no_grad,
+        "inference mode": torch.inference_mode,
+    }
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
+        states["the default dtype"] = _default_float64
+    return states
+
+
+@contextlib.contextmanager
+def _default_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,93 @@
+"""test_threads: two threads that call an operator at the same time get what each gets alone.
+
+Each thread calls the operator again and again with inputs of its own, of which the result is known; the interpreter
+switches between them as often as it can. That an operator passes is no proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+
+from customops.checks._calls import Results, detached, first_difference, quietly, results_in, steady_results, where_of
+from customops.checks._other_inputs import other_values
+from customops.checks._outcome import NotExercised, in_short
+from customops.checks._trial import Trial
+from customops.errors import CheckError
+
+_CALLS = 25
+_PATIENCE = 10.0  #: seconds
+
+
+def check(trial: Trial) -> None:
+    trial = detached(trial)
+    results = steady_results(trial)
+    other = other_values(trial)
+    if other is None:
+        raise NotExercised("no other values were accepted, with which a second thread could call the operator")
+    other_results = steady_results(other)
+    workers = [_Worker(trial, results), _Worker(other, other_results)]
+    with _switching_often(), quietly():
+        _run(workers)
+    for worker in workers:
+        worker.judge()
+
+
+class _Worker:
+    """Calls an operator again and again, and compares."""
+
+    def __init__(self, trial: Trial, expected: Results) -> None:
+        self.trial, self.expected = trial, expected
+        self.calls = [trial.copy() for _ in range(_CALLS)]
+        self.found: tuple[str, str] | None = None
+        self.error: Exception | None = None
+
+    def run(self, barrier: threading.Barrier) -> None:
+        barrier.wait(_PATIENCE)
+        try:
+            results = [results_in(call, call.op(*call.args, **call.kwargs)) for call in self.calls]
+        except Exception as error:  # of the operator; `judge` raises it
+            self.error = error
+            return
+        for each in results:
+            self.found = self.found or first_difference(each, self.expected, rtol=self.trial.rtol)
+
+    def judge(self) -> None:
+        if self.error is not None:
+            raise CheckError(
+                "the operator fails in a thread other than the main one, or beside another call",
+                op=self.trial.name,
+                got=in_short(self.error),
+                where=where_of(self.trial),
+                fix="keep nothing that only one thread may use, or that is set in one thread only",
+            ) from self.error
+        if self.found:
+            raise CheckError(
+                "two calls at the same time, in two threads, have other results than one after the other",
+                op=self.trial.name,
+                got=": ".join(self.found),
+                where=where_of(self.trial),
+                fix="keep nothing between the steps of a call in globals or attributes: use local variables, "
+                "threading.local() or a lock",
+            )
+
+
+def _run(workers: list[_Worker]) -> None:
+    barrier = threading.Barrier(len(workers))
+    threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PATIENCE)
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

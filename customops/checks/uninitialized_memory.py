@@ -1,0 +1,74 @@
+"""test_uninitialized_memory: no result is what happened to be in memory.
+
+The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
+comes. All else is the same, so a result that differs was never written, or was computed from what was not. An output
+no element of which is written is taken for a work space.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from customops.checks._calls import Results, attempt, detached, first_difference, require_comparable, where_of
+from customops.checks._inputs import tensors_in
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial
+from customops.checks._uninitialized import MARK, deterministic, is_filled, marked
+from customops.errors import CheckError
+
+
+def check(trial: Trial) -> None:
+    require_comparable(trial)
+    trial = detached(trial)
+    with deterministic(fill=False):
+        ordinary = attempt(trial)
+    with is_filled():
+        filled, again = attempt(trial), attempt(trial)
+    if ordinary is None or filled is None or again is None:
+        raise NotExercised("the operator does not take these inputs with deterministic algorithms")
+    if first_difference(again, filled):
+        raise NotExercised("equal calls have different results: there is nothing to compare with")
+    if any(map(_may_be_work_space, filled.values())):
+        with marked():
+            marks = attempt(trial) or {}
+        ordinary = {name: value for name, value in ordinary.items() if not _is_marked(marks.get(name))}
+    _compare(trial, filled, ordinary)
+
+
+def _compare(trial: Trial, filled: Results, ordinary: Results) -> None:
+    found = first_difference(filled, ordinary, rtol=trial.rtol)
+    if found is None:
+        return
+    raise CheckError(
+        "a result depends on memory that was never written",
+        op=trial.name,
+        got=f"{found[0]}, where new memory is filled: {found[1]} (as it comes)",
+        where=where_of(trial),
+        fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the ends "
+        "and for small sizes; or use zeros",
+    )
+
+
+def _may_be_work_space(value: Any) -> bool:
+    return all(_is_fill(tensor) for tensor in _tensors(value))
+
+
+def _is_marked(value: Any) -> bool:
+    """Is every element what `marked` filled new memory with? A sum with what was there would differ from it."""
+    return all(bool((tensor == _mark(tensor)).all()) for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tensors_in(value) if leaf.layout is torch.strided and not leaf.is_quantized]
+
+
+def _mark(tensor: torch.Tensor) -> float:
+    return MARK if tensor.is_floating_point() or tensor.is_complex() else int(MARK)
+
+
+def _is_fill(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().all())
+    return tensor.dtype is torch.bool or bool((tensor == torch.iinfo(tensor.dtype).max).all())
