@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from real_ops.subject import Sample, Subject
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from customops.checks._inputs import copy_tensors, tensors_in
+from real_ops.subject import Sample, Subject
 
 #: The helpers that nearly every function calls; they are subjects where an OpInfo is about them.
 _HELPERS = {"empty", "empty_strided", "detach", "lift_fresh", "scalar_tensor", "clone", "_local_scalar_dense", "fill_"}

@@ -26,7 +26,7 @@ def resized(tensor: torch.Tensor, shape: Sequence[int], seed: int = 0) -> torch.
     if is_inexact(tensor.dtype):
         new = _jittered(new, old, seed)
     new = new.reshape(tuple(shape))
-    if len(shape) and _is_sorted(old) and not is_inexact(tensor.dtype):
+    if len(shape) and not is_inexact(tensor.dtype) and _is_sorted(old):
         new = new.sort(dim=-1).values
     return new.to(tensor.device)
 
