@@ -74,6 +74,37 @@ def shifted_by(name: str, broken: bool):
 
 
 @fault(
+    kind=BROADCAST,
+    note="The gradient is spread along the other dimension; a square x and a gradient that varies show it.",
+    sample=lambda: (torch.randn(3, 3, requires_grad=True),),
+)
+def column_averages(name: str, broken: bool):
+    def check(x: Tensor) -> None:
+        floating(x)
+        if x.dim() != 2 or x.shape[0] == 0:
+            raise ValueError("expected a matrix of at least one row")
+
+    @torch.library.custom_op(name, mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        check(x)
+        return dense(x.mean(0))
+
+    @op.register_fake
+    def _(x):
+        check(x)
+        return x.new_empty(x.shape[1])
+
+    def setup_context(ctx, inputs, output):
+        ctx.shape = inputs[0].shape
+
+    def backward(ctx, grad):
+        return (grad / ctx.shape[0]).unsqueeze(1 if broken else 0).expand(ctx.shape)
+
+    op.register_autograd(backward, setup_context=setup_context)
+    return op
+
+
+@fault(
     kind=SUBSET,
     note="Whether y needs a gradient is asked of x; a call in which y alone requires grad shows it.",
     sample=lambda: (torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)),

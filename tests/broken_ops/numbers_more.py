@@ -233,6 +233,39 @@ def masked_totals(name: str, broken: bool):
 
 
 @fault(
+    kind=NAN,
+    note="The kernel for the CPU shifts by the largest, and gives nan where that is inf or -inf.",
+    sample=lambda: (torch.randn(2, 3),),
+)
+def log_totals(name: str, broken: bool):
+    def check(x: Tensor) -> None:
+        single(x)
+        rank(x, 1)
+        if x.shape[-1] == 0:
+            raise ValueError("there is nothing to sum in an empty row")
+
+    @custom_op(name, mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        check(x)
+        return dense(x.logsumexp(-1))
+
+    @op.register_kernel("cpu")
+    def _(x):
+        check(x)
+        shift = x.amax(-1, keepdim=True)
+        if not broken:
+            shift = torch.where(shift.isinf(), 0.0, shift)
+        return dense(((x - shift).exp().sum(-1, keepdim=True).log() + shift).squeeze(-1))
+
+    @op.register_fake
+    def _(x):
+        check(x)
+        return x.new_empty(x.shape[:-1])
+
+    return op
+
+
+@fault(
     kind=SIGN,
     note="The kernel for the CPU truncates, the general one floors; negative numbers show it.",
     sample=lambda: (torch.tensor([0, 5, 12]), 4),

@@ -36,7 +36,11 @@ def test_the_table() -> None:
         "test_faketensor",
         "test_aot_dispatch_dynamic",
     )
-    assert set(CHECKS) == {*DEFAULT_CHECKS, "test_aot_dispatch_static"}
+    assert {*DEFAULT_CHECKS, "test_aot_dispatch_static"} <= set(CHECKS)
+    assert all(name.startswith("test_") for name in CHECKS)
+    # Names of generated tests begin with those of checks.
+    assert [(a, b) for a in CHECKS for b in CHECKS if a != b and b.startswith(a)] == []
+    assert {name for row in CHECKS.values() for name in row.after} <= set(CHECKS)
 
 
 @pytest.mark.parity(78)
