@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--json", type=Path, help="a file to which a line is added for each op")
+    parser.add_argument("--skip", type=Path, help="such a file: leave out the ops in it")
     parser.add_argument("--reproductions", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -185,6 +186,9 @@ def main() -> int:
     if options.reproductions:
         print("\n".join(reproduced()))
         return 0
+    if options.skip:
+        done = {json.loads(line)["op"] for line in options.skip.read_text().splitlines()}
+        subjects = [s for s in subjects if s.name not in done]
     if options.ops:
         subjects = [s for s in subjects if any(part in s.name for part in options.ops)]
     warm_up()

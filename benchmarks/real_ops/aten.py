@@ -35,7 +35,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def subjects(samples: int, dtype: torch.dtype | None = None) -> list[Subject]:
-    """One subject for each overload that the functions of `op_db` come down to, with at most `samples` samples."""
+    """One subject for each overload that the functions of `op_db` come down to, with at most `samples` samples.
+
+    Those that write in place come last.
+    """
     from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415 (takes seconds)
 
     found: dict[str, Subject] = {}
@@ -48,7 +51,7 @@ def subjects(samples: int, dtype: torch.dtype | None = None) -> list[Subject]:
                 subject = found.setdefault(func.name(), Subject("aten", func.name()))
                 if len(subject.samples) < samples:
                     subject.samples.append(sample)
-    return list(found.values())
+    return sorted(found.values(), key=lambda subject: subject.is_in_place)
 
 
 def _calls(info: Any, function: Callable[..., Any], dtype: torch.dtype) -> Iterator[tuple[Any, Sample]]:
