@@ -130,6 +130,11 @@ def is_judged(func: Any, op: _compat.libraries.OpOverload) -> bool:
 TORCHS = ("aten", "prim", "prims")
 
 
+def is_untraceable(op: _compat.libraries.OpOverload) -> bool:
+    """May it refuse to be traced? A compiler leaves operators with these tags out of its graphs."""
+    return any(tag in op.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+
+
 def failed_call(
     name: str | None, problem: str, error: Exception, fix: str | None = None, kind: type[CheckError] = CheckError
 ) -> CheckError:

@@ -21,11 +21,8 @@ from customops import _compat
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial, failed_call, is_judged, resolve
+from customops.checks._trial import Trial, failed_call, is_judged, is_untraceable, resolve
 from customops.errors import CheckError, MissingFakeError
-
-#: Operators with these tags may refuse to be traced; a compiler leaves them out of its graphs.
-_UNTRACEABLE_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -100,7 +97,7 @@ def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
         if _compat.tracing.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
-            if any(tag in trial.op.tags for tag in _UNTRACEABLE_TAGS):
+            if is_untraceable(trial.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
         if isinstance(error, (_compat.tracing.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
