@@ -134,7 +134,7 @@ def _pairs(real: list[Any], fake: list[Any]) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _offsets(trial: Trial) -> list[int]:
-    return [tensor.storage_offset() for tensor in tensors_in(_in_order(trial))]
+    return [int(tensor.storage_offset()) for tensor in tensors_in(_in_order(trial))]
 
 
 def _differ(
