@@ -8,6 +8,7 @@ smooth at the scale of the step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -106,7 +107,12 @@ def slope(
     epsilon: float,
     base: Sequence[torch.Tensor | None] | None = None,
 ) -> Slope | None:
-    """The slope of a function at a point; None if it is not defined around it, or changes its shape there."""
+    """The slope of a function at a point; None if it is not defined around it, or changes its shape there.
+
+    None, too, if the elements are so large that a step is lost in rounding.
+    """
+    if not all(map(functools.partial(_can_step, step / 2), point, direction)):
+        return None
     try:
         with torch.no_grad():
             at = [
@@ -123,6 +129,13 @@ def slope(
         values.append(value)
         errors.append(error)
     return Slope(values, errors)
+
+
+def _can_step(step: float, x: torch.Tensor, direction: torch.Tensor) -> bool:
+    if not x.numel():
+        return True
+    way = step * direction
+    return bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all())
 
 
 def judge(
