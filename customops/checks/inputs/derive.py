@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+import torch
+
 from customops.checks._case import Case
 from customops.checks._check import Effort
 from customops.checks._trial import Trial
@@ -62,6 +64,7 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
     """Two changes at once."""
     if rank == NORMAL:
         yield from _both(parts, sizes, layouts, at_most=2)
+        yield from _long_sums(parts)
     elif rank == THOROUGH:
         for first in (sizes, dtypes, lists, numbers, optionals):
             yield from _both(parts, first, layouts, at_most=8)
@@ -69,6 +72,15 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _both(parts, numbers, sizes, at_most=16)
         yield from _both(parts, numbers, dtypes, at_most=8)
         yield from _both(parts, dtypes, values, at_most=4)
+
+
+def _long_sums(parts: Parts) -> Iterator[Case]:
+    """Many elements of a dtype that resolves little."""
+    for case in dtypes(parts, QUICK):
+        if any(tensor.dtype is torch.bfloat16 for tensor in case.trial.tensors):
+            large = next(sizes(Parts(case.trial, parts.variation), THOROUGH), None)
+            if large is not None:
+                yield Case(large.trial, "dtype", f"{case.label}; {large.label}")
 
 
 def _both(parts: Parts, first: Subject, second: Subject, at_most: int) -> Iterator[Case]:

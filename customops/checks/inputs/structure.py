@@ -53,7 +53,8 @@ def _present(parts: Parts) -> Iterator[Case]:
         if value is None and place.is_optional:
             for new in _guesses(parts, place):
                 trial = parts.with_arguments({place.name: new})
-                yield Case(trial, "optional", f"{place.name} given")
+                what = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else repr(new)
+                yield Case(trial, "optional", f"{place.name} given: {what}")
 
 
 def _guesses(parts: Parts, place: Place) -> Iterator[Any]:

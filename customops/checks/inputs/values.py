@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from customops.checks._case import Case
+from customops.checks.inputs._elements import is_inexact
 from customops.checks.inputs._parts import Parts, Spot
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
 
@@ -16,17 +17,26 @@ Values = Callable[[torch.Tensor], torch.Tensor | None]
 def values(parts: Parts, rank: int) -> Iterator[Case]:
     """Of all tensors of floats, of integers and of bools together, then of each by itself."""
     spots = parts.resizable("value")
-    for table, has_kind in _TABLES:
+    for table, has_kind in _tables(parts):
         alike = [spot for spot in spots if has_kind(spot.tensor) and spot.tensor.numel()]
         for name, change in table[rank].items():
             trial = parts.each(alike, change)
             if trial is not None:
                 yield Case(trial, "value", f"{', '.join(spot.label for spot in alike)}: {name}")
     if rank != QUICK and len(spots) > 1:
-        for table, has_kind in _TABLES:
+        for table, has_kind in _tables(parts):
             for spot in spots:
                 if has_kind(spot.tensor) and spot.tensor.numel():
                     yield from _alone(parts, spot, table[rank - 1])
+
+
+def _tables(parts: Parts) -> Iterator[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bool]]]:
+    yield from _TABLES
+    if not parts.is_careful:
+        if all(_is_integer(spot.tensor) for spot in parts.spots):
+            yield _FREE_INTS, _is_integer
+        else:
+            yield _COUNTS, _is_integer
 
 
 def _alone(parts: Parts, spot: Spot, table: Mapping[str, Values]) -> Iterator[Case]:
@@ -59,6 +69,34 @@ def _all_equal(pick: Callable[[torch.Tensor], torch.Tensor]) -> Values:
     return lambda tensor: torch.full_like(tensor, pick(tensor).item())
 
 
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (is_inexact(tensor.dtype) or tensor.dtype is torch.bool)
+
+
+def _every_second(tensor: torch.Tensor, value: float) -> torch.Tensor | None:
+    if tensor.numel() < 2:
+        return None
+    new = tensor.clone(memory_format=torch.contiguous_format)
+    new.view(-1)[1::2] = value
+    return new
+
+
+def _merged(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The first of some counts is added to the second, and then is 0: there are as many in all."""
+    if tensor.dim() != 1 or tensor.numel() < 2 or int(tensor.min()) < 0:
+        return None
+    new = tensor.clone()
+    new[1] += new[0]
+    new[0] = 0
+    return new
+
+
+def _different(tensor: torch.Tensor) -> torch.Tensor | None:
+    if tensor.numel() > 127:
+        return None
+    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
+
+
 def _inverted_order(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.reshape(-1).flip(0).reshape(tensor.shape) if tensor.numel() > 1 else None
 
@@ -69,6 +107,8 @@ _FLOATS: dict[int, Mapping[str, Values]] = {
         "ties": _ties,
         "NaN in the first place": _first(float("nan")),
         "infinite in the first place": _first(float("inf")),
+        "infinite in every second place": lambda tensor: _every_second(tensor, float("inf")),
+        "halves": lambda tensor: tensor.round() + 0.5,
         "negative": lambda tensor: -tensor.abs(),
         "large": lambda tensor: tensor * 1e4,
         "tiny": lambda tensor: tensor * 1e-6,
@@ -98,12 +138,21 @@ _BOOLS: dict[int, Mapping[str, Values]] = {
     NORMAL: {"True": lambda tensor: torch.full_like(tensor, True), "inverted": torch.logical_not},
     THOROUGH: {},
 }
+#: Integers of an op that takes other tensors, too.
+_COUNTS: dict[int, Mapping[str, Values]] = {
+    QUICK: {},
+    NORMAL: {"the first added to the second": _merged},
+    THOROUGH: {},
+}
+#: Integers of an op that takes no other tensors, to which they could be indices.
+_FREE_INTS: dict[int, Mapping[str, Values]] = {
+    QUICK: {},
+    NORMAL: {"other signs": lambda tensor: -tensor, "all different": _different},
+    THOROUGH: {"beyond what a float32 resolves": lambda tensor: tensor + 2**24 + 1},
+}
 _TABLES: list[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bool]]] = [
     (_FLOATS, torch.Tensor.is_floating_point),
     (_COMPLEX, torch.Tensor.is_complex),
     (_BOOLS, lambda tensor: tensor.dtype is torch.bool),
-    (
-        _INTS,
-        lambda tensor: not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool),
-    ),
+    (_INTS, _is_integer),
 ]
