@@ -132,6 +132,7 @@ def _attempt_for_all(trial: Trial) -> Results | None:
 def _other_values(trial: Trial) -> Iterator[Trial]:
     """Other numbers and flags; special, larger and negative values."""
     yield from other_numbers(trial)
+    yield from _narrowed(trial)
     tensors = [tensor for tensor in trial.tensors if tensor.numel()]
     if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in tensors):
         return
@@ -141,8 +142,22 @@ def _other_values(trial: Trial) -> Iterator[Trial]:
         for factor in (-1.0, 8.0, 0.125):
             yield trial.map_tensors(functools.partial(_scaled, factor))
     if functions_of(trial) and any(tensor.dtype in _INTEGERS for tensor in tensors):
-        for factor in (-1, 70_001, 2**24 + 1):
+        for factor in (-1, 2**24 + 1, 2**29 + 1):
             yield trial.map_tensors(functools.partial(_integers_scaled, factor))
+
+
+def _narrowed(trial: Trial) -> Iterator[Trial]:
+    """One size made 1, in all tensors that have it."""
+    for old in sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1}):
+        yield trial.map_tensors(functools.partial(_first_of, old))
+
+
+def _first_of(old: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor
+    for dim, size in enumerate(tensor.shape):
+        tensor = tensor.narrow(dim, 0, 1) if size == old else tensor
+    return tensor.clone()
 
 
 _INTEGERS = (torch.int32, torch.int64)

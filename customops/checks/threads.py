@@ -15,7 +15,18 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from customops.checks._calls import Results, detached, first_difference, quietly, results_in, steady_results, where_of
+import torch
+
+from customops.checks._calls import (
+    Results,
+    attempt,
+    detached,
+    first_difference,
+    quietly,
+    results_in,
+    steady_results,
+    where_of,
+)
 from customops.checks._other_inputs import other_values
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial
@@ -33,10 +44,24 @@ def check(trial: Trial) -> None:
     other = other_values(trial)
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
-    other_results = steady_results(other)
-    workers = [_Worker(trial, results), _Worker(other, other_results)]
-    with _switching_often(), quietly():
-        _run(workers)
+    _compare(_Worker(trial, results), _Worker(other, steady_results(other)))
+    wide = other.map_tensors(_as_float64)
+    wide_results = attempt(wide)
+    if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
+        _compare(_Worker(trial, results), _Worker(wide, wide_results))
+
+
+def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _compare(*workers: _Worker) -> None:
+    before = torch.get_default_dtype()
+    try:
+        with _switching_often(), quietly():
+            _run(workers)
+    finally:
+        torch.set_default_dtype(before)  # two calls that set it back, one after the other, may leave it changed
     for worker in workers:
         worker.judge()
 
@@ -93,7 +118,7 @@ class _Worker:
             )
 
 
-def _run(workers: list[_Worker]) -> None:
+def _run(workers: tuple[_Worker, ...]) -> None:
     barrier = threading.Barrier(len(workers))
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     for thread in threads:
