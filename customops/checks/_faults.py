@@ -22,6 +22,8 @@ _ACCIDENTS = (
 )
 _REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
 
+_WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that takes what a vmap rule returned
+
 
 def is_accident(error: BaseException) -> bool:
     """Did an exception come about in the user's code, by something that its author did not think of?
@@ -49,6 +51,8 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, (NotImplementedError, CustomOpsError)):
         return True
     frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.name == _WRAPS_RESULTS for frame in frames):
+        return False  # torch could not find the batch in what the rule returned
     users = [i for i, frame in enumerate(frames) if is_users(frame.filename)]
     if not users:
         return not isinstance(error, (IndexError, TypeError, AttributeError, KeyError, AssertionError))

@@ -2,8 +2,8 @@
 
 The function copies its arguments, calls the operator, and then writes to the copies: a compiler that was told of too
 few aliases or writes puts things in another order. It is compiled once, with symbolic sizes and the backend
-``aot_eager``, and called on the sample, on other elements, with other numbers and in other sizes. An exported one is saved and loaded
-before it is called. Each result has to be that of the same function in eager mode.
+``aot_eager``, and called on the sample, on other elements, with other numbers and in other sizes. An exported one is
+saved and loaded before it is called. Each result has to be that of the same function in eager mode.
 """
 
 from __future__ import annotations

@@ -183,6 +183,8 @@ class _Comparison:
             ("Layouts", real.layout, fake.layout),
             ("Dtypes", real.dtype, fake.dtype),
             ("Devices", real.device, fake.device),
+            ("Conjugate bits", real.is_conj(), fake.is_conj()),
+            ("Negative bits", real.is_neg(), fake.is_neg()),
         ]:
             if ours != promised:
                 raise self._error(f"{where}: {what} {ours} and {promised} are not equal", ours, promised)

@@ -69,8 +69,8 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
             trial.name,
             "the fake impl fails on sizes that are symbols, and not on numbers",
             error,
-            fix="torch.compile and torch.export pass symbols (torch.SymInt) for sizes: use arithmetic and torch functions on "
-            "them, nothing that insists on an int, such as numpy or isinstance(n, int)",
+            fix="torch.compile and torch.export pass symbols (SymInt) for sizes: use arithmetic and torch functions "
+            "on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
         ) from error
     return originals, outputs, fake
 
@@ -120,8 +120,8 @@ def _compare(
                 op=trial.name,
                 expected=f"{where}: {expected} (the operator, on sizes {sizes})",
                 got=f"{got} (its fake impl)",
-                fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right for "
-                "one size only, and so is a branch on symbols or on is_compiling()",
+                fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right "
+                "for one size only, and so is a branch on symbols or on is_compiling()",
             )
     return True
 

@@ -335,3 +335,11 @@ def test_memory_of_sizes_that_are_not_known() -> None:
         assert _memory.share_memory(one, one.t())
         assert not _memory.share_memory(one, one + 1)
         assert not _memory.share_memory(torch.empty(0, 3), torch.empty(0, 3))
+
+
+def test_conjugate_bits(define: Ops) -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    op = define("f(Tensor(a) x) -> Tensor(a)", lambda x: x.conj(), lambda x: x.view_as(x))
+    with pytest.raises(CheckError, match="Conjugate bits"):
+        fake_check(op, (z,), {})
+    fake_check(define("g(Tensor(a) x) -> Tensor(a)", lambda x: x.conj(), lambda x: x.conj()), (z,), {})

@@ -123,6 +123,17 @@ def test_randomness(ns: str, randomness: str) -> None:
             vmap.check(trial)
 
 
+def test_a_batch_of_one_that_is_squeezed(define: Ops) -> None:
+    op = define("f(Tensor x) -> Tensor", torch.sum, key="CompositeExplicitAutograd")
+
+    def rule(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
+        return x.movedim(in_dims[0], 0).sum(-1).squeeze(), 0
+
+    torch.library.register_vmap(op, rule, lib=define.lib)
+    with pytest.raises(CheckError, match="the vmap rule fails: batch of one"):
+        vmap.check(Trial(op, (torch.randn(3),)))
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 def test_an_empty_batch(define: Ops, is_right: bool) -> None:
     op = define("f(Tensor x) -> Tensor", torch.sin, key="CompositeExplicitAutograd")
