@@ -139,7 +139,7 @@ def _offsets(trial: Trial) -> list[int]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Is it contiguous, in some order of its dimensions?"""
-    order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), -tensor.shape[dim]))
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
     return tensor.permute(order).is_contiguous()
 
 
