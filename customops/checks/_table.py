@@ -73,6 +73,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_errors": Check(
             error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
         ),
+        "test_late_errors": Check(
+            functools.partial(error_parity.check, late=True),
+            "wrong calls that the kernel refuses against the fake impl",
+            effort="thorough",
+            after=("test_faketensor",),
+        ),
         # What the kernel computes.
         "test_state": Check(
             state.check, "a call against the same call after others, in other settings", after=("test_determinism",)

@@ -1,12 +1,13 @@
-"""test_errors: the fake impl takes the calls that the kernel takes.
+"""test_errors and test_late_errors: kernel and fake impl refuse the same calls.
 
 Calls that are wrong are made of one that is right: sizes that agreed between two tensors made to differ, another number
 of dimensions, numbers of dimensions that are out of range, other dtypes.
 
 - The kernel takes a call and its fake impl raises: compiled code refuses what runs in eager mode.
 - The kernel fails by accident, with a name that is not defined: code that nobody has run.
-
-A fake impl may take what the kernel refuses: it is not there to repeat all that a kernel checks.
+- test_late_errors, a thorough check: the kernel refuses sizes of two tensors that do not agree, or a dimension that is
+  out of range, and its fake impl returns a result. Compiled code then fails late, inside a kernel. For dtypes and
+  values a kernel may be stricter, and many right ops leave sizes to their kernel, too: so this is not asked by default.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ from customops.errors import CheckError, CustomOpsError
 
 _UNDEFINED = (NameError, UnboundLocalError)
 
+#: What is wrong in calls that a fake impl can tell as well as a kernel.
+_SURELY_WRONG = ("sizes of two tensors differ", "a dimension is out of range")
 
-def check(trial: Trial) -> None:
+
+def check(trial: Trial, *, late: bool = False) -> None:
     trial.require_data()
     if is_builtin(trial) or not _compat.dispatch.runs_python(trial.name):
         raise NotExercised("the kernel is not Python: a wrong call might end the process")
+    if late and trial.schema.mutated:
+        raise NotExercised("the operator writes: its fake impl may be that which its schema implies")
     if not are_plain(trial) or not trial.tensors:
         raise NotExercised("no input is a plain strided tensor")
     trial = detached(trial)
@@ -40,7 +46,7 @@ def check(trial: Trial) -> None:
     with torch.no_grad(), quiet():
         for call in _wrong_calls(trial):
             tried += 1
-            _judge(call)
+            (_judge_late if late else _judge)(call)
     if not tried:
         raise NotExercised("there is no tensor or dimension to make a wrong call of")
 
@@ -100,6 +106,19 @@ def _judge(call: _WrongCall) -> None:
     fake_error = _fake_error(call.trial) if error is None else None
     if fake_error is not None and not isinstance(fake_error, NotExercised):
         raise _refused(call, fake_error)
+
+
+def _judge_late(call: _WrongCall) -> None:
+    error = _kernel_error(call.trial) if call.what in _SURELY_WRONG else None
+    if error is not None and _fake_error(call.trial) is None:
+        raise CheckError(
+            f"the fake impl takes a call that the kernel refuses: {call.what}",
+            op=call.trial.name,
+            argument=call.argument,
+            expected=f"{in_short(error, 200)} (the kernel)",
+            got="a result (its fake impl), so that torch.compile takes it, and the error comes when it runs",
+            fix="check sizes in the fake impl as the kernel does, with torch._check(x.shape == y.shape, ...)",
+        )
 
 
 def _kernel_error(trial: Trial) -> Exception | None:
