@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from customops.checks._case import Case
 from customops.checks._trial import Trial
-from customops.checks.inputs._parts import Parts
+from customops.checks.inputs._elements import follow
+from customops.checks.inputs._parts import Parts, Spot
 from customops.checks.inputs.sizes import with_shapes
 from customops.checks.inputs.variation import Variation
 
@@ -46,10 +48,29 @@ def _smaller(parts: Parts) -> Iterator[Trial]:
     spots = parts.resizable("size")
     for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
         for new in dict.fromkeys((1, 2, size // 2, size - 1)):
-            shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
-            trial = with_shapes(parts, spots, shapes, {size: new}) if new < size else None
-            if trial is not None:
-                yield trial
+            if new < size:
+                yield from _with_size(parts, spots, size, new)
+
+
+def _with_size(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterator[Trial]:
+    """With dimensions of another size; where a tensor is laid out in an unusual way, slices, which are, too."""
+    trial = None
+    if any(_contiguous(spot.tensor) is not None for spot in spots):
+        trial = parts.each(spots, functools.partial(_sliced, size=size, new=new))
+    if trial is not None:
+        yield trial
+    shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
+    trial = with_shapes(parts, spots, shapes, {size: new})
+    if trial is not None:
+        yield trial
+
+
+def _sliced(tensor: torch.Tensor, size: int, new: int) -> torch.Tensor | None:
+    dims = [dim for dim, old in enumerate(tensor.shape) if old == size]
+    part = follow(tensor, {size: new}) if dims else tensor
+    for dim in dims:
+        part = part.narrow(dim, 0, new)
+    return part if dims else None
 
 
 def _plainer(parts: Parts) -> Iterator[Trial]:
