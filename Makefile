@@ -69,10 +69,12 @@ bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
 	$(BIN)/python benchmarks/node_overhead.py
 	$(BIN)/python benchmarks/type_overhead.py
+	$(BIN)/python benchmarks/check_overhead.py
 
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check
 	$(BIN)/python benchmarks/type_overhead.py --check
+	$(BIN)/python benchmarks/check_overhead.py --check
 	$(BIN)/python benchmarks/backend_overhead.py --check
 
 bench-backend: $(TESTING)
