@@ -145,6 +145,8 @@ def _functionalized(trial: Trial) -> Any:
 class _Through(_compat.tracing.TorchDispatchMode):
     """Passes calls on."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -10,6 +10,8 @@ import torch
 import customops
 from customops.checks import CHECKS, NotExercised, Trial
 from customops.checks.inputs import derive
+from customops.checks.inputs._elements import follow
+from customops.checks.modes import _Through
 
 aten = torch.ops.aten
 
@@ -37,3 +39,24 @@ def test_an_op_tagged_as_depending_on_data_is_not_traced(op: Any) -> None:
 
 def test_inputs_are_derived_of_complex_tensors() -> None:
     assert len(list(derive(Trial(aten.view_as_real.default, (torch.rand(3, 4, dtype=torch.complex64),))))) > 5
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8, torch.uint16, torch.int8], ids=str
+)
+def test_inputs_are_derived_of_all_dtypes(dtype: torch.dtype) -> None:
+    x = torch.arange(1, 9).to(dtype)
+    cases = list(derive(Trial(aten.index_select.default, (torch.rand(300), 0, x.view(torch.uint8).int()))))
+    cases += list(derive(Trial(aten.stack.default, ([x, x.clone()],))))
+    assert {"value", "size", "layout"} <= {case.kind for case in cases}
+
+
+def test_indices_stay_in_their_dtype_where_a_dimension_outgrows_it() -> None:
+    index = torch.tensor([3, 7], dtype=torch.uint8)
+    for sizes in ({8: 300}, {7: 300}):
+        assert follow(index, sizes).dtype is torch.uint8
+
+
+def test_a_dispatch_mode_passes_higher_order_ops_on() -> None:
+    with _Through():
+        torch.ops.higher_order.out_dtype(aten.mm.default, torch.int32, *[torch.ones(2, 2, dtype=torch.int8)] * 2)

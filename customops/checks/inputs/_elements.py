@@ -19,7 +19,7 @@ def resized(tensor: torch.Tensor, shape: Sequence[int], seed: int = 0) -> torch.
     count = 1
     for size in shape:
         count *= size
-    old = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    old = wide(tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1))
     if not old.numel():
         old = _something(old.dtype)
     new = old.repeat(-(-count // old.numel()))[:count]
@@ -28,7 +28,15 @@ def resized(tensor: torch.Tensor, shape: Sequence[int], seed: int = 0) -> torch.
     new = new.reshape(tuple(shape))
     if len(shape) and not is_inexact(tensor.dtype) and _is_sorted(old):
         new = new.sort(dim=-1).values
-    return new.to(tensor.device)
+    return new.to(tensor.device, tensor.dtype)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch has all functions for, unlike floats of 8 bits and larger unsigned ints."""
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        return tensor.float()
+    is_integer = not (is_inexact(tensor.dtype) or tensor.dtype is torch.bool)
+    return tensor.long() if is_integer else tensor
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
@@ -40,15 +48,16 @@ def follow(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     """Integers that pointed into, or at the end of, a dimension whose size changes go on doing so."""
     if is_inexact(tensor.dtype) or tensor.dtype is torch.bool or not tensor.numel():
         return tensor
+    dtype, tensor = tensor.dtype, wide(tensor)
     top = int(tensor.max())
     if top in sizes and _is_sorted(tensor.reshape(-1)):  # offsets: the last one is the size
-        new = sizes[top]
-        return torch.where(tensor == top, new, tensor).clamp(max=new)
+        new = min(sizes[top], torch.iinfo(dtype).max)
+        return torch.where(tensor == top, new, tensor).clamp(max=new).to(dtype)
     above = [size for size in sizes if top < size]
     if not above or int(tensor.min()) < 0:
-        return tensor
+        return tensor.to(dtype)
     new = sizes[min(above)]
-    return tensor.clamp(max=max(new - 1, 0))
+    return tensor.clamp(max=max(new - 1, 0)).to(dtype)
 
 
 def _something(dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from customops.checks._case import Case
-from customops.checks.inputs._elements import is_inexact
+from customops.checks.inputs._elements import is_inexact, wide
 from customops.checks.inputs._parts import Parts, Spot
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
 
@@ -20,7 +20,7 @@ def values(parts: Parts, rank: int) -> Iterator[Case]:
     for table, has_kind in _tables(parts):
         alike = [spot for spot in spots if has_kind(spot.tensor) and spot.tensor.numel()]
         for name, change in table[rank].items():
-            trial = parts.each(alike, change)
+            trial = parts.each(alike, _in_its_dtype(change))
             if trial is not None:
                 yield Case(trial, "value", f"{', '.join(spot.label for spot in alike)}: {name}")
     if rank != QUICK and len(spots) > 1:
@@ -41,9 +41,19 @@ def _tables(parts: Parts) -> Iterator[tuple[dict[int, Mapping[str, Values]], Cal
 
 def _alone(parts: Parts, spot: Spot, table: Mapping[str, Values]) -> Iterator[Case]:
     for name, change in table.items():
-        trial = parts.each([spot], change)
+        trial = parts.each([spot], _in_its_dtype(change))
         if trial is not None:
             yield Case(trial, "value", f"{spot.label} alone: {name}")
+
+
+def _in_its_dtype(change: Values) -> Values:
+    """The change, made in a dtype that can do it."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor | None:
+        new = change(wide(tensor))
+        return None if new is None else new.to(tensor.dtype)
+
+    return changed
 
 
 def _first(value: float) -> Values:
