@@ -27,6 +27,9 @@ _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None
 #: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
 
+#: Seconds after which nothing more is tried, but for what has begun. That is reported, too.
+_LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
+
 
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
@@ -71,7 +74,7 @@ class Run:
     announce: Callable[[str, int], None] = _nothing
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
-    faults: dict[tuple[str, str, str], _Fault] = field(default_factory=dict)
+    faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
     given: tuple[tuple[Result, ...], tuple[Failure, ...]] | None = None
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
@@ -91,7 +94,11 @@ class Run:
         cases = list(self._accepted())
         work = [(name, list(row.inputs(cases, self.effort))) for name, row in self.chosen.items()] if cases else []
         total, done = sum(len(inputs) for _, inputs in work), 0
+        start = time.perf_counter()
         for name, inputs in work:
+            if time.perf_counter() - start > _LATE[self.effort]:
+                self.left_out.append(f"{name}, after {_LATE[self.effort]:g} s for the others")
+                continue
             found = self._explained_by(name)
             if found is not None:
                 self._add(name, "not exercised", inputs[:1], reason=f"{found} failed, which may be the cause")
@@ -115,7 +122,7 @@ class Run:
         """What was found; of a run in another process, what that sent."""
         if self.given is not None:
             return self.given
-        failures = [self._failure(check, fault) for (check, _, _), fault in self.faults.items()]
+        failures = [self._failure(check, fault) for (check, _), fault in self.faults.items()]
         return tuple(self.results), tuple(failures)
 
     # Inputs -------------------------------------------------------------------------------------------------
@@ -159,7 +166,7 @@ class Run:
     # Checks -------------------------------------------------------------------------------------------------
 
     def _explained_by(self, name: str) -> str | None:
-        return next((check for check, _, _ in self.faults if check in self.chosen[name].after), None)
+        return next((check for check, _ in self.faults if check in self.chosen[name].after), None)
 
     def _attempt(self, name: str, number: int, case: Case) -> int:
         """Run a check on an input; returns on how many inputs the check has failed."""
@@ -180,11 +187,11 @@ class Run:
             self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
         else:
             self._add(name, "passed", [case], time.perf_counter() - start)
-        return sum(len(fault.cases) for (check, _, _), fault in self.faults.items() if check == name)
+        return sum(len(fault.cases) for (check, _), fault in self.faults.items() if check == name)
 
     def _fault(self, name: str, error: CheckError, case: Case, seconds: float) -> None:
         self._add(name, "failed", [case], seconds, error.problem)
-        key = (name, _VARYING.sub("", error.problem), error.argument or "")
+        key = (name, _VARYING.sub("", error.problem))
         self.faults.setdefault(key, _Fault(error, [])).cases.append(case)
 
     def _add(
@@ -195,7 +202,7 @@ class Run:
     # Shrinking ----------------------------------------------------------------------------------------------
 
     def _shrink_all(self, total: int) -> Iterator[Step]:
-        for (name, _, _), fault in self.faults.items():
+        for (name, _), fault in self.faults.items():
             if name != INPUTS:
                 yield Step(total, total, "making the inputs of faults smaller")
                 self._shrink(name, fault)

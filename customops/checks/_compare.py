@@ -6,6 +6,7 @@ the largest term, however small the sum is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, _EIGHT_BITS)
 
 
-def difference(actual: Any, expected: Any, *, rtol: float | None = None, exact: bool = False) -> str | None:
+def difference(
+    actual: Any, expected: Any, *, rtol: float | None = None, exact: bool = False, scale: float = 0.0
+) -> str | None:
     """What differs between two nests of tensors, numbers and None; None if nothing does.
 
     NaN equals NaN. Shapes and dtypes have to agree, strides need not.
@@ -41,39 +44,56 @@ def difference(actual: Any, expected: Any, *, rtol: float | None = None, exact: 
         rtol: the tolerance, relative to the largest finite element of the expected tensor; by default that of the
             coarser dtype.
         exact: compare bit by bit, but for NaN.
+        scale: the size of elements that counts as ordinary, where all of these may be zero but for rounding.
     """
+    allowed = _Allowed(rtol, exact, scale)
     actual_leaves, leaves = _compat.tracing.tree_leaves(actual), _compat.tracing.tree_leaves(expected)
     if len(leaves) != len(actual_leaves):
         return f"{len(actual_leaves)} values and not {len(leaves)}"
     for i, (one, other) in enumerate(zip(actual_leaves, leaves, strict=True)):
-        found = _leaves_differ(one, other, rtol, exact)
+        found = _leaves_differ(one, other, allowed)
         if found:
             return found if len(leaves) == 1 else f"value {i}: {found}"
     return None
 
 
-def _leaves_differ(actual: Any, expected: Any, rtol: float | None, exact: bool) -> str | None:
+@dataclass(frozen=True)
+class _Allowed:
+    """How far apart elements may be."""
+
+    rtol: float | None
+    exact: bool
+    scale: float
+
+    def around(self, expected: torch.Tensor, dtype: torch.dtype) -> float:
+        finite = expected[expected.isfinite()]
+        scale = max(float(finite.abs().max()) if finite.numel() else 0.0, self.scale)
+        rtol = tolerance_of(dtype) if self.rtol is None else self.rtol
+        tiny = torch.finfo(dtype).tiny if dtype.is_floating_point or dtype.is_complex else 0.0
+        return rtol * (scale or 1.0) + tiny
+
+
+def _leaves_differ(actual: Any, expected: Any, allowed: _Allowed) -> str | None:
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         if isinstance(actual, float) and isinstance(expected, float):
             actual, expected = (torch.tensor(value, dtype=torch.float64) for value in (actual, expected))
-            return _tensors_differ(actual, expected, rtol, exact)
+            return _tensors_differ(actual, expected, allowed)
         return None if type(actual) is type(expected) and actual == expected else f"{actual!r} and not {expected!r}"
     if actual.shape != expected.shape:
         return f"shape {tuple(actual.shape)} and not {tuple(expected.shape)}"
     if actual.dtype != expected.dtype:
         return f"dtype {actual.dtype} and not {expected.dtype}"
-    return _tensors_differ(actual, expected, rtol, exact)
+    return _tensors_differ(actual, expected, allowed)
 
 
-def _tensors_differ(actual: torch.Tensor, expected: torch.Tensor, rtol: float | None, exact: bool) -> str | None:
+def _tensors_differ(actual: torch.Tensor, expected: torch.Tensor, allowed: _Allowed) -> str | None:
     with torch.no_grad():
         one, other = _comparable(actual), _comparable(expected)
+        if torch.equal(one, other):
+            return None
         differs = (one != other) & ~((one != one) & (other != other))
-        if not exact and differs.any():
-            allowed = tolerance_of(expected.dtype) if rtol is None else rtol
-            finite = other[other.isfinite()]
-            scale = float(finite.abs().max()) if finite.numel() else 0.0
-            differs &= ~((one - other).abs() <= allowed * (scale + (scale == 0.0)))
+        if not allowed.exact and differs.any():
+            differs &= ~((one - other).abs() <= allowed.around(other, expected.dtype))
         if not differs.any():
             return None
         count, where = int(differs.sum()), tuple(differs.nonzero()[0].tolist())

@@ -43,6 +43,8 @@ def aot_dispatch_check(
 
 def check(trial: Trial, *, dynamic: bool) -> None:
     trial.require_data()
+    if any(tensor.layout not in (torch.strided, torch.sparse_coo) for tensor in trial.tensors):
+        raise NotExercised("an input is compressed and sparse, which torch does not trace")
     parameters = [argument.name for argument in trial.schema.positional]
     call = _Call(functools.partial(_results_of_op, trial.op), trial.args, trial.kwargs, parameters)
     try:

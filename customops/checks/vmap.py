@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from customops import _compat
+from customops.checks._calls import require_comparable
 from customops.checks._compare import difference
 from customops.checks._faults import is_refusal
 from customops.checks._inputs import seeded
@@ -39,7 +40,7 @@ _BATCH = 3
 
 
 def check(trial: Trial, *, empty: bool = False) -> None:
-    trial.require_data()
+    require_comparable(trial)
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor, which could be batched")
     if is_about_storages(trial):
