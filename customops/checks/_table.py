@@ -28,6 +28,7 @@ from customops.checks import (
     state,
     symbolic_sizes,
     threads,
+    unchecked,
     uninitialized_memory,
     vmap,
     writes,
@@ -61,6 +62,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("layout"),
             "quick",
             after=("test_schema", "test_determinism"),
+        ),
+        "test_unchecked": Check(
+            unchecked.check,
+            'calls with check="never" and with bypass=True against calls without',
+            of_kinds("layout", "dtype", each=1),
+            after=("test_schema", "test_determinism", "test_uninitialized_memory"),
         ),
         # The fake impl.
         "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
