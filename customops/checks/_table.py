@@ -173,6 +173,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             effort="thorough",
             after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         ),
+        "test_inductor": Check(
+            compiled.inductor_check,
+            "torch.compile with inductor against eager mode, on other values and sizes",
+            effort="thorough",
+            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_compiled"),
+        ),
         "test_exported": Check(
             compiled.export_check,
             "torch.export, saved and loaded, against eager mode",
