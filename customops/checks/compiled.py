@@ -50,9 +50,10 @@ def inductor_check(trial: Trial) -> None:
 
 def _why_inductor_fails(trial: Trial) -> str | None:
     """What torch.compile raises of a function that does not call the operator; there may be no C++ compiler."""
+    compiled: Callable[..., Any] = torch.compile(_compat.tracing.fresh_copy(_plain))
     try:
         with quiet():
-            torch.compile(_compat.tracing.fresh_copy(_plain))([tensor.detach() for tensor in trial.tensors])
+            compiled([tensor.detach() for tensor in trial.tensors])
     except Exception as error:
         return in_short(error, 200)
     return None
