@@ -7,8 +7,9 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +58,17 @@ class Function:
     """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial = copy = trial.copy(leaves=True)
+        self.trial = own = trial.copy(leaves=True)
         self.writes = bool(trial.schema.mutated)
-        self._leaves, self._spec = _compat.tracing.tree_flatten((copy.args, copy.kwargs))
+        self._leaves, self._spec = _compat.tracing.tree_flatten((own.args, own.kwargs))
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         self.inputs, self._positions = self._find_inputs(trial)
         #: Of all tensors that a call leaves behind, those that may have a gradient.
         self._kept: tuple[int, ...] | None = None
         #: The history of what the latest call was given to write to.
         self.entered: list[Any] = []
+        #: What is called.
+        self.called: Callable[..., Any] = trial.op
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
@@ -117,6 +120,14 @@ class Function:
             if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
                 raise NotExercised("the results differ from call to call, also with the same random seed")
 
+    def reference(self) -> Function | None:
+        """The plain function that computes the same, of the same inputs, if there is one."""
+        if self.trial.reference is None:
+            return None
+        function = copy.copy(self)
+        function.called, function.entered = self.trial.reference, []
+        return function
+
     @property
     def values(self) -> Tensors:
         return [item.tensor for item in self.inputs]
@@ -161,7 +172,7 @@ class Function:
         """What a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
-            returned = self.trial.op(*args, **kwargs)
+            returned = self.called(*args, **kwargs)
         results = _compat.tracing.tree_leaves(returned)
         if self.writes:
             known = {id(result) for result in results}
