@@ -18,7 +18,7 @@ import torch
 from customops import _compat
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial, failed_call
+from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import where
 
 _WIDE = {
@@ -44,6 +44,13 @@ class Input:
     label: str
     tensor: torch.Tensor
     requires_grad: bool
+
+
+def has_formula(trial: Trial) -> bool:
+    """Is there a kernel at an autograd key, or is the operator made of others?"""
+    key = _compat.dispatch.autograd_key(trial.tensors)
+    keys = ("Autograd", "CompositeImplicitAutograd", *([key] if key else []))
+    return any(_compat.dispatch.has_kernel(trial.name, each) for each in keys)
 
 
 @contextlib.contextmanager
@@ -81,6 +88,8 @@ class Function:
         own = cls(trial)
         if not own.inputs:
             raise NotExercised("there is no floating-point input that may have a gradient")
+        if not has_formula(trial) and not any(tensor.requires_grad for tensor in trial.tensors):
+            raise NotExercised("the op has no gradient formula (register_autograd), and the sample requires none")
         for dtypes in (_WIDE, _MIDDLE):
             wider = own.wider(trial, dtypes)
             if wider is not None and wider.epsilon < _COARSE:
@@ -90,7 +99,7 @@ class Function:
         except NotExercised:
             raise
         except Exception as error:
-            raise failed_call(trial.name, "the operator itself fails on these inputs", error) from error
+            raise failed_call(trial.name, FAILS, error) from error
         if own.epsilon >= _COARSE:
             raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
         return own
