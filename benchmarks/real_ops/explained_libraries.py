@@ -1,0 +1,1 @@
+LIBRARIES: list = []
