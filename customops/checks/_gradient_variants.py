@@ -7,6 +7,7 @@ require grad, how often it ran. And one that writes to tensors that are not its 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +20,16 @@ from customops.errors import CheckError
 
 _TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
 _COARSE_TOLERANCE = 1e-3
+_FEW = 4  #: inputs, of which each choice is tried
 
 
 def compare(function: Function, wanted: Sequence[int]) -> None:
     _Variants(function, wanted).run()
+
+
+def compare_choices(function: Function, wanted: Sequence[int]) -> None:
+    """Several inputs that require grad, while others do not."""
+    _Variants(function, wanted).compare_choices()
 
 
 class _Variants:
@@ -38,7 +45,7 @@ class _Variants:
         expected = self._first()
         # That of a sum over a normalisation, say, is zero but for rounding.
         self.ordinary = {i: float(g.abs().max()) for i, g in enumerate(expected) if g is not None and g.numel()}
-        if not all(gradient is None or bool(gradient.isfinite().all()) for gradient in expected):
+        if not _are_finite(expected):
             return  # NaN hides differences, and comes of rounding as of mistakes
         self._compare(
             expected,
@@ -48,6 +55,7 @@ class _Variants:
         )
         self._compare_layouts(expected)
         self._compare_outputs(expected)
+        self._compare_zeros()
         self._compare_inputs(expected)
 
     def _first(self) -> Gradients:
@@ -84,7 +92,7 @@ class _Variants:
         expanded: Gradients = [None if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
         with backward_may_fail(self.function, "backward fails"):
             of_ones = self.recorded.gradients(ones)
-        if all(gradient is None or bool(gradient.isfinite().all()) for gradient in of_ones):
+        if _are_finite(of_ones):
             problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
             self._compare(of_ones, expanded, problem, fix)
 
@@ -104,18 +112,41 @@ class _Variants:
             sums, expected, problem, "the gradient of an output that is not used may be None or zeros: take both"
         )
 
-    def _compare_inputs(self, expected: Gradients) -> None:
-        if len(self.wanted) < 2:
+    def _compare_zeros(self) -> None:
+        """A gradient of zero gives zeros, unless the operator is there for what its backward adds."""
+        pairs = itertools.product(self.recorded.leaves, self.recorded.outputs)
+        if any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs):
             return
-        for i in self.wanted:
+        zeros = [None if v is None else torch.zeros_like(v) for v in self.cotangents]
+        problem = "backward makes something else than zeros of a gradient of zeros"
+        self._compare(
+            [None] * len(self.recorded.leaves), zeros, problem, "do not divide by the gradient, nor add to it"
+        )
+
+    def _compare_inputs(self, expected: Gradients) -> None:
+        for i in self.wanted if len(self.wanted) > 1 else ():
             label = self.function.inputs[i].label
-            problem = f"the gradient of {label} is another one where {label} alone requires grad"
-            with backward_may_fail(self.function, problem):
-                recorded = Recorded(self.function, self.function.values, [i])
-                found = recorded.gradients(self.cotangents)
-            one: Gradients = [gradient if k == i else None for k, gradient in enumerate(expected)]
-            fix = "return a gradient for each argument in its place; ctx.needs_input_grad[i] is for argument i"
-            self._judge(found, one, problem, fix, label)
+            self._compare_choice(expected, (i,), f"the gradient of {label} is another one where {label} alone", label)
+
+    def compare_choices(self) -> None:
+        """Each choice of several inputs to require grad, where there are few of them."""
+        expected = self._first()
+        if not _are_finite(expected):
+            return
+        for size in range(2, len(self.wanted)) if len(self.wanted) <= _FEW else ():
+            for chosen in itertools.combinations(self.wanted, size):
+                labels = " and ".join(self.function.inputs[i].label for i in chosen)
+                self._compare_choice(expected, chosen, f"gradients are other ones where {labels} alone")
+
+    def _compare_choice(
+        self, expected: Gradients, chosen: Sequence[int], problem: str, argument: str | None = None
+    ) -> None:
+        problem = f"{problem} require{'s' if len(chosen) == 1 else ''} grad"
+        with backward_may_fail(self.function, problem):
+            found = Recorded(self.function, self.function.values, chosen).gradients(self.cotangents)
+        some: Gradients = [gradient if k in chosen else None for k, gradient in enumerate(expected)]
+        fix = "return a gradient for each argument in its place; ctx.needs_input_grad[i] is for argument i"
+        self._judge(found, some, problem, fix, argument)
 
     def _compare(self, expected: Gradients, cotangents: Gradients, problem: str, fix: str) -> None:
         with backward_may_fail(self.function, problem):
@@ -141,6 +172,10 @@ class _Variants:
         trial = self.function.trial
         where = place_of_formula(trial)
         return CheckError(problem, op=trial.name, argument=argument, expected=expected, got=got, where=where, fix=fix)
+
+
+def _are_finite(gradients: Gradients) -> bool:
+    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

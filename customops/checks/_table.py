@@ -28,11 +28,20 @@ from customops.checks import (
     state,
     symbolic_sizes,
     threads,
+    unchecked,
     uninitialized_memory,
     vmap,
     writes,
 )
 from customops.checks._check import Check, everything, of_kinds
+
+#: What explains failures of many others: a call that writes what it must not, or is not the same twice.
+_CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_state")
+#: A kernel that is wrong for some inputs, whatever is then done with it.
+_KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutations")
+_FAKE = ("test_schema", "test_faketensor")
+_COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
+_GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
 #: In the order of running: what explains the failures of others comes first. No name is the start of another's: names
 #: of generated tests begin with them.
@@ -42,12 +51,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_schema": Check(
             schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
         ),
-        "test_writes": Check(
-            writes.check,
-            "memory around tensors, and writes and aliases that the schema declares",
-            of_kinds("layout", "size", "dtype", "choice", "list", each=4),
-            after=("test_schema",),
-        ),
         "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
             uninitialized_memory.check,
@@ -55,12 +58,29 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("size", "dtype", each=4),
             "quick",
         ),
+        "test_state": Check(
+            state.check,
+            "a call against the same call after others, in other settings",
+            after=("test_determinism", "test_uninitialized_memory"),
+        ),
         "test_layouts": Check(
             layouts.check,
             "strided inputs against contiguous ones, and what lies around them",
             of_kinds("layout"),
             "quick",
-            after=("test_schema", "test_determinism"),
+            after=("test_schema", "test_determinism", "test_uninitialized_memory"),
+        ),
+        "test_writes": Check(
+            writes.check,
+            "memory around tensors, and writes and aliases that the schema declares",
+            of_kinds("layout", "size", "dtype", "choice", "list", each=4),
+            after=("test_schema", "test_layouts"),
+        ),
+        "test_unchecked": Check(
+            unchecked.check,
+            'calls with check="never" and with bypass=True against calls without',
+            of_kinds("layout", "dtype", each=1),
+            after=_CALL,
         ),
         # The fake impl.
         "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
@@ -68,46 +88,37 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             symbolic_sizes.check,
             "fake impl on symbolic sizes against the kernel on several sizes",
             of_kinds("choice", "optional", "list", "layout", "value", each=2),
-            after=("test_faketensor",),
+            after=_FAKE,
         ),
         "test_errors": Check(
-            error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=("test_faketensor",)
+            error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=_FAKE
         ),
         "test_late_errors": Check(
             functools.partial(error_parity.check, late=True),
             "wrong calls that the kernel refuses against the fake impl",
             effort="thorough",
-            after=("test_faketensor",),
+            after=_FAKE,
         ),
         # What the kernel computes.
-        "test_state": Check(
-            state.check, "a call against the same call after others, in other settings", after=("test_determinism",)
-        ),
         "test_batches": Check(
-            batches.check,
-            "elements of a batch against the same ones in batches of other sizes",
-            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+            batches.check, "elements of a batch against the same ones in batches of other sizes", after=_CALL
         ),
         "test_kernels": Check(
             kernels.check,
             "kernels against each other, and against a reference function",
             of_kinds("size", "dtype", "value", "choice", "layout", each=3),
-            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+            after=_CALL,
         ),
         "test_permutations": Check(
-            permutations.check,
-            "elements against the same ones in another order",
-            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_batches"),
+            permutations.check, "elements against the same ones in another order", after=(*_CALL, "test_batches")
         ),
         "test_precision": Check(
             precision.check,
             "narrow dtypes against wider ones",
             of_kinds("dtype", "value", each=4),
-            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts"),
+            after=(*_CALL, "test_layouts", "test_kernels"),
         ),
-        "test_threads": Check(
-            threads.check, "two threads against one", after=("test_determinism", "test_state", "test_schema")
-        ),
+        "test_threads": Check(threads.check, "two threads against one", after=_CALL),
         # Derivatives.
         "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
         "test_gradients": Check(
@@ -115,29 +126,30 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "gradients against finite differences, and with each other",
             of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
             effort="quick",
-            after=("test_schema", "test_autograd_registration"),
+            after=(*_KERNEL, "test_autograd_registration"),
+        ),
+        "test_grad_modes": Check(
+            grad_modes.check,
+            "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
+            after=_GRADIENTS,
         ),
         "test_second_order": Check(
             second_order.check,
             "gradients of gradients against finite differences",
-            after=("test_schema", "test_gradients"),
+            after=(*_GRADIENTS, "test_grad_modes"),
         ),
         "test_forward_mode": Check(
             forward_mode.check,
             "tangents against finite differences",
             of_kinds("value", "size", "choice", "optional", each=1),
-            after=("test_schema", "test_gradients"),
-        ),
-        "test_grad_modes": Check(
-            grad_modes.check,
-            "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
-            after=("test_schema", "test_gradients"),
+            after=_GRADIENTS,
         ),
         # Transforms, modes and compilers.
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
             of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
+            after=(*_KERNEL, "test_grad_modes"),
         ),
         "test_empty_batch": Check(
             functools.partial(vmap.check, empty=True),
@@ -145,32 +157,40 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             effort="thorough",
             after=("test_vmap",),
         ),
-        "test_autocast": Check(autocast.check, "autocast against casts by hand"),
+        "test_autocast": Check(autocast.check, "autocast against casts by hand", after=_KERNEL),
         "test_modes": Check(
-            modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"
+            modes.check,
+            "calls under modes, in threads, on parameters and subclasses, against plain ones",
+            after=_KERNEL,
         ),
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
-            after=("test_schema", "test_faketensor"),
+            after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_dispatch_static": Check(
             functools.partial(aot_dispatch.check, dynamic=False),
             "eager mode against AOTDispatcher with static sizes",
             effort="thorough",
-            after=("test_schema", "test_faketensor"),
+            after=(*_CALL, *_FAKE, "test_aot_dispatch_dynamic"),
         ),
         "test_compiled": Check(
             compiled.check,
             "torch.compile against eager mode, on other values and sizes",
             effort="thorough",
-            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+            after=_COMPILED,
+        ),
+        "test_inductor": Check(
+            compiled.inductor_check,
+            "torch.compile with inductor against eager mode, on other values and sizes",
+            effort="thorough",
+            after=(*_COMPILED, "test_compiled"),
         ),
         "test_exported": Check(
             compiled.export_check,
             "torch.export, saved and loaded, against eager mode",
             effort="thorough",
-            after=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+            after=_COMPILED,
         ),
     }
 )

@@ -1,9 +1,9 @@
-"""test_compiled and test_exported: torch.compile and torch.export of a small function around the operator.
+"""test_compiled, test_inductor and test_exported: torch.compile and torch.export of a function around the operator.
 
 The function copies its arguments, calls the operator, and then writes to the copies: a compiler that was told of too
 few aliases or writes puts things in another order. It is compiled once, with symbolic sizes and the backend
-``aot_eager``, and called on the sample, on other elements, with other numbers and in other sizes. An exported one is
-saved and loaded before it is called. Each result has to be that of the same function in eager mode.
+``aot_eager`` or ``inductor``, and called on the sample, on other elements, with other numbers and in other sizes. An
+exported one is saved and loaded before it is called. Each result has to be that of the same function in eager mode.
 """
 
 from __future__ import annotations
@@ -29,12 +29,38 @@ _FIX = (
 )
 
 
-def check(trial: Trial) -> None:
+def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | None = None) -> None:
     trial = _prepared(trial)
     function = _compat.tracing.fresh_copy(_around)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True, options=options)
     for what, call in _calls(trial):
         _compare(compiled, call, "torch.compile", what)
+
+
+def inductor_check(trial: Trial) -> None:
+    """The function in the code that torch.compile makes unless it is told otherwise, not in code of an earlier run."""
+    try:
+        check(trial, "inductor", {"fx_graph_cache": False, "compile_threads": 1})
+    except CheckError as error:
+        reason = _why_inductor_fails(trial) if isinstance(error.__cause__, Exception) else None
+        if reason is None:
+            raise
+        raise NotExercised(f"inductor does not compile a function of plain PyTorch here: {reason}") from error
+
+
+def _why_inductor_fails(trial: Trial) -> str | None:
+    """What torch.compile raises of a function that does not call the operator; there may be no C++ compiler."""
+    compiled: Callable[..., Any] = torch.compile(_compat.tracing.fresh_copy(_plain))
+    try:
+        with quiet():
+            compiled([tensor.detach() for tensor in trial.tensors])
+    except Exception as error:
+        return in_short(error, 200)
+    return None
+
+
+def _plain(tensors: list[torch.Tensor]) -> Any:
+    return [tensor.clone().mul_(2) for tensor in tensors]
 
 
 def export_check(trial: Trial) -> None:

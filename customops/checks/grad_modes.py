@@ -1,9 +1,9 @@
 """test_grad_modes: results and gradients do not depend on how they are asked for.
 
-The same call is made with nothing recorded, under checkpointing, with saved tensors packed, by `torch.func`, with
-backward run twice, or batched, and with other calls before backward. Each time the results and the gradients have to
-be those of the ordinary call, or an error has to be raised. And what is written between forward and backward must not
-change a gradient without an error.
+The same call is made with nothing recorded, under checkpointing, selective or not, with saved tensors packed, by
+`torch.func`, with backward run twice, or batched, with other calls before backward, and with only some of the inputs
+requiring grad. Each time the results and the gradients have to be those of the ordinary call, or an error has to be
+raised. And what is written between forward and backward must not change a gradient without an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.utils.checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from customops.checks import _gradient_variants
 from customops.checks._compare import difference
 from customops.checks._differences import Tensors, generator, random_like
 from customops.checks._function import Function, place_of_formula, recording
@@ -34,7 +36,10 @@ _FORMULA = "have the formula use nothing but what ctx has saved and the gradient
 def check(trial: Trial) -> None:
     with recording():
         function = Function.of(trial)
-        _Modes(function, differentiable_inputs(function)).run()
+        wanted = differentiable_inputs(function)
+        _Modes(function, wanted).run()
+        if len(wanted) > 2:
+            _gradient_variants.compare_choices(function, wanted)
 
 
 class _Modes:
@@ -59,6 +64,7 @@ class _Modes:
         self._compare("together with those of another call", self._with_another_call, _BUFFER)
         self._compare("under torch.utils.checkpoint, use_reentrant=False", self._checkpointed, _FORMULA)
         self._compare("under torch.utils.checkpoint, use_reentrant=True", self._checkpointed_reentrant, _FORMULA)
+        self._compare_selective()
         if torch.Tag.nondeterministic_seeded not in self.function.trial.op.tags:  # rrelu saves its noise, then draws it
             self._compare(
                 "with saved tensors packed by torch.autograd.graph.saved_tensors_hooks", self._packed, _FORMULA
@@ -173,6 +179,19 @@ class _Modes:
 
     def _call(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(self.function(values))
+
+    def _compare_selective(self) -> None:
+        if self.function.writes and self.function.trial.custom_op is None:
+            return  # torch does not write again what was saved
+        for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
+            how = f"under selective checkpointing, CheckpointPolicy.{policy.name}"
+            self._compare(how, functools.partial(self._checkpointed_selectively, policy), _FORMULA)
+
+    def _checkpointed_selectively(self, policy: CheckpointPolicy) -> Gradients:
+        leaves = self._leaves()
+        contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+        outputs = torch.utils.checkpoint.checkpoint(self._call, *leaves, use_reentrant=False, context_fn=contexts)
+        return self._gradients(outputs, leaves)
 
     def _packed(self) -> Gradients:
         leaves = self._leaves()

@@ -190,9 +190,10 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
         if any(isinstance(value, torch.device) for value in trial.arguments.values()):
             return tried
         try:
-            actual = attempt(trial.map_tensors(lambda _name, tensor, to=device: tensor.to(to)))  # type: ignore[misc]
+            moved = trial.map_tensors(lambda _name, tensor, to=device: tensor.to(to))  # type: ignore[misc]
         except Exception:  # a device that does not hold this dtype
             continue
+        actual = attempt(moved)
         if actual is None:
             continue
         tried = True
@@ -204,6 +205,7 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
                 op=trial.name,
                 expected="the results on the CPU",
                 got=": ".join(found),
+                where=where_of(moved),
                 fix="one of the two kernels is wrong for these inputs",
             )
     return tried

@@ -1,8 +1,10 @@
-"""test_compiled and test_exported: operators that compile to something else than they are."""
+"""test_compiled, test_inductor and test_exported: operators that compile to something else than they are."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from customops.errors import CheckError
 
 pytestmark = [pytest.mark.compile]
 
-CHECKS = [compiled.check, compiled.export_check]
+CHECKS = [compiled.check, compiled.inductor_check, compiled.export_check]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -60,3 +62,22 @@ def test_nothing_to_try(define: Ops, x: torch.Tensor, check: Callable[..., None]
         check(Trial(torch.ops.aten.nonzero.default, (x,)))
     with pytest.raises(NotExercised, match="a view"):
         check(Trial(define("f(Tensor(a) x) -> Tensor(a)", lambda x: x[:]), (x,)))
+
+
+def test_strides_that_only_inductor_relies_on(define: Ops) -> None:
+    x = torch.randn(3, 4)
+    op = define("f(Tensor x) -> Tensor", lambda x: (x * 2).t().contiguous().t(), torch.empty_like)
+    compiled.check(Trial(op, (x,)))
+    with pytest.raises(CheckError, match="fails on a function that calls the operator"):
+        compiled.inductor_check(Trial(op, (x,)))
+    right = define("g(Tensor x) -> Tensor", lambda x: x * 2, torch.empty_like)
+    compiled.inductor_check(Trial(right, (x,)))
+
+
+def test_without_a_compiler(define: Ops, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    op = define("f(Tensor x) -> Tensor", lambda x: x * 2, torch.empty_like)
+    with pytest.raises(NotExercised, match="a function of plain PyTorch"):
+        compiled.inductor_check(Trial(op, (torch.randn(7, 5, 3),)))

@@ -22,7 +22,7 @@ aten = torch.ops.aten
         ("test_symbolic_sizes", aten.acos_.default, (torch.rand(21)[1:],)),
         ("test_symbolic_sizes", aten.slice.Tensor, (torch.rand(21)[1:], 0, 1, 4)),
     ],
-    ids=str,
+    ids=["acos_", "slice"],
 )
 def test_no_finding(check: str, op: Any, args: tuple[Any, ...]) -> None:
     report = customops.check(op, [args], only=check, effort="quick")

@@ -61,6 +61,47 @@ def test_recording_switched_on_in_the_kernel(ns: str) -> None:
     assert "under torch.inference_mode()" in find(op, R(3))
 
 
+def test_selective_checkpointing(ns: str) -> None:
+    last: dict[str, torch.Tensor] = {}
+
+    def relu(x: torch.Tensor) -> torch.Tensor:
+        last["mask"] = x > 0
+        return x.clamp(min=0)
+
+    def take(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(last.pop("mask"))
+
+    problem = find(op_of(ns, ONE, relu, saved(lambda g, mask: g * mask), take), R(3))
+    assert problem == "the gradients are other ones under selective checkpointing, CheckpointPolicy.MUST_SAVE"
+
+    def with_mask(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.clamp(min=0), x > 0
+
+    def save_mask(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+
+    right = op_of(
+        ns, "(Tensor x) -> (Tensor, Tensor)", with_mask, lambda ctx, g, _: g * ctx.saved_tensors[0], save_mask
+    )
+    check(trial_of(right, R(3)))
+
+
+def test_each_choice_of_inputs(ns: str) -> None:
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, y, z = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        by_x = g * y * (3 if needed == wrong_for else 1) * z
+        return by_x if needed[0] else None, g * x * z if needed[1] else None, g * x * y if needed[2] else None
+
+    schema = "(Tensor x, Tensor y, Tensor z) -> Tensor"
+    args = (R(3), R(3), R(3))
+    wrong_for: Any = (True, False, True)
+    op = op_of(ns, schema, lambda x, y, z: x * y * z, backward)
+    assert find(op, *args) == "gradients are other ones where x and z alone require grad"
+    wrong_for = None
+    check(trial_of(op, *args))
+
+
 def test_one_buffer_for_all_gradients(ns: str) -> None:
     buffer = torch.empty(3, dtype=torch.float64)
     op = op_of(ns, ONE, lambda x: x * 2, lambda ctx, g: buffer.copy_(g * 2))

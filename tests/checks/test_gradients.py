@@ -82,6 +82,16 @@ def test_each_input_alone(ns: str) -> None:
     assert "where y alone requires grad" in find(op_of(ns, TWO, lambda x, y: x * y, backward), R(3), R(3))
 
 
+@pytest.mark.parametrize("wrong", [lambda g: g.abs().max() * (g / g.abs().max()), lambda g: g + (g.sum() == 0)])
+def test_a_gradient_of_zeros(ns: str, wrong: Kernel) -> None:
+    op = op_of(ns, ONE, lambda x: x * 3, lambda ctx, g: wrong(g) * 3)
+    assert find(op, R(3, 4)) == "backward makes something else than zeros of a gradient of zeros"
+    passes(op_of(ns, ONE, lambda x: x * 3, lambda ctx, g: g * 3), R(3, 4))
+    penalty = op_of(ns, ONE, torch.clone, saved(lambda g, x: g + 0.1 * x.sign()))
+    with pytest.raises(NotExercised, match="as it is"):
+        passes(penalty, R(3))
+
+
 def test_each_output_alone(ns: str) -> None:
     schema = "(Tensor x) -> (Tensor, Tensor)"
 

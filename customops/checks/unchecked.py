@@ -1,0 +1,120 @@
+"""test_unchecked: what ``check="never"`` and ``bypass=True`` leave out makes no difference.
+
+``check="never"`` trusts a kernel to return what the schema says; ``bypass=True`` calls it without the dispatcher. The
+op is called past the dispatcher, and its kernels are given to a twin that does not check them, and to one that does if
+the op does not; twins are gone after the check. A result that differs is a finding, and so is one that is refused
+where it is checked, while the op itself takes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from customops._codegen import bypass
+from customops._dispatch.results import CheckPolicy
+from customops._op import CustomOpDef
+from customops._registry import Registry
+from customops._spec import define_op
+from customops.checks._calls import Results, call, detached, first_difference, results_in, steady_results, where_of
+from customops.checks._outcome import NotExercised, in_short
+from customops.checks._trial import Trial
+from customops.checks._variants import are_plain
+from customops.errors import AliasError, CheckError, KernelError, UnsupportedError
+
+_FIX = "have the kernel return the same, new tensors however it is called"
+
+
+def check(trial: Trial) -> None:
+    op = trial.custom_op
+    if op is None or op._definition.spec.fn is None:
+        raise NotExercised("the operator was not made by customops.custom_op, which takes check= and bypass=")
+    trial = detached(trial)
+    if not are_plain(trial):
+        raise NotExercised("a tensor is none that a kernel is given as it is: pass plain, strided ones")
+    with torch.no_grad():
+        expected = steady_results(trial)
+        if op._definition.when != "always":
+            _compare_checked(trial, op, expected)
+        _compare(trial, "with bypass=True", _past_dispatcher(op, op._definition.when), expected)
+        try:
+            with _twin(op, "never") as twin:
+                _compare(trial, 'with check="never"', twin._opoverload, expected)
+                _compare(trial, 'with check="never" and bypass=True', _past_dispatcher(twin, "never"), expected)
+        except CheckError:
+            _compare_checked(trial, op, expected)
+            raise
+
+
+@contextmanager
+def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[Any, Any]]:
+    """An op with the same kernels, that is gone afterwards."""
+    spec = op._definition.spec
+    name = spec.name._replace(name=f"{spec.name.name}__{when}_checked")
+    registry = Registry()
+    twin = define_op(replace(spec, name=name, check=when, signature=None, bypass=False), registry)
+    registry._ops[str(name)] = twin
+    try:
+        for device, kernel in op._rules.kernel.kernels.items():
+            twin.register_kernel(device, kernel)
+        yield twin
+    finally:
+        registry.clear()
+
+
+def _compare_checked(trial: Trial, op: CustomOpDef[Any, Any], expected: Results) -> None:
+    """Call the kernels with their results checked."""
+    try:
+        with _twin(op, "always") as twin:
+            checked = _results(trial, twin._opoverload)
+    except (AliasError, KernelError) as error:
+        raise CheckError(
+            "a kernel returns what is refused where results are checked",
+            op=trial.name,
+            argument=error.argument,
+            expected=error.expected or 'a result that check="always" takes',
+            got=error.problem,
+            where=error.where,
+            fix=error.fix,
+        ) from error
+    except Exception:  # at other keys of the dispatcher a twin has nothing
+        checked = {}
+    if not checked or first_difference(checked, expected):
+        raise NotExercised("the operator does more than to call the kernels that are registered with it")
+
+
+def _past_dispatcher(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Callable[..., Any] | None:
+    """What an object of an op with ``bypass=True`` does when it is called; None if the op cannot have it."""
+    try:
+        bypass.refuse(op.schema, op._qualname)
+    except UnsupportedError:
+        return None
+    return functools.partial(bypass.call(op.schema, op._definition.tags, op._qualname, when), op)
+
+
+def _compare(trial: Trial, how: str, function: Callable[..., Any] | None, expected: Results) -> None:
+    if function is None:
+        return
+    problem = f"the op does something else {how}"
+    for _ in range(2):  # the first call of the two finds the way past the dispatcher
+        try:
+            found = first_difference(_results(trial, function), expected, rtol=trial.rtol)
+            got = ": ".join(found) if found else None
+        except Exception as error:
+            got = in_short(error, 300)
+        if got:
+            expects = "the results of an ordinary call"
+            raise CheckError(problem, op=trial.name, expected=expects, got=got, where=where_of(trial), fix=_FIX)
+
+
+def _results(trial: Trial, function: Callable[..., Any]) -> Results:
+    """The results of a call with all positional arguments in their places, as `bypass` wants them."""
+    given = trial.copy()
+    values = {argument.name: argument.default for argument in trial.schema.positional} | given.arguments
+    args = tuple(values.pop(argument.name) for argument in trial.schema.positional)
+    return results_in(given, call(replace(given, op=function, args=args, kwargs=values)))  # type: ignore[arg-type]
