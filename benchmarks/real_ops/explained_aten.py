@@ -228,6 +228,13 @@ fake_differs(aten.max_unpool2d.default, x, torch.arange(6).reshape(1, 2, 1, 3), 
         "pin_memory=True: the kernel takes it, the fake says that it is not supported",
         "fake_refuses(aten._to_copy.default, torch.rand(2), pin_memory=True)",
     ),
+    row(
+        "aten::nan_to_num_",
+        FAKE,
+        REFUSES,
+        "the kernel takes complex numbers, the fake does not",
+        "fake_refuses(aten.nan_to_num_.default, torch.rand(2, dtype=torch.complex64))",
+    ),
     # Traces ----------------------------------------------------------------------------------------------------------
     row(
         "aten::geqrf aten::histogram aten::_histogramdd_bin_edges aten::_histogramdd_from_bin_tensors",
@@ -245,6 +252,15 @@ fake_differs(aten.max_unpool2d.default, x, torch.arange(6).reshape(1, 2, 1, 3), 
 x = torch.rand(2, 4, 5, requires_grad=True)
 compiled = torch.compile(lambda x: aten.upsample_linear1d(x, [3], True), backend="aot_eager", dynamic=True)
 refuses(lambda: compiled(x))
+""",
+    ),
+    row(
+        "aten::polygamma_",
+        "test_aot_dispatch_dynamic",
+        "the operator fails when traced",
+        "torch cannot functionalize it",
+        """
+refuses(lambda: torch.compile(lambda x: aten.polygamma_(x.clone(), 1), backend="aot_eager")(torch.rand(3)))
 """,
     ),
     # vmap ------------------------------------------------------------------------------------------------------------
@@ -306,6 +322,31 @@ assert torch.vmap(sample, in_dims=(0, 1))(x, grid.transpose(0, 1)).shape != torc
         LOOP,
         "dim=[] is no dimension, and under vmap all of them",
         "vmap_differs(lambda x: aten.all.dims(x, []), torch.rand(3, 4))",
+    ),
+    row(
+        "aten::squeeze_",
+        "test_vmap",
+        LOOP,
+        "of a batch of one the batch is squeezed, too",
+        "assert torch.vmap(lambda x: x.squeeze_())(torch.rand(1, 2, 1)).shape == (2,)",
+    ),
+    row(
+        "aten::resize_",
+        "test_vmap",
+        LOOP,
+        "under vmap the elements are taken from the whole batch",
+        "vmap_differs(lambda x: x.resize_([]), torch.arange(24.0).reshape(3, 2, 2, 2))",
+    ),
+    row(
+        "aten::_native_batch_norm_legit",
+        "test_vmap",
+        LOOP,
+        "where running_mean alone is batched, running_var is not written",
+        """
+x, mean, var = torch.rand(4, 2), torch.zeros(3, 2), torch.ones(2)
+torch.vmap(lambda mean: aten._native_batch_norm_legit(x, None, None, mean, var, True, 0.5, 0.6)[0])(mean)
+assert torch.equal(var, torch.ones(2))
+""",
     ),
     # Memory ----------------------------------------------------------------------------------------------------------
     row(
@@ -386,7 +427,7 @@ aten.max_pool2d_with_indices_backward(torch.rand(1, 1, 2, 2), x, [2, 2], [2, 2],
         CRASH,
         "offsets are not compared with the number of indices",
         """
-indices, offsets = torch.zeros(4).long(), torch.tensor([0, 1 << 40])
+indices, offsets = torch.zeros(4).long(), torch.tensor([1 << 40, 2])
 aten._embedding_bag(torch.rand(5, 3), indices, offsets)
 """,
         crashes=True,
@@ -468,5 +509,47 @@ assert found != slope(lambda x: aten.polar(x, torch.tensor(0.0).double()).real, 
         "test_gradients",
         "backward gives mean no gradient",
         "declared nondeterministic_seeded; torch defines the gradient of sampling as 0",
+    ),
+    row(
+        "aten::linalg_pinv",
+        "test_gradients",
+        "the gradient of self is not the derivative",
+        "hermitian=True of a matrix that is not: documented as a condition",
+    ),
+    row(
+        "aten::index_put aten::index_put_ aten::scatter aten::scatter_",
+        "test_gradients",
+        "the gradient of",
+        "documented: with indices that repeat it is open which write is the last",
+    ),
+    row(
+        "aten::linalg_eig",
+        "test_forward_mode",
+        "forward mode is wrong",
+        "documented: the order of the eigenvalues is open",
+    ),
+    row(
+        "aten::linalg_eig",
+        "test_aot_dispatch_dynamic",
+        "the operator's backward fails in eager mode",
+        "documented: a loss that depends on the phase of the eigenvectors is refused",
+    ),
+    row(
+        "aten::empty_like aten::new_empty aten::new_empty_strided aten::empty aten::empty_strided aten::empty_permuted",
+        "test_aot_dispatch_dynamic",
+        "output 0 differs",
+        "its result is uninitialised, by definition",
+    ),
+    row(
+        "aten::_ctc_loss",
+        "test_state",
+        "results depend on earlier calls",
+        "follows from the memory that is never written",
+    ),
+    row(
+        "aten::_linalg_eigh",
+        "test_precision",
+        "a result for",
+        "documented: eigenvectors are not unique",
     ),
 ]
