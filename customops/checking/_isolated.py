@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from customops import _compat
 from customops.checking._run import Run, Step
 from customops.checks import UsageError
 from customops.errors import CheckError
@@ -37,6 +38,7 @@ def isolated(run: Run) -> Iterator[Step]:
             argument="isolate",
             fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
         )
+    _compat.tracing.fake_mode()  # loads what each fork would load for itself
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "step"
         while True:

@@ -108,11 +108,15 @@ class Run:
         yield from self._shrink_all(total)
 
     def _try_all(self, name: str, inputs: Sequence[Case], done: int, total: int) -> Iterator[Step]:
+        for (check, number), crash in self.avoided.items():
+            if check == name:  # it is not tried on others, which would start everything again
+                self._fault(name, crash, inputs[number], 0.0)
+                return
         start = time.perf_counter()
         for number, case in enumerate(inputs):
             yield Step(done + number, total, name)
             self.announce(name, number)
-            if self._attempt(name, number, case) >= _ENOUGH:
+            if self._attempt(name, case) >= _ENOUGH:
                 return
             if time.perf_counter() - start > _SLOW[self.effort] and number + 1 < len(inputs):
                 self.left_out.append(f"{name} on {len(inputs) - number - 1} inputs, after {_SLOW[self.effort]:g} s")
@@ -168,12 +172,10 @@ class Run:
     def _explained_by(self, name: str) -> str | None:
         return next((check for check, _ in self.faults if check in self.chosen[name].after), None)
 
-    def _attempt(self, name: str, number: int, case: Case) -> int:
+    def _attempt(self, name: str, case: Case) -> int:
         """Run a check on an input; returns on how many inputs the check has failed."""
         start = time.perf_counter()
         try:
-            if (name, number) in self.avoided:
-                raise self.avoided[name, number]
             self.chosen[name](case.trial)
         except NotExercised as nothing:
             self._add(name, "not exercised", [case], time.perf_counter() - start, str(nothing))

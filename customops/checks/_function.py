@@ -7,8 +7,9 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from customops import _compat
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial, failed_call
+from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import where
 
 _WIDE = {
@@ -45,6 +46,13 @@ class Input:
     requires_grad: bool
 
 
+def has_formula(trial: Trial) -> bool:
+    """Is there a kernel at an autograd key, or is the operator made of others?"""
+    key = _compat.dispatch.autograd_key(trial.tensors)
+    keys = ("Autograd", "CompositeImplicitAutograd", *([key] if key else []))
+    return any(_compat.dispatch.has_kernel(trial.name, each) for each in keys)
+
+
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """Gradients are recorded, whatever the caller has switched off; torch's warnings about them are not shown."""
@@ -57,15 +65,17 @@ class Function:
     """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial = copy = trial.copy(leaves=True)
+        self.trial = own = trial.copy(leaves=True)
         self.writes = bool(trial.schema.mutated)
-        self._leaves, self._spec = _compat.tracing.tree_flatten((copy.args, copy.kwargs))
+        self._leaves, self._spec = _compat.tracing.tree_flatten((own.args, own.kwargs))
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         self.inputs, self._positions = self._find_inputs(trial)
         #: Of all tensors that a call leaves behind, those that may have a gradient.
         self._kept: tuple[int, ...] | None = None
         #: The history of what the latest call was given to write to.
         self.entered: list[Any] = []
+        #: What is called.
+        self.called: Callable[..., Any] = trial.op
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
@@ -78,6 +88,8 @@ class Function:
         own = cls(trial)
         if not own.inputs:
             raise NotExercised("there is no floating-point input that may have a gradient")
+        if not has_formula(trial) and not any(tensor.requires_grad for tensor in trial.tensors):
+            raise NotExercised("the op has no gradient formula (register_autograd), and the sample requires none")
         for dtypes in (_WIDE, _MIDDLE):
             wider = own.wider(trial, dtypes)
             if wider is not None and wider.epsilon < _COARSE:
@@ -87,7 +99,7 @@ class Function:
         except NotExercised:
             raise
         except Exception as error:
-            raise failed_call(trial.name, "the operator itself fails on these inputs", error) from error
+            raise failed_call(trial.name, FAILS, error) from error
         if own.epsilon >= _COARSE:
             raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
         return own
@@ -116,6 +128,14 @@ class Function:
         for one, other in zip(self.base, again, strict=True):
             if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
                 raise NotExercised("the results differ from call to call, also with the same random seed")
+
+    def reference(self) -> Function | None:
+        """The plain function that computes the same, of the same inputs, if there is one."""
+        if self.trial.reference is None:
+            return None
+        function = copy.copy(self)
+        function.called, function.entered = self.trial.reference, []
+        return function
 
     @property
     def values(self) -> Tensors:
@@ -161,7 +181,7 @@ class Function:
         """What a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
-            returned = self.trial.op(*args, **kwargs)
+            returned = self.called(*args, **kwargs)
         results = _compat.tracing.tree_leaves(returned)
         if self.writes:
             known = {id(result) for result in results}

@@ -114,8 +114,7 @@ class _Variants:
 
     def _compare_zeros(self) -> None:
         """A gradient of zero gives zeros, unless the operator is there for what its backward adds."""
-        pairs = itertools.product(self.recorded.leaves, self.recorded.outputs)
-        if any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs):
+        if self.recorded.returns_an_input():
             return
         zeros = [None if v is None else torch.zeros_like(v) for v in self.cotangents]
         problem = "backward makes something else than zeros of a gradient of zeros"

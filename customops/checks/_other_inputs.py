@@ -14,7 +14,7 @@ from customops.checks._trial import Trial
 def other_values(trial: Trial) -> Trial | None:
     """The call with other values, which the operator takes; None if none were found.
 
-    The elements of floating-point tensors are shuffled and made a little smaller. Tensors of integers and bools are
+    The rows of floating-point tensors are shuffled, and elements made smaller. Tensors of integers and bools are
     often indices or sizes: theirs are shuffled, where that is accepted and nothing else can change.
     """
     for change in (_scaled, _shuffled):
@@ -35,8 +35,10 @@ def _shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor
     with torch.no_grad():
-        order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(1)).to(tensor.device)
-        return tensor.detach().reshape(-1)[order].reshape(tensor.shape)
+        # Rows stay together where there are several: what stands in one may mean different things.
+        rows = tensor.detach() if tensor.dim() > 1 and len(tensor) > 2 else tensor.detach().reshape(-1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
+        return rows[order].reshape(tensor.shape)
 
 
 def other_numbers(trial: Trial) -> Iterator[Trial]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import traceback
 from collections.abc import Collection, Iterator, Sequence
@@ -59,6 +60,11 @@ class Recorded:
         """Did autograd record what the operator did? It may know no gradient of it, or not see a write at all."""
         unseen = any(node is entered for entered in self.function.entered)
         return node is not None and node.name() != "WarnNotImplemented" and not unseen
+
+    def returns_an_input(self) -> bool:
+        """Is a result an input as it is? The operator may be there for what its backward does."""
+        pairs = itertools.product(self.leaves, self.outputs)
+        return any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs)
 
     def gradients(self, cotangents: Sequence[torch.Tensor | None], create_graph: bool = False) -> Gradients:
         """The gradients of the inputs, for gradients of the outputs, of which None are left out."""

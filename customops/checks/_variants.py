@@ -89,10 +89,13 @@ def detached(trial: Trial) -> Trial:
 
 
 def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """A tensor with the same elements, each `by` places further on, and the same strides; indices stay in range."""
+    """A tensor with the same rows, each `by` places further on, and the same strides; of one row, its elements.
+
+    So indices stay in range, also where the columns of a row mean different things.
+    """
     with torch.no_grad():
-        rolled = tensor.detach().reshape(-1).roll(by).reshape(tensor.shape)
-        return like(rolled, tensor)
+        rows = tensor.detach() if tensor.dim() > 1 and len(tensor) > 1 else tensor.detach().reshape(-1)
+        return like(rows.roll(by, 0).reshape(tensor.shape), tensor)
 
 
 def other_values(trial: Trial, by: int = 1) -> Trial:

@@ -23,6 +23,8 @@ from customops.checks._variants import are_plain, attempt, detached, is_builtin,
 from customops.errors import CheckError
 
 _DEPEND_ON_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+#: Of inductor: code is made anew, by this process, and draws the random numbers that eager mode draws.
+_OPTIONS = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
 _FIX = (
     "compiled code is made once, from the schema and the fake impl, and used for other values and sizes: look for a "
     "fake impl that goes by how or how often it is called, and for what is read while tracing"
@@ -38,9 +40,9 @@ def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | No
 
 
 def inductor_check(trial: Trial) -> None:
-    """The function in the code that torch.compile makes unless it is told otherwise, not in code of an earlier run."""
+    """The function in the code that torch.compile makes unless it is told otherwise."""
     try:
-        check(trial, "inductor", {"fx_graph_cache": False, "compile_threads": 1})
+        check(trial, "inductor", _OPTIONS)
     except CheckError as error:
         reason = _why_inductor_fails(trial) if isinstance(error.__cause__, Exception) else None
         if reason is None:

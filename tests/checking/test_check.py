@@ -159,3 +159,46 @@ def test_a_crash_is_a_fault_where_isolated(registry: Registry, ns: str) -> None:
     assert {failure.problem for failure in report.failures} == {"the operator ends the process"}
     assert "SIGSEGV" in str(report)
     assert any(result.status == "passed" for result in report.results)
+
+
+def test_one_cause_is_told_by_one_check(registry: Registry, ns: str) -> None:
+    kept: dict[Any, Tensor] = {}
+
+    @registry.custom_op(f"{ns}::kept", mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        out = kept.setdefault((x.shape, x.dtype, x.stride()), torch.empty_like(x))
+        return out.copy_(x * 2).detach()
+
+    op.register_fake(lambda x: torch.empty_like(x))
+    op.register_vmap(lambda info, in_dims, x: (op(x), in_dims[0]))
+    report = customops.check(op, [(torch.randn(3, 4),)])
+    assert [failure.check for failure in report.failures] == ["test_state"]
+    assert "test_state failed, which may be the cause" in str(report)
+
+
+def test_progress_is_shown_where_asked(double: CustomOpDef[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    customops.check(double, [(torch.randn(3),)], only="test_schema", progress=True)
+    assert "test_schema" in capsys.readouterr().err
+    customops.check(double, [(torch.randn(3),)], only="test_schema")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.process
+def test_an_op_that_often_crashes_is_reported(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::crashes", mutates_args=())
+    def crashes(x: Tensor) -> Tensor:
+        if x.shape != (3, 4) or x.dtype is not torch.float32 or not x.is_contiguous():
+            ctypes.string_at(0)
+        return x.clone()
+
+    crashes.register_fake(lambda x: torch.empty_like(x))
+    report = customops.check(crashes, [(torch.randn(3, 4),)], only="test_faketensor", isolate=True)
+    assert [failure.problem for failure in report.failures] == ["the operator ends the process"]
+    assert any("derived inputs" in reason for reason in report.left_out)
+    assert any(result.status == "passed" and result.input == "sample 1" for result in report.results)
+
+
+def test_what_fails_with_gradients_alone_is_rejected() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    report = customops.check(torch.ops.aten.sum.default, [(x,)], only="test_schema", effort="thorough")
+    assert not report.failures, str(report)

@@ -74,6 +74,10 @@ def test_strides_that_only_inductor_relies_on(define: Ops) -> None:
     compiled.inductor_check(Trial(right, (x,)))
 
 
+def test_random_ops_of_torch() -> None:
+    compiled.inductor_check(Trial(torch.ops.aten.native_dropout.default, (torch.randn(6), 0.5, True)))
+
+
 def test_without_a_compiler(define: Ops, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))

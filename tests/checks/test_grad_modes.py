@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.formulas_under_test import op_of, save_inputs, saved, trial_of
 
+import customops
 from customops.checks.grad_modes import check
 from customops.errors import CheckError
 
@@ -84,6 +85,16 @@ def test_selective_checkpointing(ns: str) -> None:
         ns, "(Tensor x) -> (Tensor, Tensor)", with_mask, lambda ctx, g, _: g * ctx.saved_tensors[0], save_mask
     )
     check(trial_of(right, R(3)))
+
+
+def test_selective_checkpointing_of_an_op_that_writes(registry: customops.Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::cube", mutates_args={"calls"})
+    def cube(x: torch.Tensor, calls: torch.Tensor) -> torch.Tensor:
+        calls.add_(1)
+        return x**3
+
+    cube.register_autograd(lambda ctx, g: (3 * ctx.saved_tensors[0].square() * g, None), setup_context=save_inputs)
+    check(trial_of(cube, R(3), torch.zeros(1, dtype=torch.int64)))
 
 
 def test_each_choice_of_inputs(ns: str) -> None:
