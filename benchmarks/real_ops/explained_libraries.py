@@ -71,7 +71,8 @@ torch.ops.torchvision.roi_align(torch.rand(1, 1, 8, 8), rois, 1.0, 2, 2, 2, Fals
         "divides by a stride, a dilation or a number of groups of 0",
         """
 x, weight, offset = torch.rand(1, 1, 4, 4), torch.rand(1, 1, 2, 2), torch.rand(1, 8, 3, 3)
-torch.ops.torchvision.deform_conv2d(x, weight, offset, torch.rand(1, 4, 3, 3), torch.rand(1), 1, 1, 0, 0, 1, 1, 0, 1, True)
+mask, bias = torch.rand(1, 4, 3, 3), torch.rand(1)
+torch.ops.torchvision.deform_conv2d(x, weight, offset, mask, bias, 0, 1, 0, 0, 1, 1, 1, 1, True)
 """,
         crashes=True,
     ),
@@ -187,15 +188,16 @@ assert a._version != before
 a, stats, bias = torch.ones(2, 2).half(), torch.ones(2), torch.ones(2).half()
 quantized, columns = a.char(), torch.tensor([0])
 arguments = (a, quantized, quantized, stats, stats, columns, bias)
-fake_differs(torch.ops.bitsandbytes.int8_mixed_scaled_mm.default, *arguments)
+mixed = torch.ops.bitsandbytes.int8_mixed_scaled_mm.default
+assert mixed(*arguments)[1].dtype != run_fake(mixed, *arguments)[1].dtype
 """,
     ),
     row(
         "bitsandbytes::quantize_blockwise",
         "inputs",
         CRASH,
-        "an empty input divides by the number of blocks of none, in the library for the CPU",
-        "torch.ops.bitsandbytes.quantize_blockwise(torch.rand(0, 33), torch.rand(256), 64)",
+        "256 elements of the code are read, however many there are",
+        "torch.ops.bitsandbytes.quantize_blockwise(torch.rand(8, 33), torch.rand(0), 64)",
         crashes=True,
     ),
     row(
@@ -266,10 +268,10 @@ TORCHAO = [
         "blocksparse::bsr_to_dense",
         "inputs",
         CRASH,
-        "indices out of range are taken",
+        "numbers of blocks that are out of range are taken",
         """
-crow, columns = torch.tensor([0, 1]), torch.tensor([1 << 30])
-torch.ops.blocksparse.bsr_to_dense(crow, columns, torch.rand(1, 2, 2), 2, 2)
+crow, columns = torch.tensor([0, 1 << 40, 1]), torch.tensor([0])
+torch.ops.blocksparse.bsr_to_dense(crow, columns, torch.rand(1, 2, 2), 4, 4)
 """,
         crashes=True,
     ),
@@ -288,11 +290,11 @@ fake_differs(quantize, x, scales, zeros, -128, 127, torch.int8, 4)
         "quantized_decomposed::dequantize_per_tensor",
         FAKE,
         PROMISES,
-        "out_dtype is ignored by the kernel of the overload tensor2, and not by its fake",
+        "out_dtype=torch.int64: the kernel of the overload tensor2 makes float32 of it, its fake int64",
         """
 x, one = torch.ones(1).char(), torch.tensor(1)
 dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.tensor2
-fake_differs(dequantize, x, torch.tensor(1.0), one, one, one, torch.int8, out_dtype=torch.float16)
+fake_differs(dequantize, x, torch.tensor(1.0), one, one, one, torch.int8, out_dtype=torch.int64)
 """,
     ),
     row(
