@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -28,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real_ops import aten, library
-from real_ops.explained import EXPLAINED, explanation
+from real_ops import aten, library, programs
+from real_ops.explained import explanation
+from real_ops.explained_aten import ATEN
+from real_ops.explained_libraries import LIBRARIES as LIBRARIES_EXPLAINED
 from real_ops.subject import Subject
 
 import customops
-from customops.testing.isolation import in_fork
+from customops.testing.isolation import IsolationError, in_fork
 
 LIBRARIES = ("aten", "torchvision", "bitsandbytes", "torchao")
 UNMADE = "the check could not be made"
@@ -156,13 +159,19 @@ def told(v: Verdict, everything: bool) -> Iterator[str]:
 
 
 def reproduced() -> Iterator[str]:
-    """Run the programs of `EXPLAINED`, each in a process of its own; yields those that show nothing any more."""
-    for row in EXPLAINED:
+    """Run the programs of the explained findings, each in a process of its own, and say whether the fault shows."""
+    for row in (*ATEN, *LIBRARIES_EXPLAINED):
         if row.shown_by:
-            done = in_fork(lambda code=row.shown_by: exec(code, {}), 60.0)  # type: ignore[misc]
-            yield f"{'shows' if done.error is None else 'DOES NOT SHOW'}: {', '.join(row.ops)}: {row.why}"
-            if done.error is not None:
+            done = in_fork(functools.partial(run_program, row.shown_by), 60.0)
+            crashed = isinstance(done.error, IsolationError)
+            shows = crashed if row.crashes else done.error is None
+            yield f"{'shows' if shows else 'DOES NOT SHOW'}: {' '.join(row.ops)}: {row.why}"
+            if not shows:
                 yield f"    {type(done.error).__name__}: {done.error}"
+
+
+def run_program(code: str) -> None:
+    exec(code, {**vars(programs), "aten": torch.ops.aten})
 
 
 def main() -> int:
@@ -182,10 +191,13 @@ def main() -> int:
     torch.set_num_threads(1)
     libraries = options.library or list(LIBRARIES)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    subjects = [s for name in libraries for s in subjects_of(name, options.samples, dtype)]
     if options.reproductions:
-        print("\n".join(reproduced()))
+        for name in LIBRARIES[1:]:
+            subjects_of(name, 1, None)
+        for line in reproduced():
+            print(line, flush=True)
         return 0
+    subjects = [s for name in libraries for s in subjects_of(name, options.samples, dtype)]
     if options.skip:
         done = {json.loads(line)["op"] for line in options.skip.read_text().splitlines()}
         subjects = [s for s in subjects if s.name not in done]
