@@ -25,6 +25,7 @@ from customops.checks import (
     precision,
     schema,
     second_order,
+    stability,
     state,
     symbolic_sizes,
     threads,
@@ -32,7 +33,7 @@ from customops.checks import (
     vmap,
     writes,
 )
-from customops.checks._check import Check, everything, of_kinds
+from customops.checks._check import Check, both, everything, of_kinds, steered
 
 #: In the order of running: what explains the failures of others comes first. No name is the start of another's: names
 #: of generated tests begin with them.
@@ -52,7 +53,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             uninitialized_memory.check,
             "results in filled memory against results in memory as it comes",
-            of_kinds("size", "dtype", each=4),
+            both(of_kinds("size", "dtype", each=4), steered),
             "quick",
         ),
         "test_layouts": Check(
@@ -104,6 +105,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "narrow dtypes against wider ones",
             of_kinds("dtype", "value", each=4),
             after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts"),
+        ),
+        "test_stability": Check(
+            stability.check,
+            "float32 against float64, on values for which formulas overflow or lose digits",
+            after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts", "test_precision"),
         ),
         "test_threads": Check(
             threads.check, "two threads against one", after=("test_determinism", "test_state", "test_schema")
