@@ -48,6 +48,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("layout", "size", "dtype", "choice", "list", each=4),
             after=("test_schema",),
         ),
+        "test_declared_writes": Check(
+            writes.check_declared, "that what is declared as written is", after=("test_schema", "test_writes")
+        ),
         "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
             uninitialized_memory.check,
@@ -67,7 +70,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symbolic_sizes": Check(
             symbolic_sizes.check,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            of_kinds("choice", "optional", "list", "layout", "value", each=2),
+            of_kinds("choice", "optional", "list", "layout", "value", "number", each=2),
             after=("test_faketensor",),
         ),
         "test_errors": Check(
@@ -91,7 +94,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_kernels": Check(
             kernels.check,
             "kernels against each other, and against a reference function",
-            of_kinds("size", "dtype", "value", "choice", "layout", each=3),
+            of_kinds("size", "dtype", "value", "number", "choice", "layout", each=3),
             after=("test_determinism", "test_uninitialized_memory", "test_state"),
         ),
         "test_permutations": Check(
@@ -102,7 +105,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_precision": Check(
             precision.check,
             "narrow dtypes against wider ones",
-            of_kinds("dtype", "value", each=4),
+            of_kinds("dtype", "value", each=4, number=2),
             after=("test_determinism", "test_uninitialized_memory", "test_state", "test_layouts"),
         ),
         "test_threads": Check(
@@ -113,7 +116,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
+            of_kinds("value", "size", "choice", "same", "optional", "list", each=4, number=8, broadcast=4),
             effort="quick",
             after=("test_schema", "test_autograd_registration"),
         ),
@@ -125,7 +128,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_forward_mode": Check(
             forward_mode.check,
             "tangents against finite differences",
-            of_kinds("value", "size", "choice", "optional", each=1),
+            of_kinds("value", "size", "choice", "optional", each=1, number=2),
             after=("test_schema", "test_gradients"),
         ),
         "test_grad_modes": Check(
@@ -137,7 +140,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
+            of_kinds("choice", "optional", "list", "value", "number", "layout", "size", each=2),
         ),
         "test_empty_batch": Check(
             functools.partial(vmap.check, empty=True),
@@ -147,7 +150,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_autocast": Check(autocast.check, "autocast against casts by hand"),
         "test_modes": Check(
-            modes.check, "calls under modes, in threads, on parameters and subclasses, against plain ones"
+            modes.check,
+            "calls under modes, in threads, on parameters and subclasses, against plain ones",
         ),
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
