@@ -12,7 +12,7 @@ from customops.checking._data import Result
 from customops.checking.report import Failure
 from customops.checks._case import Case
 from customops.checks._check import Check, Effort
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
 from customops.checks._settings import Settings
 from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
@@ -111,7 +111,7 @@ class Run:
     def _try_all(self, name: str, inputs: Sequence[Case], done: int, total: int) -> Iterator[Step]:
         for (check, number), crash in self.avoided.items():
             if check == name:  # it is not tried on others, which would start everything again
-                self._fault(name, crash, inputs[number], 0.0)
+                self._fault(name, crash, inputs[min(number, len(inputs) - 1)], 0.0)
                 return
         start = time.perf_counter()
         for number, case in enumerate(inputs):
@@ -140,7 +140,7 @@ class Run:
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
             settings.restore()
             self._add_rejected(probed)
-            if probed.seconds > _SLOW[self.effort]:
+            if probed.is_late:
                 self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
             yield from probed.accepted
 
@@ -167,8 +167,19 @@ class Run:
                 error = rejection.kernel_error
                 found = error if isinstance(error, CheckError) else CheckError(problem, op=self.op, got=in_short(error))
                 self._fault(INPUTS, found, rejection.case, seconds)
+            elif is_alias(rejection.kernel_error):
+                self._fault(INPUTS, self._alias(rejection.kernel_error), rejection.case, seconds)
             else:
                 self._add(INPUTS, "rejected", [rejection.case], seconds, in_short(rejection.kernel_error, 200))
+
+    def _alias(self, error: BaseException) -> CheckError:
+        return CheckError(
+            "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
+            op=self.op,
+            got=in_short(error),
+            expected="new tensors, as the schema says, or none for these inputs",
+            fix="return a clone() there; or check the inputs first, and refuse these with an error that says so",
+        )
 
     # Checks -------------------------------------------------------------------------------------------------
 
@@ -185,6 +196,9 @@ class Run:
         except CheckError as error:
             if error.problem == FAILS and case.kind != "sample":  # when gradients are recorded, say
                 self._add(name, "rejected", [case], time.perf_counter() - start, error.got)
+            elif torch_refuses(error):
+                reason = "torch traces no operators, but its own, whose results are declared as views"
+                self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
             else:
                 self._fault(name, error, case, time.perf_counter() - start)
         except (Exception, SystemExit) as error:

@@ -11,9 +11,11 @@ from customops.checks._trial import Trial
 Kind = Literal[
     "sample",  # nothing
     "size",  # other sizes, empty ones among them; 0-dimensional tensors
+    "broadcast",  # a dimension of one tensor of several is missing, or has size 1
     "layout",  # other strides, storage offsets, alignment, conjugate and negative views
     "dtype",
-    "value",  # other elements, other numbers
+    "value",  # other elements
+    "number",  # another number among the arguments
     "choice",  # a member of an enum or Literal, a bool, a dtype argument
     "optional",  # an optional argument that is absent
     "list",  # another number of tensors or numbers

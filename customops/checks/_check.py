@@ -29,14 +29,17 @@ def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return cases
 
 
-def of_kinds(*kinds: str, each: int | None = None) -> Selection:
-    """The samples, and the inputs of these kinds; at most `each` of a kind in a run that is not thorough."""
+def of_kinds(*kinds: str, each: int | None = None, **limits: int) -> Selection:
+    """The samples, and the inputs of these kinds; at most `each` of a kind in a run that is not thorough.
+
+    Args:
+        limits: kinds, too, of which there may be others than `each`.
+    """
 
     def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        limit = None if effort == "thorough" else each
         yield from samples(cases, effort)
-        for kind in kinds:
-            yield from [case for case in cases if case.kind == kind][:limit]
+        for kind, limit in {**dict.fromkeys(kinds, each), **limits}.items():
+            yield from [case for case in cases if case.kind == kind][: None if effort == "thorough" else limit]
 
     return select
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from customops.checks._calls import attempt
+from customops.checks._check import Effort
 from customops.checks._compare import difference
 from customops.checks._trial import Trial
+from customops.checks.inputs.derive import derive
+from customops.checks.inputs.variation import variation_of
 
 
 def other_values(trial: Trial) -> Trial | None:
@@ -50,3 +53,13 @@ def other_numbers(trial: Trial) -> Iterator[Trial]:
             yield trial.with_arguments(**{name: value + 1})
         elif type(value) is bool:
             yield trial.with_arguments(**{name: not value})
+
+
+def other_arguments(trial: Trial, effort: Effort) -> Iterator[Trial]:
+    """The same tensors with other numbers and choices, and with optional arguments given or absent.
+
+    They need not be accepted. What the author said about inputs is kept to, and defaults count as given.
+    """
+    for case in derive(trial, variation_of(trial.custom_op), effort):
+        if case.kind in ("number", "choice", "optional"):
+            yield case.trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import CheckError, CustomOpsError, is_users
+from customops.errors import AliasError, CheckError, CustomOpsError, is_users
 
 Status = Literal["passed", "failed", "not exercised"]
 
@@ -27,6 +27,25 @@ class Outcome:
     error: Exception | None = None
     reason: str | None = None
     seconds: float = 0.0
+
+
+#: What torch says of operators that it does not functionalize, whatever they do.
+_NOT_FUNCTIONALIZED = "Found a custom (non-ATen) operator whose output has alias annotations"
+#: What torch says where the kernel of a `torch.library.custom_op` returns an input, or a tensor twice.
+_ALIAS = "may not alias any inputs to this custom operator"
+
+
+def torch_refuses(error: CheckError) -> bool:
+    """Did a check fail since torch traces no operators of this kind?"""
+    return _NOT_FUNCTIONALIZED in str(error)
+
+
+def is_alias(error: BaseException) -> bool:
+    """Does an exception say that the kernel returned memory of an input, or the same memory twice?
+
+    Operators of customops and of `torch.library.custom_op` look at what their kernels return.
+    """
+    return isinstance(error, AliasError) or (isinstance(error, RuntimeError) and _ALIAS in str(error))
 
 
 class NotExercised(RuntimeError):

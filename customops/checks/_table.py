@@ -77,6 +77,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("layout", "size", "dtype", "choice", "list", each=4),
             after=("test_schema", "test_layouts"),
         ),
+        "test_declared_writes": Check(
+            writes.check_declared, "that what is declared as written is", after=("test_schema", "test_writes")
+        ),
         "test_unchecked": Check(
             unchecked.check,
             'calls with check="never" and with bypass=True against calls without',
@@ -88,7 +91,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symbolic_sizes": Check(
             symbolic_sizes.check,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            of_kinds("choice", "optional", "list", "layout", "value", each=2),
+            of_kinds("choice", "optional", "list", "layout", "value", "number", each=2),
             after=_FAKE,
         ),
         "test_errors": Check(
@@ -107,7 +110,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_kernels": Check(
             kernels.check,
             "kernels against each other, and against a reference function",
-            of_kinds("size", "dtype", "value", "choice", "layout", each=3),
+            of_kinds("size", "dtype", "value", "number", "choice", "layout", each=3),
             after=_CALL,
         ),
         "test_permutations": Check(
@@ -116,7 +119,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_precision": Check(
             precision.check,
             "narrow dtypes against wider ones",
-            of_kinds("dtype", "value", each=4),
+            of_kinds("dtype", "value", each=4, number=2),
             after=(*_CALL, "test_layouts", "test_kernels"),
         ),
         "test_stability": Check(
@@ -130,7 +133,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            of_kinds("value", "size", "choice", "same", "optional", "list", each=4),
+            of_kinds("value", "size", "choice", "same", "optional", "list", each=4, number=8, broadcast=4),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -147,14 +150,14 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_forward_mode": Check(
             forward_mode.check,
             "tangents against finite differences",
-            of_kinds("value", "size", "choice", "optional", each=1),
+            of_kinds("value", "size", "choice", "optional", each=1, number=2),
             after=_GRADIENTS,
         ),
         # Transforms, modes and compilers.
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            of_kinds("choice", "optional", "list", "value", "layout", "size", each=2),
+            of_kinds("choice", "optional", "list", "value", "number", "layout", "size", each=2),
             after=(*_KERNEL, "test_grad_modes"),
         ),
         "test_empty_batch": Check(

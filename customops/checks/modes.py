@@ -4,6 +4,9 @@ As it is; under a dispatch mode and a function mode that only pass calls on; in 
 another thread; on tensors that are parameters, instances of a subclass of Tensor, or wrapped by a subclass with
 ``__torch_dispatch__``; through ``torch.func.functionalize``. None of these is to change a value. The last two may be
 refused: an operator need not know all subclasses. The others are met everywhere, and an exception there is a finding.
+
+A rule for a dispatch mode (register_torch_dispatch) may do what it likes. But one that changes no result here has to
+change none with other numbers or choices.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import torch
 from customops import _compat
 from customops.checks._compare import difference
 from customops.checks._inputs import seeded
+from customops.checks._other_inputs import other_arguments
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, attempt, detached, quiet
-from customops.errors import CheckError
+from customops.errors import CheckError, where
 
 
 def check(trial: Trial) -> None:
@@ -37,6 +41,42 @@ def check(trial: Trial) -> None:
             raise NotExercised("two calls of the operator differ as it is")
         for way, call, must_work in _WAYS:
             _compare(plain, way, call, wanted, must_work=must_work)
+        for mode in _modes_with_rules(trial):
+            _judge_rule(plain, mode, wanted)
+
+
+def _modes_with_rules(trial: Trial) -> list[type]:
+    rules = trial.custom_op._rules.torch_dispatch.rules if trial.custom_op is not None else {}
+    return [cls for cls in rules if issubclass(cls, _compat.tracing.TorchDispatchMode)]
+
+
+def _judge_rule(trial: Trial, mode: type, wanted: Any) -> None:
+    results = _below(mode, trial)
+    if results is None or difference(results, wanted) or difference(wanted, results):
+        return
+    for other in other_arguments(trial, "quick"):
+        plain, again, results = attempt(other), attempt(other), _below(mode, other)
+        if plain is None or again is None or results is None or difference(again.results, plain.results):
+            continue
+        found = difference(results, _copied(plain.results))
+        if found is not None:
+            raise CheckError(
+                "the rule for a dispatch mode changes no result with these arguments, and does with others",
+                op=trial.name,
+                got=f"under {mode.__name__}: {found}",
+                where=where(trial.custom_op._rules.torch_dispatch.rules[mode]),
+                fix="call func(*args, **kwargs) with all arguments that the rule is given",
+            )
+
+
+def _below(mode: type, trial: Trial) -> Any:
+    """The results of a call under a mode of this class; None if one cannot be made, or refuses."""
+    copy = trial.copy()
+    try:
+        with seeded((copy.args, copy.kwargs)), mode():
+            return _copied(_call(copy))
+    except Exception:  # a mode may want arguments, or know no such call
+        return None
 
 
 def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, *, must_work: bool) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from helpers.libraries import Ops
 
+import customops
+from customops import Registry
 from customops.checks import NotExercised, Trial, writes
 from customops.errors import CheckError
 
@@ -55,7 +57,6 @@ def other_storage(x: torch.Tensor, y: torch.Tensor) -> None:
     [
         ("(Tensor x, Tensor y) -> Tensor", lambda x, y: flat(x).sum() + y, "depends on memory outside"),
         (WRITES, around, "writes memory outside of argument x"),
-        (WRITES, to_a_copy, "argument x is declared as written, and no call was seen to write it"),
         (WRITES, by_numpy, "autograd does not notice that argument x is written"),
         (WRITES, transposes, "changes the sizes, strides or storage of argument x"),
         (WRITES, other_storage, "changes the sizes, strides or storage of argument x"),
@@ -72,6 +73,22 @@ def test_faults(
     assert caught.value.fix
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
+
+
+def test_a_declared_write(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
+    op = define(f"f{WRITES}", to_a_copy)
+    with pytest.raises(CheckError, match="argument x is declared as written, and no call was seen to write it"):
+        writes.check_declared(Trial(op, (x, y)))
+    writes.check_declared(Trial(op, (x.contiguous(), y)))
+
+
+def test_what_leaves_nothing_to_write_is_no_finding(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::advance", mutates_args={"places"})
+    def advance(places: torch.Tensor, by: torch.Tensor) -> None:
+        places.add_(by)
+
+    args = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 1, 1])
+    assert not customops.check(advance, [args], only=["test_writes", "test_declared_writes"]).failures
 
 
 def in_place(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -101,7 +118,10 @@ def only_if_negative(x: torch.Tensor, y: torch.Tensor) -> None:
     ],
 )
 def test_right_kernels(define: Ops, x: torch.Tensor, y: torch.Tensor, schema: str, kernel: Callable[..., Any]) -> None:
-    writes.check(Trial(define(f"f{schema}", kernel), (x.abs(), y)))
+    trial = Trial(define(f"f{schema}", kernel), (x.abs(), y))
+    writes.check(trial)
+    if trial.schema.mutated:
+        writes.check_declared(trial)
 
 
 def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -109,7 +129,7 @@ def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.
         if training:
             x.copy_(y)
 
-    writes.check(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
+    writes.check_declared(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
 
 
 @pytest.mark.parametrize(
@@ -132,3 +152,5 @@ def test_nothing_to_try() -> None:
         writes.check(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
     with pytest.raises(NotExercised, match="no input"):
         writes.check(Trial(aten.clone.default, (torch.randn(0),)))
+    with pytest.raises(NotExercised, match="no argument"):
+        writes.check_declared(Trial(aten.clone.default, (torch.randn(3),)))

@@ -33,7 +33,7 @@ def declared(parts: Parts, rank: int) -> Iterator[Case]:
             yield from _of_tensor(parts, name, aspect, key)
             continue
         for value in parts.variation.values(key, given.get(key)):
-            kind: Kind = "choice" if isinstance(value, bool | str | torch.dtype) else "value"
+            kind: Kind = "choice" if isinstance(value, bool | str | torch.dtype) else "number"
             yield Case(with_argument(parts.trial, name, value), kind, f"{name}={in_words(value)}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from customops.checks._case import Case
 from customops.checks._check import Effort
 from customops.checks._trial import Trial
+from customops.checks.inputs._order import in_turn
 from customops.checks.inputs._parts import Parts
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH, ranks
 from customops.checks.inputs.declared import declared, holds
@@ -41,23 +42,11 @@ def derive(
     seen: set[tuple[str, str]] = set()
     for rank in ranks(effort):
         subjects = [subject(parts, rank) for subject in _SUBJECTS]
-        for case in _in_turn([*subjects, _pairs(parts, rank)]):
+        for case in in_turn([*subjects, _pairs(parts, rank)]):
             is_new = (case.kind, case.label) not in seen
             seen.add((case.kind, case.label))
             if is_new and holds(variation, case.trial):
                 yield replace(case, sample=number)
-
-
-def _in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
-    """One case of each, then the next of each."""
-    left = list(iterators)
-    while left:
-        for iterator in list(left):
-            case = next(iterator, None)
-            if case is None:
-                left.remove(iterator)
-            else:
-                yield case
 
 
 def _pairs(parts: Parts, rank: int) -> Iterator[Case]:

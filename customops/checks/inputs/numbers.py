@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from customops._schema.types import row_of
-from customops.checks._case import Case, Kind
+from customops.checks._case import Case
+from customops.checks.inputs._order import in_turn
 from customops.checks.inputs._parts import Parts, Place
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
 
@@ -25,18 +26,16 @@ _FORMATS = {
 
 
 def numbers(parts: Parts, rank: int) -> Iterator[Case]:
-    """One argument at a time."""
-    for place, value in parts.numbers:
-        kind = _kind(place)
-        if parts.variation.allows(kind, place.name):
-            for new in _others(parts, place, value, rank):
-                trial = parts.with_arguments({place.name: new})
-                yield Case(trial, kind, f"{place.name}={in_words(new)}")
+    """One argument at a time: the first other value of each, then the second of each."""
+    yield from in_turn(_of_place(parts, place, value, rank) for place, value in parts.numbers)
 
 
-def _kind(place: Place) -> Kind:
-    is_choice = place.choices or python_type(place) in (bool, torch.dtype, torch.memory_format)
-    return "choice" if is_choice else "value"
+def _of_place(parts: Parts, place: Place, value: Any, rank: int) -> Iterator[Case]:
+    is_choice = bool(place.choices) or python_type(place) in (bool, torch.dtype, torch.memory_format)
+    if parts.variation.allows("choice" if is_choice else "value", place.name):
+        for new in _others(parts, place, value, rank):
+            trial = parts.with_arguments({place.name: new})
+            yield Case(trial, "choice" if is_choice else "number", f"{place.name}={in_words(new)}")
 
 
 def python_type(place: Place) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
     elif rank == NORMAL:
         yield from _ranks_changed(parts, spots)
         yield from _together(parts, spots, _more_changes(known))
-        yield from _one_dimension(parts, spots, (1,))
+        yield from _broadcast(parts, spots)
         yield from _same_dimension(parts, spots)
     else:
         yield from _together(parts, spots, _all_changes(known))
-        yield from _one_dimension(parts, spots, (0, 1, None))
+        yield from _one_dimension(parts, spots, (0, None))
 
 
 # Sizes of one kind ----------------------------------------------------------------------------------------------
@@ -170,6 +171,19 @@ def _is_square(spot: Spot) -> bool:
 def _count(spots: list[Spot], size: int) -> int:
     """How many dimensions of tensors have this size."""
     return sum(list(spot.tensor.shape).count(size) for spot in spots)
+
+
+def _broadcast(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
+    """One tensor of several without its first dimension, then with one of size 1: it may be broadcast to the others."""
+    if parts.is_careful or len(spots) < 2:
+        return
+    for spot in reversed(spots):  # the first is often the one that the others are broadcast to
+        if spot.tensor.dim():
+            trial = with_shapes(parts, [spot], [spot.tensor.shape[1:]])
+            if trial is not None:
+                yield Case(trial, "broadcast", f"{spot.label}: no first dimension")
+    for case in _one_dimension(parts, spots, (1,)):
+        yield replace(case, kind="broadcast")
 
 
 def _one_dimension(parts: Parts, spots: list[Spot], news: tuple[int | None, ...]) -> Iterator[Case]:
