@@ -552,4 +552,22 @@ assert found != slope(lambda x: aten.polar(x, torch.tensor(0.0).double()).real, 
         "a result for",
         "documented: eigenvectors are not unique",
     ),
+    row(
+        "aten::_linalg_eigh",
+        "test_forward_mode",
+        "forward mode is wrong",
+        "documented: the matrix has to be symmetric; the formula takes its tangent for that, the kernel reads a triangle",
+        """
+a, tangent = torch.rand(4, 4).double(), torch.rand(4, 4).double()
+values = lambda a: torch.linalg.eigh(a, UPLO="U").eigenvalues
+_, found = torch.func.jvp(values, (a,), (tangent,))
+differ(found, (values(a + 1e-6 * tangent) - values(a - 1e-6 * tangent)) / 2e-6)
+""",
+    ),
+    row(
+        "aten::resize_ aten::resize_as_",
+        "test_aot_dispatch_dynamic",
+        "the operator fails when traced",
+        "torch cannot trace a resize of a copy without Dynamo",
+    ),
 ]
