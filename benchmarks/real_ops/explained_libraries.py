@@ -266,8 +266,8 @@ differ(*results)
         FAKE,
         PROMISES,
         "the result is contiguous, that of the fake has the strides of the input",
-        "fake_differs(torch.ops.bitsandbytes.dequantize_blockwise.default, torch.ones(64, 2).byte().t(), torch.ones(2), "
-        "torch.rand(256), 64, torch.float32)",
+        "fake_differs(torch.ops.bitsandbytes.dequantize_blockwise.default, torch.ones(64, 2).byte().t(), "
+        "torch.ones(2), torch.rand(256), 64, torch.float32)",
     ),
     row(
         "bitsandbytes::dequantize_blockwise",
