@@ -57,6 +57,11 @@ PROBES = (
         torch.autograd.forward_ad._set_fwd_grad_enabled""",
     ),
     _probe(
+        "kernel_state",
+        "the checker does not see memory that was never written",
+        "torch._C._set_deterministic_algorithms",
+    ),
+    _probe(
         "autograd",
         "ops have no gradients",
         """torch.autograd.function._SingleLevelFunction torch.autograd.Function._compiled_autograd_key

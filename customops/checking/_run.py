@@ -13,6 +13,7 @@ from customops.checking.report import Failure
 from customops.checks._case import Case
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._settings import Settings
 from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
 from customops.errors import CheckError
@@ -135,7 +136,9 @@ class Run:
         variation = variation_of(self.custom_op)
         for number, sample in enumerate(self.samples):
             derived = derive(sample, variation, self.effort, number)
+            settings = Settings.now()
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
+            settings.restore()
             self._add_rejected(probed)
             if probed.seconds > _SLOW[self.effort]:
                 self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
@@ -174,7 +177,7 @@ class Run:
 
     def _attempt(self, name: str, case: Case) -> int:
         """Run a check on an input; returns on how many inputs the check has failed."""
-        start = time.perf_counter()
+        start, settings = time.perf_counter(), Settings.now()
         try:
             self.chosen[name](case.trial)
         except NotExercised as nothing:
@@ -189,6 +192,8 @@ class Run:
             self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
         else:
             self._add(name, "passed", [case], time.perf_counter() - start)
+        finally:
+            settings.restore()  # an operator may leave them changed
         return sum(len(fault.cases) for (check, _), fault in self.faults.items() if check == name)
 
     def _fault(self, name: str, error: CheckError, case: Case, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +39,34 @@ def of_kinds(*kinds: str, each: int | None = None) -> Selection:
             yield from [case for case in cases if case.kind == kind][:limit]
 
     return select
+
+
+def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs with other numbers, flags, indices, counts or masks, and the numbers of floating point of the sample.
+
+    It is by these that a kernel chooses what to do; few choose by the others. Negative numbers are left out where the
+    sample has none: what a mode or a count of -1 means, not every kernel asks.
+    """
+    given = {case.sample: case.trial for case in cases if case.kind == "sample"}
+    for case in cases:
+        sample = given.get(case.sample)
+        if sample is not None and case.kind in ("value", "choice", "optional") and _is_steered(case.trial, sample):
+            yield case
+
+
+def _is_steered(trial: Trial, sample: Trial) -> bool:
+    known = {id(tensor) for tensor in sample.tensors}
+    if any(tensor.is_floating_point() and id(tensor) not in known for tensor in trial.tensors):
+        return False
+    return not any(
+        isinstance(value, int | float) and value < 0 and sample.arguments.get(name) != value
+        for name, value in trial.arguments.items()
+    )
+
+
+def both(first: Selection, second: Selection) -> Selection:
+    """What one picks, then what the other picks."""
+    return lambda cases, effort: itertools.chain(first(cases, effort), second(cases, effort))
 
 
 @dataclass(frozen=True)

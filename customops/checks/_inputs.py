@@ -38,10 +38,13 @@ def copy_tensors(tree: _T, *, leaves: bool = False) -> _T:
 
 
 class _Block:
-    """A copy of the bytes that some tensors use of the storage they share."""
+    """A copy of the bytes that some tensors use of the storage they share.
+
+    And of those that they would use if no dimension had a stride of 0: who overlooks that reads what is there.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        ranges = [byte_range(tensor) for tensor in tensors]
+        ranges = [_range_if_dense(tensor) for tensor in tensors]
         self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
         size = max(end for _, end in ranges) - self.start
         with torch.no_grad():
@@ -57,6 +60,12 @@ class _Block:
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(self.storage, offset, tuple(tensor.shape), tensor.stride())
         return copy.conj() if tensor.is_conj() else copy
+
+
+def _range_if_dense(tensor: torch.Tensor) -> tuple[int, int]:
+    start, end = byte_range(tensor)
+    dense = start + tensor.numel() * tensor.element_size()
+    return start, max(end, min(dense, tensor.untyped_storage().nbytes()))
 
 
 class _Computed(torch.autograd.Function):

@@ -25,6 +25,7 @@ from customops.checks import (
     precision,
     schema,
     second_order,
+    stability,
     state,
     symbolic_sizes,
     threads,
@@ -33,7 +34,7 @@ from customops.checks import (
     vmap,
     writes,
 )
-from customops.checks._check import Check, everything, of_kinds
+from customops.checks._check import Check, both, everything, of_kinds, steered
 
 #: What explains failures of many others: a call that writes what it must not, or is not the same twice.
 _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_state")
@@ -55,7 +56,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             uninitialized_memory.check,
             "results in filled memory against results in memory as it comes",
-            of_kinds("size", "dtype", each=4),
+            both(of_kinds("size", "dtype", each=4), steered),
             "quick",
         ),
         "test_state": Check(
@@ -117,6 +118,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "narrow dtypes against wider ones",
             of_kinds("dtype", "value", each=4),
             after=(*_CALL, "test_layouts", "test_kernels"),
+        ),
+        "test_stability": Check(
+            stability.check,
+            "float32 against float64, on values for which formulas overflow or lose digits",
+            after=(*_CALL, "test_layouts", "test_precision"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
         # Derivatives.

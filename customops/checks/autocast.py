@@ -29,6 +29,7 @@ _FIX_KERNEL = (
 
 
 def check(trial: Trial) -> None:
+    trial.require_data()
     devices = {tensor.device.type for tensor in trial.tensors}
     if len(devices) != 1:
         raise NotExercised("autocast is for tensors of one device")

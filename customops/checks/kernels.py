@@ -137,7 +137,7 @@ def _other_values(trial: Trial) -> Iterator[Trial]:
     if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in tensors):
         return
     if any(tensor.is_floating_point() for tensor in tensors):
-        for values in ((float("nan"),), (0.0,), (0.5, 1.5, 2.5, -0.5, -1.5)):
+        for values in ((float("nan"),), (float("inf"),), (-float("inf"),), (0.0,), (0.5, 1.5, 2.5, -0.5, -1.5)):
             yield trial.map_tensors(functools.partial(_with_values, values))
         for factor in (-1.0, 8.0, 0.125):
             yield trial.map_tensors(functools.partial(_scaled, factor))

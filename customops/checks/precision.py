@@ -109,7 +109,7 @@ def _compare_with_float64(trial: Trial, dtype: torch.dtype, expected: Results) -
     names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
     if not names:
         return False
-    nudged = [attempt(wide.map_tensors(nudge)) for nudge in _nudges(torch.finfo(dtype).eps)]
+    nudged = [attempt(wide.map_tensors(nudge)) for nudge in nudges(torch.finfo(dtype).eps)]
     for name in names:
         near = [results[name] for results in nudged if results is not None]
         found = _beyond(expected[name], truth[name], near, dtype)
@@ -130,7 +130,8 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
 
 
-def _nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
+def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
+    """Changes of the inputs by about what a dtype resolves."""
     for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
         yield _Nudge(size, None)
         yield _Nudge(size, seed)
@@ -151,6 +152,16 @@ class _Nudge:
         return tensor * (1 + self.size * signs.to(tensor.device))
 
 
+def steepness_of(truth: torch.Tensor, near: list[torch.Tensor]) -> torch.Tensor:
+    """How much each element changes between results of inputs that are near each other."""
+    steepness = torch.zeros_like(truth)
+    for other in near:
+        change = (other.double() - truth).abs()
+        steepness = torch.maximum(steepness, change.nan_to_num(float("inf"), posinf=float("inf")))
+    # Elements without steepness of their own still take part in what the others are computed from.
+    return torch.maximum(steepness, steepness[steepness.isfinite()].mean().nan_to_num(0.0))
+
+
 def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype) -> str | None:
     """Where a result is farther from the truth than the dtype and the steepness of the operator explain."""
     if actual.shape != truth.shape:
@@ -160,12 +171,7 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
     if any(other.shape != truth.shape for other in near) or not comparable.any():
         return None
     scale = truth[comparable].abs().max()
-    steepness = torch.zeros_like(truth)
-    for other in near:
-        change = (other.double() - truth).abs()
-        steepness = torch.maximum(steepness, change.nan_to_num(float("inf"), posinf=float("inf")))
-    # Elements without steepness of their own still take part in what the others are computed from.
-    steepness = torch.maximum(steepness, steepness[steepness.isfinite()].mean().nan_to_num(0.0))
+    steepness = steepness_of(truth, near)
     allowed = 4 * tolerance_of(dtype) * scale + _STEPS[dtype] * steepness
     wrong = comparable & ((actual - truth).abs() > allowed)
     if not wrong.any():

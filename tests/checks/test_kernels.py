@@ -46,6 +46,11 @@ def test_a_kernel_for_the_cpu(op: Finds) -> None:
 KERNELS = {
     "nan": (lambda x: x.clamp(min=0), lambda x: torch.where(x > 0, x, 0)),
     "zero": (lambda x: x.sign(), lambda x: torch.where(x >= 0, 1.0, -1.0).to(x.dtype)),
+    "inf": (
+        lambda x: x.logsumexp(0).expand(len(x)),
+        lambda x: ((x - x.max()).exp().sum().log() + x.max()).expand(len(x)),
+    ),
+    "-inf": (lambda x: x.exp(), lambda x: (x - x.min()).exp() * x.min().exp()),
     "halves": (lambda x: x.round(), lambda x: torch.where(x.isnan(), x, (x + 0.5).floor())),
 }
 

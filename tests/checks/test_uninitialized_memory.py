@@ -80,3 +80,38 @@ def test_settings_are_put_back(op: Finds) -> None:
     op.passes(doubled, torch.randn(3))
     assert not torch.are_deterministic_algorithms_enabled()
     assert before.fill_uninitialized_memory is filling
+
+
+def steps(x: Tensor, steps: int) -> Tensor:
+    result = x.new_empty(x.shape)
+    result[steps:] = x[: len(x) - steps]
+    return result
+
+
+def steps_cleared(x: Tensor, steps: int) -> Tensor:
+    result = x.new_zeros(x.shape)
+    result[steps:] = x[: len(x) - steps]
+    return result
+
+
+def counts(x: Tensor, lengths: Tensor) -> Tensor:
+    result = x.new_empty(len(lengths))
+    if int(lengths.sum()) != len(x):
+        raise ValueError("the lengths do not make up x")
+    for i, part in enumerate(x.split(lengths.tolist())):
+        if len(part):
+            result[i] = part.sum()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"), [(steps, (torch.randn(6), 0)), (counts, (torch.randn(6), torch.tensor([2, 1, 3])))]
+)
+def test_numbers_and_counts_that_decide_what_is_written(op: Finds, fn: Any, args: tuple[Any, ...]) -> None:
+    report = customops.check(op.define(fn), [args], only=["test_uninitialized_memory"])
+    assert [failure.check for failure in report.failures] == ["test_uninitialized_memory"]
+
+
+def test_a_negative_number_is_not_made_up(op: Finds) -> None:
+    report = customops.check(op.define(steps_cleared), [(torch.randn(6), 0)], only=["test_uninitialized_memory"])
+    assert not report.failures

@@ -82,12 +82,13 @@ def long_storage(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def expanded(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The first row, or column, for all others."""
+    """The first row, or column, for all others; what would lie there without a stride of 0 is nobody's."""
     sizes = list(tensor.shape)
     dim = next((dim for dim, size in enumerate(sizes) if size > 1), None)
     if dim is None:
         return None
-    return tensor.narrow(dim, 0, 1).clone(memory_format=torch.contiguous_format).expand(sizes)
+    storage = _filled(tuple(sizes), tensor)
+    return storage.narrow(dim, 0, 1).copy_(tensor.narrow(dim, 0, 1)).expand(sizes)
 
 
 def channels_last(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from customops._schema.types import row_of
 from customops.checks._case import Case, Kind
 from customops.checks.inputs._parts import Parts, Place
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
@@ -34,13 +35,16 @@ def numbers(parts: Parts, rank: int) -> Iterator[Case]:
 
 
 def _kind(place: Place) -> Kind:
-    is_choice = place.choices or _base(place) in ("bool", "ScalarType", "MemoryFormat")
+    is_choice = place.choices or python_type(place) in (bool, torch.dtype, torch.memory_format)
     return "choice" if is_choice else "value"
 
 
-def _base(place: Place) -> str:
-    """The type of a value, or of an item of a list: ``SymInt`` for ``SymInt[2]?``."""
-    return (place.item_type or place.type).removesuffix("?")
+def python_type(place: Place) -> Any:
+    """The Python type of a value, or of an item of a list; None if it has none."""
+    type_ = place.item_type or place.type
+    if type_.removesuffix("?") == "int":  # the hint ``int`` is a SymInt
+        return int
+    return next(iter(row_of(type_).hints), None)
 
 
 def _others(parts: Parts, place: Place, value: Any, rank: int) -> Iterator[Any]:
@@ -60,7 +64,7 @@ def _singles(parts: Parts, place: Place, value: Any, rank: int) -> Iterator[Any]
     if place.choices:
         yield from place.choices[: 4 if rank == QUICK else None] if rank < THOROUGH else ()
         return
-    maker = _MAKERS.get(_base(place))
+    maker = _MAKERS.get(python_type(place))
     if maker is not None:
         yield from maker(parts, value, rank)
 
@@ -74,7 +78,7 @@ def _lists(parts: Parts, place: Place, value: list[Any], rank: int) -> Iterator[
             yield from ([choice] * len(value) for choice in place.choices)
             yield value[::-1]
         return
-    maker = _MAKERS.get(_base(place))
+    maker = _MAKERS.get(python_type(place))
     if maker is None:
         return
     if rank == NORMAL:
@@ -117,15 +121,15 @@ def _complex(parts: Parts, value: Any, rank: int) -> Iterator[complex]:
     yield from {QUICK: (1j,), NORMAL: (0j, 1 + 0j, -0.5 + 2j), THOROUGH: ()}[rank]
 
 
-_MAKERS: dict[str, Callable[[Parts, Any, int], Iterator[Any]]] = {
-    "int": _ints,
-    "SymInt": _ints,
-    "float": _floats,
-    "Scalar": _scalars,
-    "bool": _bools,
-    "complex": _complex,
-    "ScalarType": lambda parts, value, rank: iter(_DTYPES[rank]),
-    "MemoryFormat": lambda parts, value, rank: iter(_FORMATS[rank]),
+#: Python type of an argument -> what makes other values of it.
+_MAKERS: dict[Any, Callable[[Parts, Any, int], Iterator[Any]]] = {
+    int: _ints,
+    float: _floats,
+    torch.types.Number: _scalars,
+    bool: _bools,
+    complex: _complex,
+    torch.dtype: lambda parts, value, rank: iter(_DTYPES[rank]),
+    torch.memory_format: lambda parts, value, rank: iter(_FORMATS[rank]),
 }
 
 

@@ -7,6 +7,7 @@ the numbers that equal it. After these, dimensions change by themselves.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ Change = Mapping[int, int]
 #: No input has more elements than this, or than twice the sample's.
 MAX_ELEMENTS = 5000
 #: Sizes beyond what a kernel handles in one block.
-_BLOCKS = {QUICK: (33,), NORMAL: (130,)}
+_BLOCKS = {QUICK: (70,), NORMAL: (130,)}
+_SMALL_BLOCK = 33
 _LARGE_BLOCKS = (1030, 257)
 
 
@@ -34,7 +36,11 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
         return
     known = sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True)
     if rank == QUICK:
-        yield from _together(parts, spots, _first_changes(known))
+        changes = _first_changes(known)
+        yield from _together(parts, spots, itertools.islice(changes, 1))
+        if any(_is_square(spot) for spot in spots):  # what is right for those alone shows soon
+            yield from _same_dimension(parts, spots)
+        yield from _together(parts, spots, changes)
     elif rank == NORMAL:
         yield from _ranks_changed(parts, spots)
         yield from _together(parts, spots, _more_changes(known))
@@ -66,6 +72,7 @@ def _more_changes(known: list[int]) -> Iterator[Change]:
         yield from ({size: new} for new in (0, 1, size + 1, 2))
     yield {known[0]: _BLOCKS[NORMAL][0]}
     yield {known[-1]: _BLOCKS[NORMAL][0]}
+    yield {known[0]: _SMALL_BLOCK}  # of tensors of many dimensions, for which the others are too large
 
 
 def _all_changes(known: list[int]) -> Iterator[Change]:
@@ -139,14 +146,30 @@ def _followed(value: Any, change: Change) -> Any:
 
 
 def _same_dimension(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
-    """A dimension of all tensors of which it has the same size; the others of this size stay."""
-    for dim in range(max((spot.tensor.dim() for spot in spots), default=0)):
-        for size in sorted({spot.tensor.shape[dim] for spot in spots if spot.tensor.dim() > dim} - {1}):
-            group = [spot for spot in spots if spot.tensor.dim() > dim and spot.tensor.shape[dim] == size]
-            if any(other == size for spot in spots for d, other in enumerate(spot.tensor.shape) if d != dim):
+    """A dimension of all tensors of which it has the same size; the others of this size stay.
+
+    Dimensions are counted from the first, and, where tensors have different numbers of them, from the last.
+    """
+    ranks = {spot.tensor.dim() for spot in spots}
+    most = max(ranks, default=0)
+    for dim in [*range(most), *(range(-1, -most - 1, -1) if len(ranks) > 1 else ())]:
+        having = [spot for spot in spots if -spot.tensor.dim() <= dim < spot.tensor.dim()]
+        for size in sorted({spot.tensor.shape[dim] for spot in having} - {1}):
+            group = [spot for spot in having if spot.tensor.shape[dim] == size]
+            if _count(spots, size) > len(group):
                 trial = with_shapes(parts, group, [_set(spot, dim, size + 2) for spot in group])
                 if trial is not None:
                     yield Case(trial, "size", f"dimension {dim} of all tensors: {size} to {size + 2}")
+
+
+def _is_square(spot: Spot) -> bool:
+    sizes = [size for size in spot.tensor.shape if size > 1]
+    return len(set(sizes)) < len(sizes)
+
+
+def _count(spots: list[Spot], size: int) -> int:
+    """How many dimensions of tensors have this size."""
+    return sum(list(spot.tensor.shape).count(size) for spot in spots)
 
 
 def _one_dimension(parts: Parts, spots: list[Spot], news: tuple[int | None, ...]) -> Iterator[Case]:

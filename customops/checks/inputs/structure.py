@@ -15,6 +15,7 @@ from customops.checks._case import Case
 from customops.checks.inputs._elements import resized
 from customops.checks.inputs._parts import Parts, Place, Spot
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
+from customops.checks.inputs.numbers import python_type
 
 
 def optionals(parts: Parts, rank: int) -> Iterator[Case]:
@@ -58,8 +59,7 @@ def _present(parts: Parts) -> Iterator[Case]:
 
 
 def _guesses(parts: Parts, place: Place) -> Iterator[Any]:
-    base = place.type.removesuffix("?")
-    if base == "Tensor":
+    if place.type.removesuffix("?") == "Tensor":
         shapes: list[tuple[int, ...]] = []
         for spot in parts.resizable("optional"):
             if tuple(spot.tensor.shape) not in shapes and len(shapes) < 3:
@@ -70,18 +70,18 @@ def _guesses(parts: Parts, place: Place) -> Iterator[Any]:
             yield resized(first, first.shape[-1:], 100)
     elif place.choices and place.item_type is None:
         yield from place.choices
-    else:
-        yield from _NUMBERS.get(base, ())
+    elif place.item_type is None:
+        yield from _NUMBERS.get(python_type(place), ())
 
 
-_NUMBERS: dict[str, tuple[Any, ...]] = {
-    "int": (1, 0),
-    "SymInt": (1, 0),
-    "float": (0.5,),
-    "bool": (True, False),
-    "Scalar": (0.5,),
-    "ScalarType": (torch.float64,),
-    "MemoryFormat": (torch.contiguous_format,),
+#: Python type of an optional argument -> values where the sample has None.
+_NUMBERS: dict[Any, tuple[Any, ...]] = {
+    int: (1, 0),
+    float: (0.5,),
+    bool: (True, False),
+    torch.types.Number: (0.5,),
+    torch.dtype: (torch.float64,),
+    torch.memory_format: (torch.contiguous_format,),
 }
 
 

@@ -62,6 +62,28 @@ def test_dimensions_of_one_size_change_together() -> None:
     assert {((7, 9), (9, 11)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((3, 4), (4, 33))} <= found
 
 
+def test_what_is_square_in_the_sample_is_soon_tried_as_it_is_not() -> None:
+    found = shapes(accepted(aten.t.default, torch.randn(3, 3), effort="quick"))
+    assert {((5, 3),), ((3, 5),)} <= found
+    found = shapes(accepted(aten.mul.Tensor, torch.randn(4, 4), torch.randn(4), effort="quick"))
+    assert {((4, 6), (6,)), ((6, 4), (4,))} <= found  # broadcast: dimensions count from the last
+
+
+def test_rows_are_longer_than_usual_blocks_at_once() -> None:
+    found = shapes(accepted(aten.sin.default, torch.randn(4, 8), effort="quick"))
+    assert any(shape[-1] > 64 for (shape,) in found)
+
+
+def test_what_an_expanded_tensor_hides_is_not_its_elements() -> None:
+    cases = accepted(aten.sin.default, torch.randn(3, 4))
+    (case,) = [case for case in cases if case.label.endswith("expanded") and ";" not in case.label]
+    (copy,) = case.trial.copy().args
+    assert copy.stride() == (0, 1)
+    dense = torch.as_strided(copy, (3, 4), (4, 1))
+    assert torch.equal(dense[0], copy[0])
+    assert bool(dense[1:].isnan().all())
+
+
 def test_numbers_that_equal_a_size_follow() -> None:
     cases = accepted(aten.expand.default, torch.randn(1, 4), [3, 4])
     assert any(case.trial.args[1] == [3, 9] and case.trial.args[0].shape == (1, 9) for case in cases)
