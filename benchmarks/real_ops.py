@@ -32,6 +32,7 @@ import torch
 from real_ops import aten, library, programs
 from real_ops.explained import explanation
 from real_ops.explained_aten import ATEN
+from real_ops.explained_by_docs import ALLOWED
 from real_ops.explained_libraries import LIBRARIES as LIBRARIES_EXPLAINED
 from real_ops.subject import Subject
 
@@ -160,7 +161,7 @@ def told(v: Verdict, everything: bool) -> Iterator[str]:
 
 def reproduced() -> Iterator[str]:
     """Run the programs of the explained findings, each in a process of its own, and say whether the fault shows."""
-    for row in (*ATEN, *LIBRARIES_EXPLAINED):
+    for row in (*ATEN, *ALLOWED, *LIBRARIES_EXPLAINED):
         if row.shown_by:
             done = in_fork(functools.partial(run_program, row.shown_by), 60.0)
             crashed = isinstance(done.error, IsolationError)

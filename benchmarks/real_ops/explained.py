@@ -47,6 +47,8 @@ def row(ops: str, check: str, problem: str, why: str, shown_by: str = "", crashe
 
 def explanation(op: str, check: str, problem: str) -> Explained | None:
     from real_ops.explained_aten import ATEN  # noqa: PLC0415
+    from real_ops.explained_by_docs import ALLOWED  # noqa: PLC0415
     from real_ops.explained_libraries import LIBRARIES  # noqa: PLC0415
 
-    return next((known for known in (*ATEN, *LIBRARIES) if known.matches(op, check, problem)), None)
+    known = (*ATEN, *ALLOWED, *LIBRARIES)
+    return next((row for row in known if row.matches(op, check, problem)), None)

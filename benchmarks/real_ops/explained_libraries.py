@@ -250,6 +250,32 @@ differ(quantize(x, code, 64)[0], quantize(x, code.bfloat16(), 64)[0])
         "torch.rand(256).double(), 64)",
     ),
     row(
+        "bitsandbytes::dequantize_blockwise",
+        "test_layouts",
+        "results depend on the layout of an input",
+        "strided statistics, or a strided code, are read as contiguous ones",
+        """
+quantized, absmax, code = torch.arange(128).byte(), torch.ones(2), torch.linspace(-1, 1, 512)[::2]
+dequantize = torch.ops.bitsandbytes.dequantize_blockwise
+results = [dequantize(quantized, absmax, c, 64, torch.float32) for c in (code, code.contiguous())]
+differ(*results)
+""",
+    ),
+    row(
+        "bitsandbytes::dequantize_blockwise",
+        FAKE,
+        PROMISES,
+        "the result is contiguous, that of the fake has the strides of the input",
+        "fake_differs(torch.ops.bitsandbytes.dequantize_blockwise.default, torch.ones(64, 2).byte().t(), "
+        "torch.ones(2), torch.rand(256), 64, torch.float32)",
+    ),
+    row(
+        "bitsandbytes::dequantize_blockwise",
+        FAKE,
+        REFUSES,
+        "the kernel takes a blocksize of 0, the fake does not",
+    ),
+    row(
         "bitsandbytes::quantize_4bit",
         FAKE,
         REFUSES,
