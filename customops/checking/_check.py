@@ -17,7 +17,7 @@ from customops.checking._run import Run, Step
 from customops.checking.report import Report
 from customops.checks import CHECKS, UsageError, lowered, resolve
 from customops.checks._check import EFFORTS, Check, Effort
-from customops.checks._trial import TORCHS, Trial
+from customops.checks._trial import Trial
 
 Samples = Iterable[Any]
 
@@ -80,7 +80,7 @@ def check(
 def _is_isolated(isolate: bool | None, trial: Trial) -> bool:
     if isolate is not None:
         return isolate
-    is_foreign = trial.op.namespace not in TORCHS and not _compat.dispatch.runs_python(trial.name)
+    is_foreign = not trial.is_builtin and not _compat.dispatch.runs_python(trial.name)
     return is_foreign and can_isolate()
 
 

@@ -9,9 +9,6 @@ differ between equal calls, or are memory that nobody wrote.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +16,7 @@ import torch
 
 from customops import _compat
 from customops.checks._compare import difference
-from customops.checks._inputs import seeded, tensors_in
+from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.errors import where
@@ -28,11 +25,6 @@ Results = dict[str, Any]
 
 #: Operators of torch that return memory as it is, or resize what they are given.
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_resize", "prims::empty")
-
-
-def detached(trial: Trial) -> Trial:
-    """The same call on tensors that do not require grad."""
-    return trial.map_tensors(lambda _name, tensor: tensor.detach())
 
 
 def own_generators(trial: Trial) -> Trial:
@@ -45,18 +37,10 @@ def own_generators(trial: Trial) -> Trial:
     return replace(trial, args=args, kwargs=kwargs)
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Warnings of calls that a check adds are of no interest."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def call(trial: Trial, *, moved: bool = False) -> Any:
     """Call the operator on these very tensors, from the same seed; with `moved`, from another."""
     trial = own_generators(trial)
-    with quietly(), seeded((trial.args, trial.kwargs)):
+    with quiet(), seeded((trial.args, trial.kwargs)):
         if moved:
             _move_generators(trial)
         return trial.op(*trial.args, **trial.kwargs)

@@ -53,7 +53,11 @@ def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     given = {case.sample: case.trial for case in cases if case.kind == "sample"}
     for case in cases:
         sample = given.get(case.sample)
-        if sample is not None and case.kind in ("value", "choice", "optional") and _is_steered(case.trial, sample):
+        if (
+            sample is not None
+            and case.kind in ("value", "number", "choice", "optional")
+            and _is_steered(case.trial, sample)
+        ):
             yield case
 
 

@@ -7,6 +7,7 @@ alignment, memory shared with another input, whether it requires grad and whethe
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -113,6 +114,14 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     except NotImplementedError:
         # A backend that can compute but not copy: better to try the operator on the original than not at all.
         return tensor
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out warnings: those of calls that were made up say nothing to the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from customops import _compat
-from customops.checks._calls import attempt, own_generators, quietly
-from customops.checks._inputs import seeded
+from customops.checks._calls import attempt, own_generators
+from customops.checks._inputs import quiet, seeded
 from customops.checks._trial import Trial
 
 #: What it is, how to ask for it, how to set it.
@@ -129,7 +129,7 @@ def reseeds(trial: Trial) -> str | None:
 
 def _torch_state_after(seed: int, trial: Trial) -> Any:
     copy = own_generators(trial.copy())
-    with quietly(), seeded((copy.args, copy.kwargs)):
+    with quiet(), seeded((copy.args, copy.kwargs)):
         torch.default_generator.manual_seed(seed)
         with contextlib.suppress(Exception):  # the state is what counts
             copy.op(*copy.args, **copy.kwargs)

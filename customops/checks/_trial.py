@@ -100,6 +100,15 @@ class Trial:
         args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))
         return replace(self, args=args, kwargs=self.kwargs | values)
 
+    @property
+    def is_builtin(self) -> bool:
+        """Is it an operator of torch's own?"""
+        return self.op.namespace in _TORCHS
+
+    def detached(self) -> Trial:
+        """The same call on tensors that do not require grad."""
+        return self.map_tensors(lambda _name, tensor: tensor.detach())
+
     def copy(self, *, leaves: bool = False) -> Trial:
         """The same call on copies of the tensors, all of them leaves of autograd if `leaves`."""
         args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves)
@@ -123,11 +132,11 @@ class Trial:
 
 def is_judged(func: Any, op: _compat.libraries.OpOverload) -> bool:
     """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
-    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in TORCHS)
+    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in _TORCHS)
 
 
 #: Namespaces of ops that are made by torch itself.
-TORCHS = ("aten", "prim", "prims")
+_TORCHS = ("aten", "prim", "prims")
 
 
 def is_untraceable(op: _compat.libraries.OpOverload) -> bool:

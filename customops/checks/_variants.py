@@ -6,24 +6,14 @@ what has to be positive stays so. Sizes only grow, for the same reason.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from customops.checks._inputs import is_plain, seeded
+from customops.checks._inputs import is_plain, quiet, seeded
 from customops.checks._trial import Trial
-
-BUILTIN = ("aten", "prim", "prims")
-
-
-def is_builtin(trial: Trial) -> bool:
-    """Is it an operator of torch's own?"""
-    return trial.op.namespace in BUILTIN
-
 
 #: Operators of torch that are about storages, or that return memory as they find it.
 _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
@@ -31,7 +21,7 @@ _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", 
 
 def is_about_storages(trial: Trial) -> bool:
     """Is it an operator of torch that goes by more than the elements of its tensors?"""
-    return is_builtin(trial) and any(word in trial.name for word in _ABOUT_STORAGES)
+    return trial.is_builtin and any(word in trial.name for word in _ABOUT_STORAGES)
 
 
 def are_plain(trial: Trial) -> bool:
@@ -73,19 +63,6 @@ def perform(trial: Trial) -> Run:
     with seeded((copy.args, copy.kwargs)), quiet():
         outputs = copy.by_return(copy.op(*copy.args, **copy.kwargs))
     return Run(copy, outputs, copy.mutated)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out warnings: of calls that were made up, they say nothing to the user."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def detached(trial: Trial) -> Trial:
-    """The same call without gradients."""
-    return trial.map_tensors(lambda _, tensor: tensor.detach())
 
 
 def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:

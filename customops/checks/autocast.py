@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 
 from customops import _compat
-from customops.checks._calls import Results, detached, quietly, results_of, steady_results, where_of
+from customops.checks._calls import Results, results_of, steady_results, where_of
 from customops.checks._compare import difference, tolerance_of
-from customops.checks._inputs import tensors_in
+from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial
 from customops.errors import CheckError
@@ -38,7 +38,7 @@ def check(trial: Trial) -> None:
         raise NotExercised(f"the operator has no autocast rule for {device}")
     if not any(_is_cast(tensor) for tensor in trial.tensors):
         raise NotExercised("no tensor that autocast would cast: it needs one of floating point, other than float64")
-    plain = steady_results(detached(trial))
+    plain = steady_results(trial.detached())
     rule = _rule_of(trial, device)
     actual = _under_autocast(trial, device, rule)
     if rule is not None:
@@ -61,7 +61,7 @@ def _rule_of(trial: Trial, device: str) -> torch.dtype | None:
 def _under_autocast(trial: Trial, device: str, rule: torch.dtype | None) -> Results:
     try:
         with torch.autocast(device):
-            return results_of(detached(trial))
+            return results_of(trial.detached())
     except Exception as error:
         dtype = rule or torch.get_autocast_dtype(device)
         raise CheckError(
@@ -79,7 +79,7 @@ def _compare_with_cast(trial: Trial, device: str, dtype: torch.dtype, actual: Re
     def cast(_name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if _is_cast(tensor) and id(tensor) not in mutated else tensor
 
-    expected = results_of(detached(trial).map_tensors(cast)) if not mutated else None
+    expected = results_of(trial.detached().map_tensors(cast)) if not mutated else None
     if expected is None:
         return
     for name, value in expected.items():
@@ -118,8 +118,8 @@ def _compare_with_plain(trial: Trial, device: str, actual: Results, plain: Resul
 def _is_steep(trial: Trial, device: str, name: str, coarse: float) -> bool:
     """Does rounding the inputs by hand change the result as much?"""
     dtype = torch.get_autocast_dtype(device)
-    rounded = detached(trial).map_tensors(lambda _n, t: t.to(dtype).to(t.dtype) if _is_cast(t) else t)
-    one, other = results_of(rounded)[name], results_of(detached(trial))[name]
+    rounded = trial.detached().map_tensors(lambda _n, t: t.to(dtype).to(t.dtype) if _is_cast(t) else t)
+    one, other = results_of(rounded)[name], results_of(trial.detached())[name]
     return difference(one, other, rtol=coarse) is not None
 
 
@@ -159,7 +159,7 @@ def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
     if not wanted or trial.mutated:
         return {}
     copy = trial.copy(leaves=True)
-    with quietly(), torch.enable_grad():
+    with quiet(), torch.enable_grad():
         outputs = tensors_in(copy.op(*copy.args, **copy.kwargs))
         differentiable = [output for output in outputs if output.requires_grad]
         if not differentiable:

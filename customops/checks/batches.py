@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from customops.checks._calls import Results, attempt, detached, steady_results, where_of
+from customops.checks._calls import Results, attempt, steady_results, where_of
 from customops.checks._compare import difference
 from customops.checks._groups import Group, groups_of
 from customops.checks._inputs import tensors_in
@@ -33,7 +33,7 @@ _SLOW = 0.05  #: seconds of this thread; larger sizes are left out where a call 
 
 
 def check(trial: Trial) -> None:
-    trial = detached(trial)
+    trial = trial.detached()
     tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")

@@ -16,10 +16,10 @@ import torch
 
 from customops import _compat
 from customops.checks._compare import difference
-from customops.checks._inputs import seeded
+from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, detached, is_builtin, other_sizes, other_values, quiet
+from customops.checks._variants import are_plain, attempt, other_sizes, other_values
 from customops.errors import CheckError
 
 _DEPEND_ON_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -95,9 +95,9 @@ def _prepared(trial: Trial) -> Trial:
         raise NotExercised("no input is a plain strided tensor")
     if any(tag in trial.op.tags for tag in _DEPEND_ON_DATA):
         raise NotExercised("the operator is tagged as depending on data: a compiler leaves it out")
-    if trial.schema.is_view and not is_builtin(trial):
+    if trial.schema.is_view and not trial.is_builtin:
         raise NotExercised("the operator returns a view, which AOTDispatcher does not take of operators outside aten")
-    trial = detached(trial)
+    trial = trial.detached()
     with quiet():
         first, again = attempt(trial), attempt(trial)
     if first is None or again is None or difference(first.results, again.results):
@@ -160,7 +160,7 @@ def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
-    if is_builtin(trial) or any(map(_compat.tracing.needs_data, causes)):
+    if trial.is_builtin or any(map(_compat.tracing.needs_data, causes)):
         return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")
     return failed_call(trial.name, f"{how} fails on a function that calls the operator", error, fix=_FIX)
 

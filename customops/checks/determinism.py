@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from customops.checks._calls import Results, attempt, detached, first_difference, require_comparable, where_of
+from customops.checks._calls import Results, attempt, first_difference, require_comparable, where_of
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.checks._uninitialized import is_filled
@@ -24,7 +24,7 @@ _TAG = torch.Tag.nondeterministic_seeded
 
 def check(trial: Trial) -> None:
     require_comparable(trial)
-    trial = detached(trial)
+    trial = trial.detached()
     first, second = attempt(trial), attempt(trial)
     if first is None or second is None:
         raise NotExercised("the operator does not take these inputs without gradients")

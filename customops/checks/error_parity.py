@@ -20,11 +20,11 @@ import torch
 
 from customops import _compat
 from customops.checks._faults import user_line
-from customops.checks._inputs import seeded
+from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._surroundings import Surrounded, can_surround
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, detached, is_builtin, quiet, resized
+from customops.checks._variants import are_plain, resized
 from customops.errors import CheckError, CustomOpsError
 
 _UNDEFINED = (NameError, UnboundLocalError)
@@ -35,13 +35,13 @@ _SURELY_WRONG = ("sizes of two tensors differ", "a dimension is out of range")
 
 def check(trial: Trial, *, late: bool = False) -> None:
     trial.require_data()
-    if is_builtin(trial) or not _compat.dispatch.runs_python(trial.name):
+    if trial.is_builtin or not _compat.dispatch.runs_python(trial.name):
         raise NotExercised("the kernel is not Python: a wrong call might end the process")
     if late and trial.schema.mutated:
         raise NotExercised("the operator writes: its fake impl may be that which its schema implies")
     if not are_plain(trial) or not trial.tensors:
         raise NotExercised("no input is a plain strided tensor")
-    trial = detached(trial)
+    trial = trial.detached()
     tried = 0
     with torch.no_grad(), quiet():
         for call in _wrong_calls(trial):

@@ -20,7 +20,6 @@ from customops.checks._calls import (
     Results,
     attempt,
     call,
-    detached,
     first_difference,
     is_tie_of_indices,
     results_in,
@@ -36,7 +35,7 @@ from customops.errors import CheckError, where
 
 def check(trial: Trial) -> None:
     trial.require_data()
-    trial = detached(trial)
+    trial = trial.detached()
     expected = steady_results(trial)
     tried = [
         _check_reference(trial, expected),

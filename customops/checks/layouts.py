@@ -14,16 +14,7 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import (
-    Results,
-    attempt,
-    call,
-    detached,
-    is_tie_of_indices,
-    results_in,
-    steady_results,
-    where_of,
-)
+from customops.checks._calls import Results, attempt, call, is_tie_of_indices, results_in, steady_results, where_of
 from customops.checks._compare import difference
 from customops.checks._inputs import is_plain
 from customops.checks._memory import bits, byte_range, share_storage
@@ -41,7 +32,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator is about strides")
     if _share(trial):
         raise NotExercised("tensors of the call share memory")
-    trial = detached(trial)
+    trial = trial.detached()
     arguments = [name for name, tensor in _named(trial) if not _is_ordinary(tensor)]
     if not arguments and not trial.mutated:
         raise NotExercised("every tensor is contiguous, and none is written")

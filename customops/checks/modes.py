@@ -19,11 +19,11 @@ import torch
 
 from customops import _compat
 from customops.checks._compare import difference
-from customops.checks._inputs import seeded
+from customops.checks._inputs import quiet, seeded
 from customops.checks._other_inputs import other_arguments
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, detached, quiet
+from customops.checks._variants import are_plain, attempt
 from customops.errors import CheckError, where
 
 
@@ -31,7 +31,7 @@ def check(trial: Trial) -> None:
     trial.require_data()
     if not are_plain(trial):
         raise NotExercised("an input is not a plain strided tensor")
-    plain = detached(trial)
+    plain = trial.detached()
     with quiet():
         expected, again = attempt(plain), attempt(plain)
         if expected is None or again is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, detached, is_tie_of_indices, steady_results, where_of
+from customops.checks._calls import Results, attempt, is_tie_of_indices, steady_results, where_of
 from customops.checks._compare import difference, tolerance_of
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
@@ -29,7 +29,7 @@ _LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they 
 
 
 def check(trial: Trial) -> None:
-    trial = detached(trial)
+    trial = trial.detached()
     expected = steady_results(trial)
     tried = [_check_integers(trial, expected), _check_float64(trial, expected)]
     if not any(tried):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from customops.checks._calls import Results, attempt, detached, steady_results, where_of
+from customops.checks._calls import Results, attempt, steady_results, where_of
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.checks.precision import nudges, steepness_of
@@ -35,7 +35,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def check(trial: Trial) -> None:
-    trial = detached(trial)
+    trial = trial.detached()
     steady_results(trial)
     floating = [tensor for tensor in trial.tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating or any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in trial.tensors):

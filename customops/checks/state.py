@@ -18,16 +18,7 @@ import torch
 
 from customops.checks import _memory
 from customops.checks._caches import Caches, emptied, functions_of
-from customops.checks._calls import (
-    Results,
-    attempt,
-    call,
-    detached,
-    first_difference,
-    results_in,
-    steady_results,
-    where_of,
-)
+from customops.checks._calls import Results, attempt, call, first_difference, results_in, steady_results, where_of
 from customops.checks._inputs import tensors_in
 from customops.checks._other_inputs import other_numbers, other_values
 from customops.checks._outcome import NotExercised
@@ -44,7 +35,7 @@ _KEPT = (
 
 def check(trial: Trial) -> None:
     trial.require_data()
-    trial = detached(trial)
+    trial = trial.detached()
     _check_settings(trial)
     expected = steady_results(trial)
     other = other_values(trial)

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from customops import _compat
-from customops.checks._inputs import tensors_in
+from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, detached, is_builtin, other_sizes, quiet
+from customops.checks._variants import are_plain, attempt, other_sizes
 from customops.errors import CheckError, is_users
 
 _INT = re.compile(r"\bint\(")
@@ -36,7 +36,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("an input is not a plain strided tensor")
     if not any(size > 1 for tensor in trial.tensors for size in tensor.shape):
         raise NotExercised("no input has a size of two or more: one of 0 or 1 is never a symbol")
-    trial = detached(trial)
+    trial = trial.detached()
     run = _compat.symbols.SymbolicRun()
     with torch.no_grad(), quiet():
         originals, outputs, fake = _run_fake(run, trial)
@@ -63,7 +63,7 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
         with run.mode, _compat.tracing.as_if_compiling():
             outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
     except Exception as error:
-        if _compat.tracing.needs_data(error) or is_builtin(trial) or not _runs_on_numbers(trial):
+        if _compat.tracing.needs_data(error) or trial.is_builtin or not _runs_on_numbers(trial):
             raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
         raise failed_call(
             trial.name,
@@ -177,7 +177,7 @@ def _text(sizes: list[Any]) -> str:
 def _judge_constants(run: Any, trial: Trial, originals: list[torch.Tensor]) -> None:
     places = [(number, file, line) for number, file, line, text in run.made_constant() if _INT.search(text)]
     places = [place for place in places if is_users(place[1])]
-    if is_builtin(trial) or not places:
+    if trial.is_builtin or not places:
         return
     first = attempt(trial)
     for other in other_sizes(trial):

@@ -17,16 +17,8 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import (
-    Results,
-    attempt,
-    detached,
-    first_difference,
-    quietly,
-    results_in,
-    steady_results,
-    where_of,
-)
+from customops.checks._calls import Results, attempt, first_difference, results_in, steady_results, where_of
+from customops.checks._inputs import quiet
 from customops.checks._other_inputs import other_values
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial
@@ -39,7 +31,7 @@ _PATIENCE = 10.0  #: seconds
 
 
 def check(trial: Trial) -> None:
-    trial = detached(trial)
+    trial = trial.detached()
     results = steady_results(trial)
     other = other_values(trial)
     if other is None:
@@ -58,7 +50,7 @@ def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _compare(*workers: _Worker) -> None:
     before = torch.get_default_dtype()
     try:
-        with _switching_often(), quietly():
+        with _switching_often(), quiet():
             _run(workers)
     finally:
         torch.set_default_dtype(before)  # two calls that set it back, one after the other, may leave it changed

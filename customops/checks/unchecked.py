@@ -21,7 +21,7 @@ from customops._dispatch.results import CheckPolicy
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._spec import define_op
-from customops.checks._calls import Results, call, detached, first_difference, results_in, steady_results, where_of
+from customops.checks._calls import Results, call, first_difference, results_in, steady_results, where_of
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
@@ -34,7 +34,7 @@ def check(trial: Trial) -> None:
     op = trial.custom_op
     if op is None or op._definition.spec.fn is None:
         raise NotExercised("the operator was not made by customops.custom_op, which takes check= and bypass=")
-    trial = detached(trial)
+    trial = trial.detached()
     if not are_plain(trial):
         raise NotExercised("a tensor is none that a kernel is given as it is: pass plain, strided ones")
     with torch.no_grad():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, detached, first_difference, require_comparable, where_of
+from customops.checks._calls import Results, attempt, first_difference, require_comparable, where_of
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
@@ -21,7 +21,7 @@ from customops.errors import CheckError
 
 def check(trial: Trial) -> None:
     require_comparable(trial)
-    trial = detached(trial)
+    trial = trial.detached()
     with deterministic(fill=False):
         ordinary = attempt(trial)
     with is_filled():

@@ -21,19 +21,10 @@ from customops import _compat
 from customops.checks._calls import require_comparable
 from customops.checks._compare import difference
 from customops.checks._faults import is_refusal
-from customops.checks._inputs import seeded
+from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import (
-    are_plain,
-    attempt,
-    detached,
-    is_about_storages,
-    is_builtin,
-    perform,
-    quiet,
-    reordered,
-)
+from customops.checks._variants import are_plain, attempt, is_about_storages, perform, reordered
 from customops.errors import CheckError
 
 _BATCH = 3
@@ -48,7 +39,7 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
     if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
-    plain = detached(trial)
+    plain = trial.detached()
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         _check_randomness(plain)
         return
@@ -237,7 +228,7 @@ def _refusal(calls: _Calls, plan: _Plan, error: Exception) -> str:
     """The words of a rule that refuses; raises a finding for one that fails by accident."""
     trial = calls.trial
     has_rule = _compat.dispatch.has_kernel(trial.name, "FuncTorchBatched")
-    if has_rule and not is_builtin(trial) and not is_refusal(error):
+    if has_rule and not trial.is_builtin and not is_refusal(error):
         problem = f"the vmap rule fails: {plan.label}"
         raise failed_call(
             trial.name,

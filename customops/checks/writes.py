@@ -20,11 +20,11 @@ import torch
 from customops import _compat
 from customops.checks import _memory
 from customops.checks._compare import difference
-from customops.checks._inputs import seeded, tensors_in
+from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
 from customops.checks._surroundings import Surrounded, can_surround
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, detached, is_about_storages, is_builtin, like, other_values, quiet
+from customops.checks._variants import are_plain, is_about_storages, like, other_values
 from customops.errors import CheckError
 
 
@@ -36,22 +36,22 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator is about storages, not about the elements of tensors")
     with torch.no_grad(), quiet():
         if can_surround(trial):
-            _judge_surroundings(detached(trial))
-        if not is_builtin(trial):  # torch's own schemas are its own matter
-            for copy, before, outputs in _writing_calls(detached(trial)):
+            _judge_surroundings(trial.detached())
+        if not trial.is_builtin:  # torch's own schemas are its own matter
+            for copy, before, outputs in _writing_calls(trial.detached()):
                 _judge_written(copy, before)
                 _judge_returned(copy, outputs)
-            _judge_aliases(detached(trial))
+            _judge_aliases(trial.detached())
 
 
 def check_declared(trial: Trial) -> None:
     trial.require_data()
     if not any(tensor.numel() for tensor in tensors_in(trial.mutated)):
         raise NotExercised("no argument with elements is declared as written")
-    if not are_plain(trial) or is_builtin(trial):
+    if not are_plain(trial) or trial.is_builtin:
         raise NotExercised("an input is not a plain strided tensor, or the operator is one of torch's own")
     with torch.no_grad(), quiet():
-        calls = [before for _, before, _ in _writing_calls(detached(trial))]
+        calls = [before for _, before, _ in _writing_calls(trial.detached())]
     idle = [name for name, states in calls[0].items() if states] if len(calls) > 3 else []
     for name in idle:
         if not any(state.is_written for before in calls for state in before[name]):

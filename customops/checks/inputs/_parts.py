@@ -20,7 +20,6 @@ from customops.checks.inputs._elements import is_inexact
 from customops.checks.inputs.variation import Variation
 
 #: Namespaces of torch's own operators, whose kernels check their inputs.
-_BUILTIN = ("aten", "prim", "prims")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Parts:
 
         Then only inputs are tried that belong together as those of the sample do.
         """
-        if self.trial.op.namespace in _BUILTIN:
+        if self.trial.is_builtin:
             return False
         return _compat.registries.torch_op_of(self.trial.name) is None
 
