@@ -23,6 +23,8 @@ from customops.errors import where
 
 Results = dict[str, Any]
 
+_ROUNDINGS = 32.0  #: Sums of many terms in another order differ by more than one change of each by rounding makes.
+
 #: Operators of torch that return memory as it is, or resize what they are given.
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_resize", "prims::empty")
 
@@ -111,6 +113,34 @@ def has_effect(trial: Trial) -> bool:
         return False
     effects: dict[None, Any] = op._rules.effect.effects
     return bool(effects)
+
+
+def is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
+    """Is a result no further off than those for inputs that differ by rounding? Sums in which much cancels are not."""
+    apart = _distance(actual, expected)
+    if apart is None:
+        return False
+    signs = torch.Generator().manual_seed(3)
+
+    def nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.is_quantized or tensor.layout is not torch.strided:
+            return tensor
+        step = torch.finfo(tensor.dtype).eps * torch.randint(-1, 2, tensor.shape, generator=signs).to(tensor.device)
+        return (tensor.detach() * (1 + step.to(torch.float64))).to(tensor.dtype).contiguous()
+
+    near = [attempt(trial.map_tensors(nudged)) for _ in range(4)]
+    steps = [_distance(results[name], expected) for results in near if results is not None]
+    return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
+
+
+def _distance(one: Any, other: Any) -> float | None:
+    """How far apart the elements of two tensors are; None if they cannot be compared so."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
+        return None
+    if not other.is_floating_point() or one.layout is not torch.strided or not one.numel():
+        return None
+    far = float((one.to(torch.float64) - other.to(torch.float64)).abs().max())
+    return far if far < float("inf") else None
 
 
 def first_difference(actual: Results, expected: Results, **options: Any) -> tuple[str, str] | None:

@@ -49,6 +49,7 @@ def other_numbers(trial: Trial) -> Iterator[Trial]:
     for name, value in trial.arguments.items():
         if type(value) is float:
             yield trial.with_arguments(**{name: value * 1.5 + 0.25})
+            yield trial.with_arguments(**{name: value * 0.5})
         elif type(value) is int:
             yield trial.with_arguments(**{name: value + 1})
         elif type(value) is bool:

@@ -124,7 +124,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_stability": Check(
             stability.check,
-            "float32 against float64, on values for which formulas overflow or lose digits",
+            "float32 against float64, on values for which formulas overflow on the way",
             after=(*_CALL, "test_layouts", "test_precision"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),

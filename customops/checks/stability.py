@@ -1,18 +1,15 @@
 """test_stability: float32 gives an answer wherever the problem has one.
 
-Some formulas are right on paper and lose all digits, or overflow on the way, for values that are nothing special: the
-logarithm of a sum of exponentials for values in the hundreds, a difference from one for tiny values, a variance as a
-difference of squares for values far from zero. So the operator runs in float32 on such values, and in float64.
+Some formulas are right on paper and overflow on the way, for values that are nothing special: the logarithm of a sum of
+exponentials for values in the hundreds. So the operator runs in float32 on such values, and in float64.
 
 What is lost by nature is allowed for: changes of the inputs by what float32 resolves show, in float64, how steep the
-operator is there. An error has to be far larger than the changes of the result. For tiny values it has to be large
-beside the inputs, too: few mind that 1 - cos(x) is 0 there. Results beside poles, and those beyond the range in which
-float32 is at ease, are left out.
+operator is there. Results beside poles, and those beyond the range in which float32 is at ease, are left out. Digits
+that are lost in a difference, as by exp(x) - 1 near zero, are no finding: many right operators do so.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -20,16 +17,12 @@ import torch
 from customops.checks._calls import Results, attempt, steady_results, where_of
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
-from customops.checks.precision import nudges, steepness_of
+from customops.checks.precision import nudges
 from customops.errors import CheckError
 
 _HUNDREDS = 300.0  #: The exponential overflows in float32, and not in float64.
-_TINY = 1e-6
-_FAR = 3000.0  #: times the sizes of the elements; their squares leave a float32 no digit of what they differ by
 _ORDINARY = 1e6  #: results that a float32 should be able to hold, whatever they are computed from
 _EPSILON = torch.finfo(torch.float32).eps
-_LOST = 1e-2  #: of a result
-_STEPS = 64.0  #: times what a change of the inputs by rounding does
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -42,9 +35,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("no input is a plain tensor of floating point")
     if any(tensor.is_complex() for tensor in trial.tensors) or not all(bool(t.isfinite().all()) for t in floating):
         raise NotExercised("an input is complex, or not finite")
-    tried = [_check_overflow(trial, _in_hundreds), _check_digits(trial, "tiny values", _tiny)]
-    tried.append(_check_digits(trial, "values that lie close together and far from zero", _far))
-    if not any(tried):
+    if not _check_overflow(trial, _in_hundreds):
         raise NotExercised("the operator does not take float32 and float64, or has no floating-point results")
 
 
@@ -52,17 +43,9 @@ def _in_hundreds(tensor: torch.Tensor) -> torch.Tensor:
     return _to_size(tensor, _HUNDREDS)
 
 
-def _tiny(tensor: torch.Tensor) -> torch.Tensor:
-    return _to_size(tensor, _TINY)
-
-
 def _to_size(tensor: torch.Tensor, size: float) -> torch.Tensor:
     largest = float(tensor.abs().max())
     return tensor * (size / largest) if largest else tensor
-
-
-def _far(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor + _FAR * float(tensor.abs().max())
 
 
 class _Runs:
@@ -117,34 +100,6 @@ def _check_overflow(trial: Trial, change: Change) -> bool:
                 f"{name}, for values up to {_HUNDREDS:g}: {_first(wrong, actual, truth)}",
                 "something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or use "
                 "logsumexp, log_softmax, softplus, logaddexp",
-            )
-    return bool(runs.pairs)
-
-
-def _check_digits(trial: Trial, what: str, change: Change) -> bool:
-    """Are digits lost that the inputs determine?"""
-    runs = _Runs(trial, change)
-    sizes = [float(t.abs().max()) for t in runs.narrow.tensors if t.is_floating_point() and t.numel()]
-    for name, actual, truth in runs.pairs:
-        if not bool((actual.isfinite() & truth.isfinite()).all()):
-            continue
-        scale = max(float(truth.abs().max()), min(*sizes, _TINY) if sizes else 0.0)
-        # Of two eigenvectors of opposite signs one is as right as the other.
-        error = (actual.abs() - truth.abs()).abs()
-        if not (error > _LOST * scale).any():
-            continue
-        others = [results[name] for results in runs.near()]
-        if not others or not all(other.shape == truth.shape for other in others):
-            continue
-        steepness = steepness_of(truth, others)
-        wrong = (error > _LOST * scale) & (error > _STEPS * (steepness + float(steepness.max())))
-        if wrong.any() and math.isfinite(scale):
-            raise _error(
-                trial,
-                f"a result for float32 has lost its digits, for {what}, and that for float64 has not",
-                f"{name}: {_first(wrong, actual, truth)}",
-                "two numbers are subtracted that are large beside their difference: use expm1, log1p and the like; "
-                "subtract the mean before squaring; or compute in float64",
             )
     return bool(runs.pairs)
 

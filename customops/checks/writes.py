@@ -120,7 +120,7 @@ def _differ(one: Any, other: Any) -> str | None:
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, dict[str, list[_State]], list[Any]]]:
     """Calls until each argument that is declared as written was: what was written before, and what was returned."""
     idle = {name for name, value in trial.mutated.items() if any(t.numel() for t in tensors_in(value))}
-    for call in itertools.islice(_likely_to_write(trial), 12):
+    for call in itertools.islice(_likely_to_write(trial), 20):
         if not idle:
             return
         copy = call.copy()
@@ -140,7 +140,8 @@ def _likely_to_write(trial: Trial) -> Iterator[Trial]:
     yield trial
     yield other_values(trial)
     generator = torch.Generator().manual_seed(1)
-    fills: list[Any] = [lambda t: 3 * torch.randn(t.shape, generator=generator), torch.zeros_like, torch.ones_like]
+    fills: list[Any] = [lambda t: 3 * torch.randn(t.shape, generator=generator)] * 6
+    fills += [torch.zeros_like, torch.ones_like]
     fills += [lambda t: torch.full(t.shape, float("inf")), lambda t: torch.full(t.shape, -1e4)]
     for fill in fills:
         yield trial.map_tensors(

@@ -182,6 +182,9 @@ def _broadcast(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
             trial = with_shapes(parts, [spot], [spot.tensor.shape[1:]])
             if trial is not None:
                 yield Case(trial, "broadcast", f"{spot.label}: no first dimension")
+        trial = with_shapes(parts, [spot], [(2, *spot.tensor.shape)])
+        if trial is not None:
+            yield Case(trial, "broadcast", f"{spot.label}: one more dimension")
     for case in _one_dimension(parts, spots, (1,)):
         yield replace(case, kind="broadcast")
 
