@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from broken_ops.aside_parts import COMPLEX, FLOATS, library, overload, packed, require, require_same_dtype
 from broken_ops.corpus import fault
+from torch import Tensor
+
 from customops import custom_op
 
 SECOND = "the second derivative misses a term"

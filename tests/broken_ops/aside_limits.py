@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from broken_ops.aside_parts import FLOATS, INTEGERS, library, overload, packed, require, require_same_dtype
 from broken_ops.corpus import fault
+from torch import Tensor
+
 from customops import custom_op
 
 EMPTY = "empty inputs fail or give garbage"

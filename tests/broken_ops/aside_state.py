@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from broken_ops.aside_parts import FLOATS, NUMBERS, packed, require, require_same_dtype
 from broken_ops.corpus import fault
+from torch import Tensor
+
 from customops import custom_op
 
 STALE = "a cache gives a stale result"

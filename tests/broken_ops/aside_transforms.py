@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from broken_ops.aside_parts import FLOATS, HALVES, packed, require, require_same_dtype
 from broken_ops.corpus import fault
+from torch import Tensor
+
 from customops import custom_op
 
 MIXED = "the vmap rule reduces over the batch"

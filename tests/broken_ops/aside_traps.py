@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from broken_ops.aside_parts import FLOATS, HALVES, NUMBERS, packed, require, require_same_dtype
 from broken_ops.corpus import trap
+from torch import Tensor
+
 from customops import custom_op, get_ctx
 
 
