@@ -80,8 +80,9 @@ def test_random_ops_of_torch() -> None:
 
 def test_without_a_compiler(define: Ops, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = importlib.import_module("torch._inductor.config")
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     op = define("f(Tensor x) -> Tensor", lambda x: x * 2, torch.empty_like)
-    with pytest.raises(NotExercised, match="a function of plain PyTorch"):
+    without = config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with without, pytest.raises(NotExercised, match="a function of plain PyTorch"):
         compiled.inductor_check(Trial(op, (torch.randn(7, 5, 3),)))
+    assert config.cpp.cxx != ("no-such-compiler",)
