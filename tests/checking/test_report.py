@@ -133,6 +133,7 @@ def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
     return details[0] == details[1] and torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # of torch.load, from 2.15 on
 @pytest.mark.parametrize(
     "tensor",
     [
