@@ -21,6 +21,7 @@ from rich.text import Text
 
 from customops import CustomOpDef, CustomOpsError, Sample
 from customops.checks import Outcome, run_check
+from customops.checks._describe import outlined
 
 Op = CustomOpDef[Any, Any]
 
@@ -111,26 +112,8 @@ def _described(op: Op, sample: Sample) -> list[str]:
     names = [argument.name for argument in op.schema.positional]
     names += [f"argument {i}" for i in range(len(names), len(sample.args))]
     return [
-        f"{name}: {_brief(value)}" for name, value in (*zip(names, sample.args, strict=False), *sample.kwargs.items())
+        f"{name}: {outlined(value)}" for name, value in (*zip(names, sample.args, strict=False), *sample.kwargs.items())
     ]
-
-
-def _brief(value: Any) -> str:
-    """``float32[3, 4] requires_grad`` for a tensor, the start of the repr for anything else."""
-    if isinstance(value, (list, tuple)):
-        items = [_brief(item) for item in value[:4]] + (["..."] if len(value) > 4 else [])
-        return f"[{', '.join(items)}]"
-    if not isinstance(value, torch.Tensor):
-        text = " ".join(repr(value).split())
-        return text if len(text) <= 80 else f"{text[:77]}..."
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.layout is not torch.strided:
-        text += f" {value.layout}"
-    elif not value.is_contiguous():
-        text += f" strides={list(value.stride())}"
-    if value.device.type != "cpu":
-        text += f" on {value.device}"
-    return f"{text} requires_grad" if value.requires_grad else text
 
 
 _CELLS = {"passed": ("passed", "green"), "failed": ("FAILED", "bold red"), "not exercised": ("-", "yellow")}

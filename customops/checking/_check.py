@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from customops import _compat
 from customops._op import CustomOpDef
 from customops.checking._isolated import can_isolate, isolated
 from customops.checking._progress import Progress
-from customops.checking._run import Run, Step
+from customops.checking._run import Run
 from customops.checking.report import Report
-from customops.checks import CHECKS, UsageError, lowered, resolve
+from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._check import EFFORTS, Check, Effort
-from customops.checks._trial import Trial
-
-Samples = Iterable[Any]
+from customops.checks._trial import Trial, resolve
 
 
 def check(
     op: Any,
-    samples: Samples | None = None,
+    samples: Iterable[Any] | None = None,
     *,
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] = (),
@@ -67,12 +62,12 @@ def check(
     trials = _trials(op, samples, reference)
     start = time.perf_counter()
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
-    steps = isolated(run) if _is_isolated(isolate, trials[0]) else _steps(run)
+    steps = isolated(run) if _is_isolated(isolate, trials[0]) else run.steps()
     with Progress(run.op, progress) as bar:
         for step in steps:
             bar.step(step.done, step.total, step.what)
-    results, failures = run.outcome()
-    left_out = (*run.left_out, *_left_out(chosen, effort, only, skip))
+    results, failures, left_out = run.outcome()
+    left_out = (*left_out, *_left_out(chosen, effort, only, skip))
     seconds = time.perf_counter() - start
     return Report(run.op, effort, results, failures, left_out, seconds, run.source)
 
@@ -84,14 +79,7 @@ def _is_isolated(isolate: bool | None, trial: Trial) -> bool:
     return is_foreign and can_isolate()
 
 
-def _steps(run: Run) -> Iterable[Step]:
-    # Odd inputs make kernels warn, of means of nothing and the like. That is no finding.
-    with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield from run.steps()
-
-
-def _trials(op: Any, samples: Samples | None, reference: Callable[..., Any] | None) -> list[Trial]:
+def _trials(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
     overload = resolve(op)
     if samples is None:
         samples = op.samples() if isinstance(op, CustomOpDef) else ()

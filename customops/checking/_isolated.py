@@ -52,6 +52,8 @@ def isolated(run: Run) -> Iterator[Step]:
 
 def _note_crash(run: Run, error: IsolationError, place: Path) -> None:
     """Have the next fork leave out what ended this one, and in the end all that is derived."""
+    if not place.exists():  # it ended before anything was tried
+        raise error
     check, number = pickle.loads(place.read_bytes())
     run.avoided[check, number] = _crash(run, error)
     if len(run.avoided) == _CRASHES:

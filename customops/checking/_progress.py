@@ -6,7 +6,7 @@ import sys
 import time
 
 _PATIENCE = 2.0  #: seconds before the line is shown
-_PAUSE = 0.1  #: seconds between two changes of it
+_PAUSE = 0.1  #: seconds between two lines about the same check
 
 
 class Progress:
@@ -22,7 +22,7 @@ class Progress:
         self._patience = 0.0 if shown else _PATIENCE
         self._enabled = sys.stderr.isatty() if shown is None else shown
         self._start = time.monotonic()
-        self._last = 0.0
+        self._last, self._what = 0.0, ""
         self._width = 0
 
     def __enter__(self) -> Progress:
@@ -34,8 +34,9 @@ class Progress:
     def step(self, done: int, total: int, what: str) -> None:
         """Show how far it is, and what comes next."""
         now = time.monotonic()
-        if self._enabled and now - self._start >= self._patience and now - self._last >= _PAUSE:
-            self._last = now
+        is_due = now - self._last >= _PAUSE or what != self._what
+        if self._enabled and is_due and now - self._start >= self._patience:
+            self._last, self._what = now, what
             filled = 20 * done // max(total, 1)
             self._write(f"{self._name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}")
 

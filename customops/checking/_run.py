@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from customops.checking._data import Result
 from customops.checking.report import Failure
@@ -21,6 +24,10 @@ from customops.errors import CheckError
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
 INPUTS = "inputs"
+_SHRINK = "shrink"
+
+#: Results, failures, and what was left out.
+Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
 
 #: How many inputs of a sample are accepted at most.
 _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
@@ -76,7 +83,7 @@ class Run:
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
-    given: tuple[tuple[Result, ...], tuple[Failure, ...]] | None = None
+    given: Outcome | None = None
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
     samples_only: bool = False
@@ -91,6 +98,12 @@ class Run:
 
     def steps(self) -> Iterator[Step]:
         """Run everything; yields what comes next, before doing it."""
+        # Odd inputs make kernels warn, of means of nothing and the like. That is no finding.
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield from self._steps()
+
+    def _steps(self) -> Iterator[Step]:
         yield Step(0, 1, INPUTS)
         cases = list(self._accepted())
         work = [(name, list(row.inputs(cases, self.effort))) for name, row in self.chosen.items()] if cases else []
@@ -109,7 +122,7 @@ class Run:
         yield from self._shrink_all(total)
 
     def _try_all(self, name: str, inputs: Sequence[Case], done: int, total: int) -> Iterator[Step]:
-        for (check, number), crash in self.avoided.items():
+        for (check, number), crash in self.avoided.items() if inputs else ():
             if check == name:  # it is not tried on others, which would start everything again
                 self._fault(name, crash, inputs[min(number, len(inputs) - 1)], 0.0)
                 return
@@ -123,12 +136,12 @@ class Run:
                 self.left_out.append(f"{name} on {len(inputs) - number - 1} inputs, after {_SLOW[self.effort]:g} s")
                 return
 
-    def outcome(self) -> tuple[tuple[Result, ...], tuple[Failure, ...]]:
-        """What was found; of a run in another process, what that sent."""
+    def outcome(self) -> Outcome:
+        """What was found, and what was left out; of a run in another process, what that sent."""
         if self.given is not None:
             return self.given
         failures = [self._failure(check, fault) for (check, _), fault in self.faults.items()]
-        return tuple(self.results), tuple(failures)
+        return tuple(self.results), tuple(failures), tuple(self.left_out)
 
     # Inputs -------------------------------------------------------------------------------------------------
 
@@ -223,9 +236,10 @@ class Run:
     # Shrinking ----------------------------------------------------------------------------------------------
 
     def _shrink_all(self, total: int) -> Iterator[Step]:
-        for (name, _), fault in self.faults.items():
-            if name != INPUTS:
+        for number, ((name, _), fault) in enumerate(self.faults.items()):
+            if name != INPUTS and (_SHRINK, number) not in self.avoided:
                 yield Step(total, total, "making the inputs of faults smaller")
+                self.announce(_SHRINK, number)
                 self._shrink(name, fault)
 
     def _shrink(self, name: str, fault: _Fault) -> None:

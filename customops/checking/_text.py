@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from customops.checking._data import Fault, Findings, Result
 from customops.checks._describe import described
@@ -86,7 +85,3 @@ def in_words(results: list[Result]) -> str:
     if reasons:
         text += ": " + "; ".join(str(reason) for reason in list(reasons)[:2])
     return f"{text} ({sum(result.seconds for result in results):.2f} s)"
-
-
-def brief_arguments(args: tuple[Any, ...]) -> str:
-    return ", ".join(described(value) for value in args)

@@ -37,9 +37,7 @@ __all__ = [
     "aot_dispatch_check",
     "autograd_registration_check",
     "fake_check",
-    "lowered",
     "opcheck",
-    "resolve",
     "run_check",
     "schema_check",
 ]

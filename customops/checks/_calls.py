@@ -17,6 +17,7 @@ import torch
 from customops import _compat
 from customops.checks._compare import difference
 from customops.checks._inputs import quiet, seeded, tensors_in
+from customops.checks._nudges import nudges
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.errors import where
@@ -120,17 +121,14 @@ def is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
     apart = _distance(actual, expected)
     if apart is None:
         return False
-    signs = torch.Generator().manual_seed(3)
-
-    def nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.is_quantized or tensor.layout is not torch.strided:
-            return tensor
-        step = torch.finfo(tensor.dtype).eps * torch.randint(-1, 2, tensor.shape, generator=signs).to(tensor.device)
-        return (tensor.detach() * (1 + step.to(torch.float64))).to(tensor.dtype).contiguous()
-
-    near = [attempt(trial.map_tensors(nudged)) for _ in range(4)]
+    eps = torch.finfo(expected.dtype).eps
+    near = [attempt(_contiguous(trial.map_tensors(nudge))) for nudge in nudges(eps)]
     steps = [_distance(results[name], expected) for results in near if results is not None]
     return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
+
+
+def _contiguous(trial: Trial) -> Trial:
+    return trial.map_tensors(lambda _name, tensor: tensor.contiguous() if tensor.layout is torch.strided else tensor)
 
 
 def _distance(one: Any, other: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,17 @@ _ELEMENTS = 8  #: of a tensor whose values are shown
 
 def described(value: Any) -> str:
     """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else."""
+    return _described(value, _values)
+
+
+def outlined(value: Any) -> str:
+    """The same without the values."""
+    return _described(value, lambda tensor: "")
+
+
+def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
     if isinstance(value, (list, tuple)):
-        items = [described(item) for item in value[:_ITEMS]] + (["..."] if len(value) > _ITEMS else [])
+        items = [_described(item, values) for item in value[:_ITEMS]] + (["..."] if len(value) > _ITEMS else [])
         return f"[{', '.join(items)}]"
     if not isinstance(value, torch.Tensor):
         return brief(value)
@@ -29,7 +39,7 @@ def described(value: Any) -> str:
         text += " neg" if value.is_neg() else ""
     text += f" on {value.device}" if value.device.type != "cpu" else ""
     text += " requires_grad" if value.requires_grad else ""
-    return text + _values(value)
+    return text + values(value)
 
 
 def _values(tensor: torch.Tensor) -> str:

@@ -57,7 +57,7 @@ class SchemaCheckError(CheckError, RuntimeError):
 
 
 class UsageError(CustomOpsError, ValueError):
-    """`opcheck` was called in a way that makes no sense."""
+    """`opcheck` or `customops.check` was called in a way that makes no sense."""
 
 
 def leave_frames_out(error: BaseException | None) -> None:

@@ -10,13 +10,14 @@ The other way round, a result in float64 has to depend on more of its inputs tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from customops.checks._calls import Results, attempt, is_tie_of_indices, steady_results, where_of
 from customops.checks._compare import difference, tolerance_of
+from customops.checks._nudges import Nudge, nudges
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.errors import CheckError
@@ -130,28 +131,6 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
 
 
-def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
-    """Changes of the inputs by about what a dtype resolves."""
-    for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
-        yield _Nudge(size, None)
-        yield _Nudge(size, seed)
-
-
-class _Nudge:
-    """Changes floating-point numbers a little, all in one direction or each in its own."""
-
-    def __init__(self, size: float, seed: int | None) -> None:
-        self.size, self.seed = size, seed
-
-    def __call__(self, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        if self.seed is None:
-            return tensor * (1 + self.size)
-        signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
-        return tensor * (1 + self.size * signs.to(tensor.device))
-
-
 def steepness_of(truth: torch.Tensor, near: list[torch.Tensor]) -> torch.Tensor:
     """How much each element changes between results of inputs that are near each other."""
     steepness = torch.zeros_like(truth)
@@ -189,7 +168,7 @@ def _check_resolution(trial: Trial) -> None:
     wide = trial.map_tensors(_as_float64)
     if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
         return
-    truth, tiny, small = (attempt(wide.map_tensors(_Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
+    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
     if truth is None or tiny is None or small is None:
         return
     for name, value in truth.items():

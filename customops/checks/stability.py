@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 
 from customops.checks._calls import Results, attempt, steady_results, where_of
+from customops.checks._nudges import nudges
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
-from customops.checks.precision import nudges
 from customops.errors import CheckError
 
 _HUNDREDS = 300.0  #: The exponential overflows in float32, and not in float64.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from typing import Any
 
 import pytest
@@ -196,6 +197,35 @@ def test_an_op_that_often_crashes_is_reported(registry: Registry, ns: str) -> No
     assert [failure.problem for failure in report.failures] == ["the operator ends the process"]
     assert any("derived inputs" in reason for reason in report.left_out)
     assert any(result.status == "passed" and result.input == "sample 1" for result in report.results)
+
+
+@pytest.mark.process
+def test_warnings_are_no_refusals_in_a_process_of_its_own(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::warns", mutates_args=())
+    def warns(x: Tensor) -> Tensor:
+        warnings.warn("odd", stacklevel=1)
+        return x.clone()
+
+    warns.register_fake(lambda x: torch.empty_like(x))
+    report = customops.check(warns, [(torch.randn(3),)], only="test_faketensor", isolate=True)
+    assert report.passed, str(report)
+
+
+@pytest.mark.process
+def test_a_crash_in_a_check_is_reported_beside_other_faults(registry: Registry, ns: str) -> None:
+    calls: list[Tensor] = []
+
+    @registry.custom_op(f"{ns}::late", mutates_args=())
+    def late(x: Tensor) -> Tensor:
+        calls.append(x)
+        if len(calls) > 100:  # in the checks, after the inputs were probed
+            ctypes.string_at(0)
+        return x.clone()
+
+    late.register_fake(lambda x: x.new_empty(x.shape))
+    only = ["test_faketensor", "test_vmap", "test_aot_dispatch_dynamic"]
+    report = customops.check(late, [(torch.randn(3, 4),)], only=only, isolate=True)
+    assert "the operator ends the process" in {failure.problem for failure in report.failures}
 
 
 def test_what_fails_with_gradients_alone_is_rejected() -> None:

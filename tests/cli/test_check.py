@@ -235,26 +235,6 @@ def test_same_samples_each_time(check: Check) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (torch.ones(3, 4), "float32[3, 4]"),
-        (torch.ones((), dtype=torch.int64), "int64[]"),
-        (torch.ones(2, requires_grad=True), "float32[2] requires_grad"),
-        (torch.nn.Parameter(torch.ones(2)), "float32[2] requires_grad"),
-        (torch.ones(4)[::2], "float32[2] strides=[2]"),
-        (torch.ones(2, device="meta"), "float32[2] on meta"),
-        (torch.ones(2, 2).to_sparse(), "float32[2, 2] torch.sparse_coo"),
-        ([torch.ones(1), None], "[float32[1], None]"),
-        (list(range(9)), "[0, 1, 2, 3, ...]"),
-        (torch.float16, "torch.float16"),
-        ("x" * 100, "'" + "x" * 76 + "..."),
-    ],
-)
-def test_brief(value: Any, text: str) -> None:
-    assert outcomes._brief(value) == text
-
-
 # -- options -----------------------------------------------------------------------------------
 
 
