@@ -22,7 +22,7 @@ def clip_all(tensors: list[Tensor], bound: float) -> list[Tensor]:
 
 @clip_all.register_fake
 def _(tensors: list[Tensor], bound: float) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in tensors]
+    return [torch.empty_like(tensor, dtype=torch.result_type(tensor, bound)) for tensor in tensors]
 
 
 def setup_context(ctx: Any, inputs: tuple[list[Tensor], float], output: list[Tensor]) -> None:

@@ -17,6 +17,8 @@ from customops import custom_op
 
 @custom_op("examples::min_max_out", mutates_args={"low", "high"}, tags=torch.Tag.out)
 def min_max_out(x: Tensor, dim: int = 0, *, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    shape = x.shape[:dim] + x.shape[dim:][1:]
+    torch._check(low.shape == high.shape == shape, lambda: f"low and high need the shape {tuple(shape)}")
     torch.amin(x, dim, out=low)
     torch.amax(x, dim, out=high)
     return low, high  # in the order of the parameters

@@ -52,6 +52,9 @@ def quantized_linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     # A real one would launch a single kernel here. Like that, this one scales the sums of each block, not the weight.
+    blocks = quant.scales.shape
+    torch._check(x.shape[-1] == blocks[1] * quant.block[1], lambda: "x needs a column for each of the weight")
+    torch._check(quant.zeros is None or quant.zeros.shape == blocks, lambda: "zeros need the shape of scales")
     (height, width), total = quant.block, x.new_zeros(*x.shape[:-1], weight.shape[0])
     values = unpacked(weight, quant.kind, x.dtype)
     for j in range(quant.scales.shape[1]):

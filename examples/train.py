@@ -18,6 +18,7 @@ from customops import custom_op
 
 @custom_op("examples::swiglu", mutates_args=())
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:
+    torch._check(gate.shape == x.shape and gate.dtype == x.dtype, lambda: "gate and x need one shape and dtype")
     return F.silu(gate) * x
 
 

@@ -25,6 +25,10 @@ _ENOUGH = 3  #: inputs that show faults in one check, after which the others are
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
 INPUTS = "inputs"
 _SHRINK = "shrink"
+_FOR_DTYPES = (
+    "make it right for this dtype, or refuse the dtype in kernel and fake impl, with torch._check(...); "
+    "register_samples(fn, fixed='dtype') keeps other dtypes from being tried"
+)
 
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
@@ -264,6 +268,8 @@ class Run:
 
     def _failure(self, name: str, fault: _Fault) -> Failure:
         case = fault.cases[0]
+        if case.kind == "dtype" and fault.error.fix is None:
+            fault.error.fix = _FOR_DTYPES
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 

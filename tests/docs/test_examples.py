@@ -150,6 +150,10 @@ def test_opcheck(op: Op) -> None:
         customops.opcheck(op, args, kwargs)
 
 
+def test_check(op: Op) -> None:
+    customops.check(op, effort="quick").raise_on_failure()
+
+
 # On 2.15 torch's opcheck warns so for any op, its own too.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_opcheck_of_torch(op: Op) -> None:
