@@ -56,7 +56,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             uninitialized_memory.check,
             "results in filled memory against results in memory as it comes",
-            both(of_kinds("size", "dtype", each=4), steered),
+            both(of_kinds("size", "dtype", each=4, size=16), steered),
             "quick",
         ),
         "test_state": Check(

@@ -2,7 +2,7 @@
 
 The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
 comes. All else is the same, so a result that differs was never written, or was computed from what was not. An output
-no element of which is written is taken for a work space.
+no element of which is written is taken for a work space, unless that is so for empty inputs alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def check(trial: Trial) -> None:
     if first_difference(again, filled):
         raise NotExercised("equal calls have different results: there is nothing to compare with")
     if any(map(_may_be_work_space, filled.values())):
-        with marked():
-            marks = attempt(trial) or {}
-        ordinary = {name: value for name, value in ordinary.items() if not _is_marked(marks.get(name))}
+        work_space = _work_space(trial)
+        ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
     _compare(trial, filled, ordinary)
 
 
@@ -49,6 +48,26 @@ def _compare(trial: Trial, filled: Results, ordinary: Results) -> None:
         fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the ends "
         "and for small sizes; or use zeros",
     )
+
+
+def _work_space(trial: Trial) -> set[str]:
+    """The outputs no element of which is written: for these inputs and, if one is empty, for one with elements."""
+    unwritten = _unwritten(trial) or set()
+    if unwritten and any(tensor.numel() == 0 for tensor in trial.tensors):
+        with_elements = _unwritten(trial.map_tensors(_not_empty))
+        return unwritten if with_elements is None else unwritten & with_elements
+    return unwritten
+
+
+def _unwritten(trial: Trial) -> set[str] | None:
+    """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
+    with marked():
+        marks = attempt(trial)
+    return None if marks is None else {name for name, value in marks.items() if _is_marked(value)}
+
+
+def _not_empty(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.numel() else tensor.new_ones([size or 2 for size in tensor.shape])
 
 
 def _may_be_work_space(value: Any) -> bool:

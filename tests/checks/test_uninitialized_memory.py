@@ -55,6 +55,24 @@ def test_a_sum_that_starts_anywhere(op: Finds) -> None:
     op.finds(accumulated, torch.randn(5), match="memory that was never written")
 
 
+def test_what_no_step_writes(op: Finds) -> None:
+    def last_state(steps: Tensor) -> Tensor:
+        state = torch.empty(steps.shape[1:])
+        for i, step in enumerate(steps):
+            state.copy_(step if i == 0 else state + step)
+        return state
+
+    op.passes(last_state, torch.randn(4, 3))
+    op.finds(last_state, torch.randn(0, 3), match="memory that was never written")
+
+
+def test_a_work_space_beside_empty_inputs(op: Finds) -> None:
+    def workspace(x: Tensor) -> Tensor:
+        return torch.empty(x.shape[1:])
+
+    op.passes(workspace, torch.randn(0, 3))
+
+
 def test_work_spaces(op: Finds) -> None:
     def workspace(x: Tensor) -> Tensor:
         return torch.empty_like(x)

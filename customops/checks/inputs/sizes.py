@@ -17,6 +17,7 @@ import torch
 from customops.checks._case import Case
 from customops.checks._trial import Trial
 from customops.checks.inputs._elements import follow, resized
+from customops.checks.inputs._order import in_turn
 from customops.checks.inputs._parts import Parts, Spot
 from customops.checks.inputs._ranks import NORMAL, QUICK
 
@@ -44,8 +45,7 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _together(parts, spots, changes)
     elif rank == NORMAL:
         yield from _ranks_changed(parts, spots)
-        yield from _together(parts, spots, _more_changes(known))
-        yield from _broadcast(parts, spots)
+        yield from in_turn([_together(parts, spots, _more_changes(known)), _broadcast(parts, spots)])
         yield from _same_dimension(parts, spots)
     else:
         yield from _together(parts, spots, _all_changes(known))
