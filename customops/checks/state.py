@@ -26,6 +26,7 @@ from customops.checks._settings import Settings, reseeds
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
+_COPIES = 3
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -143,20 +144,24 @@ def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) 
 def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
     expected = attempt(other)
-    reused = trial.copy()
     if expected is None or trial.mutated:
         return
+    # All are kept, so that each has memory of its own: at some address the other values may have been seen before.
+    reused = [trial.copy() for _ in range(_COPIES)]
     try:
-        call(reused)
-        with torch.no_grad():
-            for tensor, values in zip(reused.tensors, other.tensors, strict=True):
-                tensor.copy_(values)
-        actual = results_in(reused, call(reused))
+        found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
     except Exception:  # tensors whose elements overlap cannot be written
         return
-    found = first_difference(actual, expected, rtol=trial.rtol)
     if found:
         raise _error(trial, _EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
+
+
+def _rewritten(copy: Trial, other: Trial, expected: Results) -> Any:
+    call(copy)
+    with torch.no_grad():
+        for tensor, values in zip(copy.tensors, other.tensors, strict=True):
+            tensor.copy_(values)
+    return first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
