@@ -14,6 +14,7 @@ from customops.checking._run import Run
 from customops.checking.report import Report
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._check import EFFORTS, Check, Effort
+from customops.checks._outcome import in_short
 from customops.checks._trial import Trial, resolve
 
 
@@ -93,7 +94,51 @@ def _trials(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any
             argument="samples",
             fix="check(op, [(x, y)]), or attach some with @op.register_samples",
         )
-    return [Trial(overload, *lowered(op, args, kwargs), reference=reference) for args, kwargs in calls]
+    trials = [Trial(overload, *lowered(op, args, kwargs), reference=reference) for args, kwargs in calls]
+    for trial in trials:
+        _require_fit(trial)
+        _require_reference(trial)
+    return trials
+
+
+def _require_fit(trial: Trial) -> None:
+    """Raise UsageError unless a sample has the arguments of the operator."""
+    names = [argument.name for argument in trial.schema.positional]
+    required = [argument.name for argument in trial.schema.arguments if not argument.has_default]
+    known = {argument.name for argument in trial.schema.arguments}
+    problems = {
+        "too many": [f"{len(trial.args)} positional arguments, of {len(names)}"] * (len(trial.args) > len(names)),
+        "unknown": [name for name in trial.kwargs if name not in known],
+        "given twice": [name for name in names[: len(trial.args)] if name in trial.kwargs],
+        "missing": [name for name in required if name not in trial.arguments],
+    }
+    for problem, found in problems.items():
+        if found:
+            raise UsageError(
+                "a sample does not fit the operator",
+                op=trial.name,
+                argument="samples",
+                expected=str(trial.schema),
+                got=f"{problem}: {', '.join(found)}",
+                fix="a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])",
+            )
+
+
+def _require_reference(trial: Trial) -> None:
+    """Raise UsageError unless the reference function takes a sample."""
+    if trial.reference is None:
+        return
+    try:
+        copy = trial.copy()
+        trial.reference(*copy.args, **copy.kwargs)
+    except Exception as error:
+        raise UsageError(
+            "the reference function fails on a sample",
+            op=trial.name,
+            argument="reference",
+            expected="a function with the parameters of the operator, of plain torch code",
+            got=in_short(error, 300),
+        ) from error
 
 
 def _call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,8 +179,9 @@ def _left_out(
     if only is not None:
         yield f"all checks but {', '.join(chosen)} (only=)"
     elif missing := [name for name in CHECKS if name not in chosen and name not in skipped]:
-        least = "normal" if all(CHECKS[name].effort == "normal" for name in missing) else "thorough"
-        yield f'{", ".join(missing)} (effort="{least}" runs them)'
+        for least in EFFORTS:
+            if names := [name for name in missing if CHECKS[name].effort == least]:
+                yield f'{", ".join(names)} (effort="{least}" runs them)'
     if skipped:
         yield f"{', '.join(skipped)} (skip=)"
     if effort != "thorough":

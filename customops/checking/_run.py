@@ -25,10 +25,14 @@ _ENOUGH = 3  #: inputs that show faults in one check, after which the others are
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
 INPUTS = "inputs"
 _SHRINK = "shrink"
-_FOR_DTYPES = (
-    "make it right for this dtype, or refuse the dtype in kernel and fake impl, with torch._check(...); "
-    "register_samples(fn, fixed='dtype') keeps other dtypes from being tried"
-)
+#: What else can be done about inputs that the author did not mean to allow, by what was changed.
+_REFUSE = {
+    "dtype": "refuse the dtype in kernel and fake impl, with torch._check(...); "
+    "fixed='dtype' of register_samples keeps others from being tried",
+    "size": "refuse these sizes in kernel and fake impl, with torch._check(...); "
+    "constraints= of register_samples keeps them from being tried",
+}
+_REFUSE["broadcast"] = _REFUSE["size"]
 
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
@@ -184,10 +188,20 @@ class Run:
                 error = rejection.kernel_error
                 found = error if isinstance(error, CheckError) else CheckError(problem, op=self.op, got=in_short(error))
                 self._fault(INPUTS, found, rejection.case, seconds)
+            elif isinstance(rejection.kernel_error, SystemExit):
+                self._fault(INPUTS, self._exit(), rejection.case, seconds)
             elif is_alias(rejection.kernel_error):
                 self._fault(INPUTS, self._alias(rejection.kernel_error), rejection.case, seconds)
             else:
                 self._add(INPUTS, "rejected", [rejection.case], seconds, in_short(rejection.kernel_error, 200))
+
+    def _exit(self) -> CheckError:
+        return CheckError(
+            "the operator ends the program, with sys.exit()",
+            op=self.op,
+            where=self.source,
+            fix="raise another error: SystemExit passes by `except Exception`",
+        )
 
     def _alias(self, error: BaseException) -> CheckError:
         return CheckError(
@@ -218,7 +232,9 @@ class Run:
                 self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
             else:
                 self._fault(name, error, case, time.perf_counter() - start)
-        except (Exception, SystemExit) as error:
+        except SystemExit:
+            self._fault(name, self._exit(), case, time.perf_counter() - start)
+        except Exception as error:
             reason = f"the check could not be made on this input: {in_short(error, 200)}"
             self._add(name, "not exercised", [case], time.perf_counter() - start, reason)
         else:
@@ -268,8 +284,8 @@ class Run:
 
     def _failure(self, name: str, fault: _Fault) -> Failure:
         case = fault.cases[0]
-        if case.kind == "dtype" and fault.error.fix is None:
-            fault.error.fix = _FOR_DTYPES
+        if case.kind in _REFUSE:
+            fault.error.fix = f"{fault.error.fix or 'make it right for this input'}; or {_REFUSE[case.kind]}"
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 

@@ -33,11 +33,18 @@ _SCRIPT = '''\
 op = {op}
 
 {inputs}
+{run}
+'''
+
+_RUN_CHECK = """\
 outcome = run_check({check!r}, op, args, kwargs)
 if outcome.error is not None:
     raise outcome.error
-print("no fault: {check} " + outcome.status)
-'''
+print("no fault: {check} " + outcome.status)"""
+
+#: A fault of the inputs shows in the call itself.
+_RUN_CALL = """\
+print(op(*args, **kwargs))"""
 
 
 def script_of(failure: Fault) -> str:
@@ -51,11 +58,11 @@ def script_of(failure: Fault) -> str:
     return _SCRIPT.format(
         title=f"{failure.op}: {failure.check}",
         message=_text.failure(failure).replace("\\", "\\\\").replace('"""', "'''"),
-        imports="\n".join(names.imports()),
+        imports="\n".join(names.imports(is_checked=failure.check != "inputs")),
         load=_load(failure),
         op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
         inputs="\n".join([*names.lines, given]),
-        check=failure.check,
+        run=_RUN_CALL if failure.check == "inputs" else _RUN_CHECK.format(check=failure.check),
     )
 
 
@@ -95,13 +102,14 @@ class _Names:
             return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
         return repr(value)
 
-    def imports(self) -> Iterator[str]:
+    def imports(self, *, is_checked: bool) -> Iterator[str]:
         text = "\n".join(self.lines)
         yield from (f"import {name}" for name in ("base64", "io") if f"{name}." in text)
         yield "from math import inf, nan  # noqa: F401"
         yield ""
         yield "import torch"
-        yield "from customops.checks import run_check"
+        if is_checked:
+            yield "from customops.checks import run_check"
 
     def _define(self, tensor: torch.Tensor) -> str:
         name = f"tensor_{len(self._tensors)}"

@@ -79,7 +79,8 @@ def in_words(results: list[Result]) -> str:
         if count == len(results) and status == "not exercised":
             parts.append(status)
         elif count:
-            parts.append(f"{status} on {plural(count, 'input')}" if status != "rejected" else plural(count, "input"))
+            inputs = plural(count, "input")
+            parts.append(f"{status} on {inputs}" if status != "rejected" else f"{inputs} rejected")
     text = ", ".join(parts)
     reasons = dict.fromkeys(r.reason for r in results if r.status == "not exercised" and r.reason)
     if reasons:

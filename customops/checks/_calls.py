@@ -151,10 +151,11 @@ def first_difference(actual: Results, expected: Results, **options: Any) -> tupl
 
 
 def where_of(trial: Trial) -> str | None:
-    """``file:line`` of the kernel that a customops operator runs for these inputs, where it is known."""
+    """``file:line`` of the kernel that an operator runs for these inputs, where it is known."""
     op = trial.custom_op
-    if op is None:
-        return None
+    if op is None:  # of torch.library.custom_op?
+        fn = getattr(_compat.registries.torch_op_of(trial.name), "_init_fn", None)
+        return None if fn is None else where(fn)
     device = trial.tensors[0].device.type if trial.tensors else None
     kernels = op._rules.kernel.kernels
     fn = kernels.get(device) or kernels.get(None) or op._init_fn

@@ -14,6 +14,7 @@ import torch
 from customops.checks._function import OTHER_SEED, Function, Tensors, place_of_formula
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._trial import failed_call
 from customops.errors import CheckError, UnsupportedError, is_users
 
 Gradients = list[torch.Tensor | None]
@@ -84,7 +85,7 @@ class Recorded:
         return [next(found) if leaf.requires_grad else None for leaf in self.leaves]
 
 
-def is_refusal(error: BaseException) -> bool:
+def refuses_gradients(error: BaseException) -> bool:
     """Does an error say that something is not supported, rather than that it went wrong?"""
     if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)):
         return True
@@ -110,15 +111,11 @@ def backward_may_fail(function: Function, problem: str, kind: str = "backward") 
     except (CheckError, NotExercised):
         raise
     except Exception as error:
-        if is_refusal(error):
+        if refuses_gradients(error):
             raise NotExercised(f"the operator refuses to be differentiated: {in_short(error, 200)}") from error
-        raise CheckError(
-            problem,
-            op=function.trial.name,
-            got=in_short(error, 300),
-            where=place_of_formula(function.trial, kind),
-            fix="have the formula take what the operator itself takes, or refuse it with a NotImplementedError",
-        ) from error
+        fix = "have the formula take what the operator itself takes, or refuse it with a NotImplementedError"
+        where = place_of_formula(function.trial, kind)
+        raise failed_call(function.trial.name, problem, error, fix, where=where) from error
 
 
 def differentiable_inputs(function: Function) -> list[int]:

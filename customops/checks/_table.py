@@ -113,14 +113,22 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             of_kinds("size", "dtype", "value", "number", "choice", "layout", each=3),
             after=_CALL,
         ),
-        "test_permutations": Check(
-            permutations.check, "elements against the same ones in another order", after=(*_CALL, "test_batches")
-        ),
         "test_precision": Check(
             precision.check,
             "narrow dtypes against wider ones",
             of_kinds("dtype", "value", each=4, number=2),
             after=(*_CALL, "test_layouts", "test_kernels"),
+        ),
+        "test_resolution": Check(
+            precision.check_resolution,
+            "float64 results, whether they are computed in float32",
+            effort="thorough",
+            after=(*_CALL, "test_precision"),
+        ),
+        "test_permutations": Check(
+            permutations.check,
+            "elements against the same ones in another order",
+            after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_stability": Check(
             stability.check,

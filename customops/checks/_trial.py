@@ -145,14 +145,19 @@ def is_untraceable(op: _compat.libraries.OpOverload) -> bool:
 
 
 def failed_call(
-    name: str | None, problem: str, error: Exception, fix: str | None = None, kind: type[CheckError] = CheckError
+    name: str | None,
+    problem: str,
+    error: Exception,
+    fix: str | None = None,
+    kind: type[CheckError] = CheckError,
+    where: str | None = None,
 ) -> CheckError:
-    """The CheckError for a call that raised `error`."""
+    """The CheckError for a call that raised `error`; what the error says of `fix` and `where` comes first."""
     if not isinstance(error, CustomOpsError):
-        return kind(problem, op=name, got=in_short(error), fix=fix)
+        return kind(problem, op=name, got=in_short(error), fix=fix, where=where)
     got = f"{type(error).__name__}: {error.problem}" + (f" (got {error.got})" if error.got else "")
-    where = {"argument": error.argument, "expected": error.expected, "where": error.where}
-    return kind(problem, op=name, got=got, fix=error.fix or fix, **where)
+    said = {"argument": error.argument, "expected": error.expected, "where": error.where or where}
+    return kind(problem, op=name, got=got, fix=error.fix or fix, **said)
 
 
 def resolve(op: Any) -> _compat.libraries.OpOverload:

@@ -31,7 +31,7 @@ from customops.checks._differences import (
 )
 from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._recorded import Gradients, Recorded, differentiable_inputs, is_refusal, only
+from customops.checks._recorded import Gradients, Recorded, differentiable_inputs, only, refuses_gradients
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -192,7 +192,7 @@ def _refusals(problem: str, function: Function) -> Iterator[None]:
     except (NotExercised, CheckError):
         raise
     except Exception as error:
-        if is_refusal(error):
+        if refuses_gradients(error):
             raise NotExercised(f"the operator refuses forward mode: {in_short(error, 200)}") from error
         raise CheckError(
             problem,

@@ -21,7 +21,7 @@ from customops.checks._compare import difference
 from customops.checks._differences import Tensors, generator, random_like
 from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import in_short
-from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, is_refusal
+from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, refuses_gradients
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -101,7 +101,7 @@ class _Modes:
         try:
             found = gradients_of()
         except Exception as error:
-            if may_raise or is_refusal(error):
+            if may_raise or refuses_gradients(error):
                 return
             raise self._error(problem, "the same gradients", in_short(error, 300), fix) from error
         for i in self.wanted if found is not None else ():

@@ -35,6 +35,13 @@ def check(trial: Trial) -> None:
     tried = [_check_integers(trial, expected), _check_float64(trial, expected)]
     if not any(tried):
         raise NotExercised("the operator takes no wider dtype than that of these inputs, or has no results in it")
+
+
+def check_resolution(trial: Trial) -> None:
+    trial = trial.detached()
+    steady_results(trial)
+    if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
+        raise NotExercised("no input is of float32 or float64")
     _check_resolution(trial)
 
 

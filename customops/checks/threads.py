@@ -27,31 +27,33 @@ from customops.errors import CheckError, is_users
 _CALLS = 12
 _MOST_PAUSES = 120
 _PAUSE = 2e-5  #: seconds, at a line of Python
-_PATIENCE = 10.0  #: seconds
+_PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
 
 def check(trial: Trial) -> None:
     trial = trial.detached()
+    start = time.perf_counter()
     results = steady_results(trial)
+    patience = max(_PATIENCE, 10 * _CALLS * (time.perf_counter() - start))
     other = other_values(trial)
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
-    _compare(_Worker(trial, results), _Worker(other, steady_results(other)))
+    _compare(patience, _Worker(trial, results), _Worker(other, steady_results(other)))
     wide = other.map_tensors(_as_float64)
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
-        _compare(_Worker(trial, results), _Worker(wide, wide_results))
+        _compare(patience, _Worker(trial, results), _Worker(wide, wide_results))
 
 
 def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _compare(*workers: _Worker) -> None:
+def _compare(patience: float, *workers: _Worker) -> None:
     before = torch.get_default_dtype()
     try:
         with _switching_often(), quiet():
-            _run(workers)
+            _run(workers, patience)
     finally:
         torch.set_default_dtype(before)  # two calls that set it back, one after the other, may leave it changed
     for worker in workers:
@@ -67,6 +69,7 @@ class _Worker:
         self.pauses = _MOST_PAUSES
         self.found: tuple[str, str] | None = None
         self.error: Exception | None = None
+        self.is_stuck = False
 
     def run(self, barrier: threading.Barrier) -> None:
         barrier.wait(_PATIENCE)
@@ -91,6 +94,14 @@ class _Worker:
         return self._trace
 
     def judge(self) -> None:
+        if self.is_stuck:
+            raise CheckError(
+                "two calls at the same time, in two threads, do not end",
+                op=self.trial.name,
+                got="each waits for the other, though calls one after the other return soon",
+                where=where_of(self.trial),
+                fix="take locks in one order, and hold none that another thread needs to go on",
+            )
         if self.error is not None:
             raise CheckError(
                 "the operator fails in a thread other than the main one, or beside another call",
@@ -110,13 +121,14 @@ class _Worker:
             )
 
 
-def _run(workers: tuple[_Worker, ...]) -> None:
+def _run(workers: tuple[_Worker, ...], patience: float) -> None:
     barrier = threading.Barrier(len(workers))
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(_PATIENCE)
+    for worker, thread in zip(workers, threads, strict=True):
+        thread.join(patience)
+        worker.is_stuck = thread.is_alive()
 
 
 @contextlib.contextmanager

@@ -52,13 +52,14 @@ def check_declared(trial: Trial) -> None:
         raise NotExercised("an input is not a plain strided tensor, or the operator is one of torch's own")
     with torch.no_grad(), quiet():
         calls = [before for _, before, _ in _writing_calls(trial.detached())]
-    idle = [name for name, states in calls[0].items() if states] if len(calls) > 3 else []
-    for name in idle:
-        if not any(state.is_written for before in calls for state in before[name]):
+    idle = [(name, i) for name, states in calls[0].items() for i in range(len(states))] if len(calls) > 3 else []
+    for name, i in idle:
+        if not any(before[name][i].is_written for before in calls):
+            label = calls[0][name][i].label
             raise _error(
                 trial,
-                f"argument {name} is declared as written, and no call was seen to write it",
-                argument=name,
+                f"argument {label} is declared as written, and no call was seen to write it",
+                argument=label,
                 got=f"it was as before after {len(calls)} calls with other values",
                 fix="write the result to it, not to a copy such as x.contiguous() or x.to(...); or do not declare it",
             )
@@ -118,21 +119,31 @@ def _differ(one: Any, other: Any) -> str | None:
 
 
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, dict[str, list[_State]], list[Any]]]:
-    """Calls until each argument that is declared as written was: what was written before, and what was returned."""
-    idle = {name for name, value in trial.mutated.items() if any(t.numel() for t in tensors_in(value))}
+    """Calls until each tensor that is declared as written was: what was written before, and what was returned."""
+    idle = {state.label for states in _states(trial).values() for state in states}
     for call in itertools.islice(_likely_to_write(trial), 20):
         if not idle:
             return
         copy = call.copy()
-        before = {name: [_State(t) for t in tensors_in(value) if t.numel()] for name, value in copy.mutated.items()}
+        before = _states(copy)
         try:
             outputs = _call(copy)
         except Exception:
             continue  # it does not take this value
-        for name, states in before.items():
-            if any([state.look_again() for state in states]):
-                idle.discard(name)
+        idle -= {state.label for states in before.values() for state in states if state.look_again()}
         yield copy, before, outputs
+
+
+def _states(trial: Trial) -> dict[str, list[_State]]:
+    """The tensors with elements that the schema says are written, by argument."""
+    return {
+        name: [
+            _State(tensor, name if tensor is value else f"{name}[{i}]")
+            for i, tensor in enumerate(tensors_in(value))
+            if tensor.numel()
+        ]
+        for name, value in trial.mutated.items()
+    }
 
 
 def _likely_to_write(trial: Trial) -> Iterator[Trial]:
@@ -162,8 +173,8 @@ def _likely_to_write(trial: Trial) -> Iterator[Trial]:
 class _State:
     """A tensor that may be written, and what it was."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: torch.Tensor, label: str) -> None:
+        self.tensor, self.label = tensor, label
         self.bits = _memory.bits(tensor).clone()
         self.shape, self.strides, self.storage = tensor.shape, tensor.stride(), _compat.memory.storage_id(tensor)
         self.version = _compat.autograd.version_of(tensor)

@@ -177,6 +177,57 @@ def test_one_cause_is_told_by_one_check(registry: Registry, ns: str) -> None:
     assert "test_state failed, which may be the cause" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("sample", "got"),
+    [
+        ((torch.ones(2), 3), "too many: 2 positional arguments, of 1"),
+        (((torch.ones(2),), {"k": 1}), "unknown: k"),
+        (((), {}), "missing: x"),
+        (((torch.ones(2),), {"x": torch.ones(2)}), "given twice: x"),
+    ],
+)
+def test_samples_have_the_arguments_of_the_op(double: CustomOpDef[Any, Any], sample: Any, got: str) -> None:
+    with pytest.raises(UsageError, match="a sample does not fit the operator") as caught:
+        customops.check(double, [sample])
+    assert caught.value.got == got
+
+
+@pytest.mark.parametrize("reference", [3, lambda x, y: x, lambda x: x.no_such_method()])
+def test_a_reference_takes_the_samples(double: CustomOpDef[Any, Any], reference: Any) -> None:
+    with pytest.raises(UsageError, match="the reference function fails on a sample"):
+        customops.check(double, [(torch.ones(2),)], reference=reference)
+
+
+def test_an_op_that_ends_the_program(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::ends", mutates_args=())
+    def ends(x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise SystemExit(1)
+        return x.clone()
+
+    ends.register_fake(lambda x: torch.empty_like(x))
+    report = customops.check(ends, [(torch.randn(3),)], effort="quick")
+    assert "the operator ends the program, with sys.exit()" in {failure.problem for failure in report.failures}
+
+
+def test_what_a_quick_run_leaves_out(double: CustomOpDef[Any, Any]) -> None:
+    left_out = customops.check(double, [(torch.ones(2),)], effort="quick").left_out
+    (normal,) = [text for text in left_out if text.endswith('(effort="normal" runs them)')]
+    (thorough,) = [text for text in left_out if text.endswith('(effort="thorough" runs them)')]
+    assert "test_vmap" in normal
+    assert "test_exported" in thorough
+
+
+def test_what_else_can_be_done_about_a_derived_input(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::rows", mutates_args=())
+    def rows(x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    rows.register_fake(lambda x: x.new_empty(x.shape[-1]))
+    report = customops.check(rows, [(torch.randn(3, 4),)], only="test_faketensor")
+    assert any("constraints= of register_samples" in failure.error.fix for failure in report.failures)
+
+
 def test_progress_is_shown_where_asked(double: CustomOpDef[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
     customops.check(double, [(torch.randn(3),)], only="test_schema", progress=True)
     assert "test_schema" in capsys.readouterr().err

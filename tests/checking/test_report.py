@@ -101,6 +101,12 @@ def test_junit() -> None:
     assert suite[1][0].tag == "skipped"
 
 
+def test_junit_has_faults_of_inputs() -> None:
+    suite = ET.fromstring(report(failure(check="inputs")).to_junit_xml().split("?>", 1)[1])[0]
+    assert suite.attrib["failures"] == "1"
+    assert [case.attrib["name"] for case in suite if case.find("failure") is not None] == ["inputs"]
+
+
 def test_html() -> None:
     html = report(failure())._repr_html_()
     assert "it is &lt;wrong&gt;" in html
@@ -184,6 +190,21 @@ report.failures[0].save_script({str(tmp_path / "script.py")!r})
     shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
     assert shown.returncode == 1
     assert "Stride mismatch" in shown.stderr
+
+
+@pytest.mark.process
+def test_a_script_of_a_call_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "reported_ops.py").write_text(OPS.replace("return x * 2", "raise ValueError('no such thing')"))
+    program = f"""
+import runpy, torch, customops
+ops = runpy.run_path({str(tmp_path / "reported_ops.py")!r})
+report = customops.check(ops["scaled"], [(torch.randn(3, 4), [torch.ones(2)])])
+report.failures[0].save_script({str(tmp_path / "script.py")!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    assert shown.returncode == 1
+    assert shown.stderr.rstrip().endswith("ValueError: no such thing")
 
 
 def test_a_script_can_be_of_an_op_of_unknown_origin() -> None:

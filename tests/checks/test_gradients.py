@@ -55,6 +55,13 @@ def test_formulas(ns: str, schema: str, kernel: Kernel, wrong: Kernel, right: Ke
     passes(op_of(ns, schema, kernel, saved(right)), *args)
 
 
+def test_elements_that_took_each_others_places(ns: str) -> None:
+    op = op_of(ns, ONE, lambda x: x * 2, saved(lambda g, x: 2 * g.flip(0)))
+    with pytest.raises(CheckError) as caught:
+        check(trial_of(op, torch.tensor([1.0, -3.0])))
+    assert caught.value.expected.partition(" ")[0] != caught.value.got.partition(" ")[0]
+
+
 def test_what_is_reported(ns: str) -> None:
     op = op_of(ns, ONE, lambda x: x * x, saved(lambda g, x: g * torch.where(x > 0, 2 * x, x)))
     with pytest.raises(CheckError) as caught:
@@ -262,7 +269,11 @@ def test_aten(op: Any, args: tuple[Any, ...]) -> None:
         (aten.nonzero.default, (R(3),), "no floating-point output"),
         (aten.bitwise_not.default, (torch.ones(3, dtype=torch.int64),), "no floating-point input"),
         (aten.detach.default, (R(3),), "no output requires grad"),
-        (aten.fake_quantize_per_tensor_affine.default, (R(4), 0.1, 0, -128, 127), "step function"),
+        (
+            aten.fake_quantize_per_tensor_affine.default,
+            (torch.tensor([0.31, -0.52, 1.13]), 0.1, 0, -128, 127),
+            "step function",
+        ),
         (aten.sin.default, (torch.empty(3, device="meta"),), "no data"),
     ],
 )

@@ -53,6 +53,15 @@ def by_blocks(x: Tensor) -> Tensor:
     return torch.cat([block / block.abs().max() for block in x.split(32)])
 
 
+def norm_in_float32(x: Tensor) -> Tensor:
+    return x / x.float().norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_float64_may_be_summed_in_float32(op: Finds, seed: int) -> None:
+    op.passes(norm_in_float32, torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)))
+
+
 @pytest.mark.parametrize(
     ("overload", "args"),
     [

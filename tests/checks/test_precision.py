@@ -44,7 +44,9 @@ def test_a_branch_for_a_dtype(op: Finds) -> None:
     op.finds(f, torch.randn(5), match="float32 is far from that")
 
 
-def test_float64_through_float32(op: Finds) -> None:
+def test_float64_through_float32(registry: customops.Registry, ns: str) -> None:
+    op = Finds(precision.check_resolution, registry, ns)
+
     def narrowed(x: Tensor) -> Tensor:
         return x.float().cumsum(-1).to(x.dtype)
 

@@ -64,6 +64,20 @@ def test_what_only_one_thread_has(op: Finds) -> None:
     op.finds(f, torch.randn(5), match="fails in a thread other than the main one")
 
 
+def test_calls_that_wait_for_each_other(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PATIENCE", 0.3)
+    monkeypatch.setattr(threads, "_CALLS", 1)
+    released = threading.Event()
+
+    def f(x: Tensor) -> Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            released.wait(60)
+        return x * 2
+
+    op.finds(f, torch.randn(5), match="do not end")
+    released.set()
+
+
 def test_right_operators(op: Finds) -> None:
     interval = sys.getswitchinterval()
     op.passes(doubled, torch.randn(5))

@@ -82,6 +82,17 @@ def test_a_declared_write(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None
     writes.check_declared(Trial(op, (x.contiguous(), y)))
 
 
+def test_each_member_of_a_list_is_written(define: Ops) -> None:
+    def first_two(xs: list[torch.Tensor]) -> None:
+        for x in xs[:2]:
+            x.mul_(2)
+
+    op = define("f(Tensor(a!)[] xs) -> ()", first_two)
+    writes.check_declared(Trial(op, ([torch.ones(2), torch.ones(3)],)))
+    with pytest.raises(CheckError, match=r"argument xs\[2\] is declared as written"):
+        writes.check_declared(Trial(op, ([torch.ones(2), torch.ones(3), torch.ones(4)],)))
+
+
 def test_what_leaves_nothing_to_write_is_no_finding(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::advance", mutates_args={"places"})
     def advance(places: torch.Tensor, by: torch.Tensor) -> None:
