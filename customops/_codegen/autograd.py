@@ -30,6 +30,7 @@ AUTOGRAD = """\
 def autograd($keyset, /, {arguments}):
     $current = $fast_path.get($keyset.raw_repr())
     if $current is not None and $forward_ad._current_level < 0:
+        $records = $is_grad_enabled()
         if not {requires_grad}:
             {kernel_call}
         {node_call}
@@ -99,49 +100,71 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: boo
     schema = shape.schema
     source = Source("autograd", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
-    positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
-    is_whole = len(positional) == len(schema.positional)
-    positional += [] if is_whole else ["*$rest"]
-    named = [variable_name(argument) for argument in schema.keyword_only]
-    passed = [*positional, *(f"{name}={name}" for name in named)]
-    parameters = emit_parameters(source)
-    defaults = emit_defaults(source)
-    if not is_whole:  # some may be left out: the kernel's function knows the defaults
-        passed = parameters = [*positional, "**$named"] if named else positional
+    parameters, positional, named = emit_passing(source)
+    passed = [*positional, *named]
     source.template = fill(
         AUTOGRAD,
         arguments=parameters,
         requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
-        kernel_call=_emit_kernel_call(source, passed, inline=is_whole and not defaults),
+        kernel_call=emit_direct_call(source, passed, records="$records"),
         node_call=fill(NODE_CALL, arguments=passed) if has_node else "",
         args=as_tuple(positional),
-        kwargs=f"{{{', '.join(f'{name!r}: {name}' for name in named)}}}" if is_whole else "$named" if named else "{}",
+        kwargs=as_dict(source, named),
     )
     return source
 
 
-def _emit_kernel_call(source: Source, passed: list[str], *, inline: bool) -> str:
-    if inline:
-        return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
-    return f"return $current.direct({', '.join(passed)})\n"
+def emit_passing(source: Source) -> tuple[list[str], list[str], list[str]]:
+    """The parameters of a function between dispatcher and kernel, and how it passes on what it was given, in two parts.
+
+    The dispatcher leaves out what equals its default. It is put in here, unless the kernel is to see it in another form
+    than the dispatcher, which may be next, has it in: then what was left out stays so.
+    """
+    schema = source.schema
+    named = [variable_name(argument) for argument in schema.keyword_only]
+    if not emit_defaults(source):
+        positional = [variable_name(argument) for argument in schema.positional]
+        return emit_parameters(source), positional, [f"{name}={name}" for name in named]
+    positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
+    positional += [] if len(positional) == len(schema.positional) else ["*$rest"]
+    named = ["**$named"] if named else []
+    return [*positional, *named], positional, named
+
+
+def as_dict(source: Source, named: list[str]) -> str:
+    """A display of the arguments that `emit_passing` passes by name."""
+    if named == ["**$named"]:
+        return "$named"
+    names = [argument.name for argument in source.schema.keyword_only]
+    return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}" if named else "{}"
+
+
+def emit_direct_call(source: Source, passed: list[str], *, records: str) -> str:
+    """The lines that call the ``$current`` kernel in the place of the dispatcher."""
+    if emit_defaults(source):  # the kernel's own function knows them
+        return f"return $current.direct({', '.join(passed)})\n"
+    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True, records=records)
 
 
 def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
     """An expression for: is anything to be differentiated?"""
     schema = source.schema
-    known = [a for a in schema.positional[: always_passed(schema)] if a in differentiable_args]
-    others = [a for a in differentiable_args if a not in known]
     if not differentiable_args:
         return "False"
-    if not others and len(known) <= 3 and all(a.is_tensor for a in known):
+    leaves_out = bool(emit_defaults(source))  # see `emit_passing`
+    always = schema.positional[: always_passed(schema)]
+    known = [a for a in differentiable_args if not leaves_out or a in always]
+    if known == differentiable_args and len(known) <= 3 and all(a.is_tensor for a in known):
         each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in known)
-        return f"({each} and $is_grad_enabled())"
+        return f"($records and {each})"
     source.objects["any_requires_grad"] = any_requires_grad(schema)
     items = [variable_name(a) for a in known]
-    items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
-    named = [variable_name(a) for a in others if a.kwarg_only]
-    items += named if always_passed(schema) == len(schema.positional) else ["**$named"] if named else []
-    return f"($any_requires_grad({', '.join(items)}) and $is_grad_enabled())"
+    if leaves_out:
+        _, positional, named = emit_passing(source)
+        others = [a for a in differentiable_args if a not in known]
+        items += ["*$rest"] if any(not a.kwarg_only for a in others) and "*$rest" in positional else []
+        items += named
+    return f"($records and $any_requires_grad({', '.join(items)}))"
 
 
 def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:

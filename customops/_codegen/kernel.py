@@ -38,7 +38,7 @@ KERNEL_CALL = """\
 $fn = $current.fn
 if {state_differs}:
     $result = $call_plainly($fn, {arguments})
-elif $is_grad_enabled():
+elif {records}:
     $set_grad_enabled(False)
     try:
         $result = $fn({arguments})
@@ -108,8 +108,8 @@ def _source(shape: Shape, *, bump: bool) -> Source:
     return source
 
 
-def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
-    """The lines from the call of the ``$current`` kernel to the return.
+def emit_kernel_call(source: Source, *, bump: bool, direct: bool, records: str = "$is_grad_enabled()") -> str:
+    """The lines from the call of the ``$current`` kernel to the return. `records`: is gradient mode on?
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
@@ -125,6 +125,7 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
         KERNEL_CALL,
         version_bump=_emit_version_bump(schema) if bump else "",
         state_differs="$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)",
+        records=records,
         arguments=[*positional, *named],
         checks=_emit_checks(source),
         # As the dispatcher would; the checks do, too.
@@ -194,19 +195,28 @@ def emit_defaults(source: Source) -> str:
 
 # Versions -------------------------------------------------------------------------------------------------------
 
-BUMP_IF_GIVEN = """\
-if {mutated} is not None:
-    $increment_version(({mutated},))
+BUMP_GIVEN = """\
+if {all_given}:
+    $increment_version({mutated})
+"""
+
+BUMP_SOME = """\
+else:
+    $increment_version($tensors_in({mutated}))
 """
 
 
 def _emit_version_bump(schema: Schema) -> str:
     mutated = as_tuple(map(variable_name, schema.mutated))
-    if [argument.type for argument in schema.mutated] != ["Tensor"]:
+    if {argument.type for argument in schema.mutated} == {"Tensor[]"} and len(schema.mutated) == 1:
+        return f"$increment_version({variable_name(schema.mutated[0])})\n"
+    if not all(argument.is_tensor for argument in schema.mutated):
         return f"$increment_version($tensors_in({mutated}))\n"
-    if may_be_none(schema.mutated[0], schema):
-        return fill(BUMP_IF_GIVEN, mutated=variable_name(schema.mutated[0]))
-    return f"$increment_version({mutated})\n"
+    optional = [variable_name(argument) for argument in schema.mutated if may_be_none(argument, schema)]
+    if not optional:
+        return f"$increment_version({mutated})\n"
+    bump = fill(BUMP_GIVEN, all_given=" and ".join(f"{name} is not None" for name in optional), mutated=mutated)
+    return bump if len(schema.mutated) == 1 else bump + fill(BUMP_SOME, mutated=mutated)
 
 
 # Checks ---------------------------------------------------------------------------------------------------------

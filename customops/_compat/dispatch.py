@@ -80,7 +80,8 @@ is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
 
-    Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
+    Keys that have no part in an op are not in the set: it is what the dispatcher would go through. One at
+    ADInplaceOrView has no autograd key: those are left out in inference mode, and below Autograd.
     """
     return _plain_backend(keyset.raw_repr(), writes)
 
@@ -89,11 +90,20 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
 def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
     keyset = DispatchKeySet.from_raw_repr(raw_keyset)
     top = keyset.highestPriorityTypeId().name
-    backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
-    if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):
-        return None
-    plain = key_set(top) | key_set(backend.name)
-    return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
+    if top.startswith("Autograd"):
+        backend = top.removeprefix("Autograd")
+        above = key_set(top) | key_set("ADInplaceOrView") if writes else key_set(top)
+    else:
+        above = key_set("ADInplaceOrView")
+        backend = keyset.remove(DispatchKey.ADInplaceOrView).highestPriorityTypeId().name
+    is_plain = is_dense(backend) and keyset == above | key_set(backend)
+    return cast(str, backend) if is_plain else None
+
+
+def is_dense(backend: str) -> bool:
+    """Is this the key of a device's dense tensors?"""
+    known = hasattr(DispatchKey, backend) and hasattr(DispatchKey, f"Autograd{backend}")
+    return known and backend not in ("Meta", "NestedTensor")
 
 
 def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
@@ -112,8 +122,7 @@ def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
         top = keys.highestPriorityTypeId().name
     if top.startswith("Autograd"):
         return plain_backend(keys, writes=True), True
-    is_dense = hasattr(DispatchKey, f"Autograd{top}") and top not in ("Meta", "NestedTensor")
-    return top if is_dense and keys == key_set(top) and included == quiet else None, False
+    return top if is_dense(top) and keys == key_set(top) and included == quiet else None, False
 
 
 def count_kernels(qualname: str) -> dict[str, int]:

@@ -12,16 +12,18 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 class FastPath:
-    """Key set, as a number -> the current kernel, or None; the key sets that were not seen yet are missing."""
+    """Which kernel may be called directly. Forgotten with every change of the op's kernels."""
 
     def __init__(self) -> None:
         #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.
         self.tangents_seen = False
-        self.at_autograd: dict[int, Any] = {}
+        #: Key set at Autograd or ADInplaceOrView, as a number -> the current kernel, or None: use the dispatcher.
+        #: Those that were not seen yet are missing.
+        self.by_keyset: dict[int, Any] = {}
         self.of_tensors: dict[tuple[int, int], Any] = {}
 
     def clear(self) -> None:
-        self.at_autograd.clear()
+        self.by_keyset.clear()
         self.of_tensors.clear()
 
 

@@ -229,14 +229,14 @@ class OperatorHandle:
             self.fast_path.clear()
 
     def find_fast_path(self, keyset: Any) -> Any:
-        """The kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
+        """The kernel that may be called directly for a key set at Autograd or ADInplaceOrView, or None: redispatch.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
             backend = _compat.dispatch.plain_backend(keyset, writes=bool(self.schema.mutated))
-            self.fast_path.at_autograd[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
+            self.fast_path.by_keyset[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
         return found
 
     def find_fast_path_of(self, keys: Any, included: Any) -> None:

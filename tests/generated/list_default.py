@@ -4,7 +4,8 @@
 def autograd(_keyset, /, x, *_rest, **_named):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (x.requires_grad and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and x.requires_grad):
             return _current.direct(x, *_rest, **_named)
         _apply = _node.apply
         if _apply is not None:
