@@ -36,9 +36,14 @@ def kernel({parameters}):
 KERNEL_CALL = """\
 {version_bump}
 $fn = $current.fn
-if {state_differs}:
-    $result = $call_plainly($fn, {arguments})
-elif {records}:
+{call}
+{checks}
+{conversion}
+return $result
+"""
+
+CALL = """\
+if {records}:
     $set_grad_enabled(False)
     try:
         $result = $fn({arguments})
@@ -46,10 +51,12 @@ elif {records}:
         $set_grad_enabled(True)
 else:
     $result = $fn({arguments})
-{checks}
-{conversion}
-return $result
 """
+
+CALL_IN_ANY_STATE = """\
+if {state_differs}:
+    $result = $call_plainly($fn, {arguments})
+el"""
 
 #: What the templates of this module refer to.
 _OBJECTS: dict[str, Any] = {
@@ -108,12 +115,17 @@ def _source(shape: Shape, *, bump: bool) -> Source:
     return source
 
 
-def emit_kernel_call(source: Source, *, bump: bool, direct: bool, records: str = "$is_grad_enabled()") -> str:
-    """The lines from the call of the ``$current`` kernel to the return. `records`: is gradient mode on?
+def emit_kernel_call(
+    source: Source, *, bump: bool, direct: bool, alone: bool = False, records: str = "$is_grad_enabled()"
+) -> str:
+    """The lines from the call of the ``$current`` kernel to the return.
+
+    `records`: is gradient mode on?
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
-    mode and in the first call of compiled code, never in a `direct` call.
+    mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
+    around it, which would convert what is returned, and was looked at: autocast is off.
     """
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.
@@ -121,15 +133,14 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool, records: str =
     positional = [variable_name(argument) for argument in schema.positional]
     named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
     source.objects |= _OBJECTS | {"call_plainly": _call_plainly(schema)}
+    state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
+    call = CALL if alone else CALL_IN_ANY_STATE + CALL
     return fill(
         KERNEL_CALL,
         version_bump=_emit_version_bump(schema) if bump else "",
-        state_differs="$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)",
-        records=records,
-        arguments=[*positional, *named],
+        call=fill(call, state_differs=state_differs, records=records, arguments=[*positional, *named]),
         checks=_emit_checks(source),
-        # As the dispatcher would; the checks do, too.
-        conversion=TO_TUPLE if source.when != "always" and len(schema.returns) > 1 else "",
+        conversion=_emit_conversion(source, alone),
     )
 
 
@@ -137,6 +148,18 @@ TO_TUPLE = """\
 if $type($result) is not $tuple and $isinstance($result, $sequences):
     $result = $tuple($result)
 """
+
+TO_LIST = """\
+$result = $list($result)
+"""
+
+
+def _emit_conversion(source: Source, alone: bool) -> str:
+    """The lines that make of a result what the dispatcher would."""
+    returns = source.schema.returns
+    if len(returns) > 1:
+        return TO_TUPLE if source.when != "always" else ""  # the checks do, too
+    return TO_LIST if alone and returns and returns[0].type.endswith("]") else ""
 
 
 def _call_plainly(schema: Schema) -> Callable[..., Any]:
@@ -156,16 +179,20 @@ def _in_order(schema: Schema) -> tuple[Argument, ...]:
 def emit_parameters(source: Source) -> list[str]:
     """Parameters for all arguments, with the defaults that a call may leave out."""
     schema, parameters = source.schema, []
-    required = always_passed(schema)
     for i, argument in enumerate(_in_order(schema)):
         if argument.kwarg_only and i == len(schema.positional):
             parameters.append("*")
-        parameter = variable_name(argument)
         if argument.has_default:
             source.objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
-            parameter += f"=$default_{i}" if argument.kwarg_only or i >= required else ""
-        parameters.append(parameter)
+        default = f"=$default_{i}" if may_be_left_out(schema, i) else ""
+        parameters.append(variable_name(argument) + default)
     return parameters
+
+
+def may_be_left_out(schema: Schema, i: int) -> bool:
+    """May a call leave out the argument that is the i-th of `_in_order`?"""
+    argument = _in_order(schema)[i]
+    return argument.has_default and (argument.kwarg_only or i >= always_passed(schema))
 
 
 PYTHON_FORM = """\
