@@ -9,11 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tag
 
 from customops import _compat
-from customops._codegen.autograd import as_dict, emit_direct_call, emit_passing
+from customops._codegen.autograd import as_dict
 from customops._codegen.function import Shape, Source, as_tuple, compile_on_first_call, fill
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy
@@ -23,14 +24,16 @@ AD_INPLACE_OR_VIEW = """\
 def ad_inplace_or_view($keyset, /, {arguments}):
     $current = $fast_path.get($keyset.raw_repr())
     if $current is not None and $forward_ad._current_level < 0:
+        {defaults}
         {kernel_call}
+    {leave_out}
     return $general($keyset, {args}, {kwargs})
 """
 
 
 def ad_inplace_or_view(
     schema: Schema,
-    tags: tuple[torch.Tag, ...],
+    tags: tuple[Tag, ...],
     op: str,
     when: CheckPolicy,
     fast_path: dict[int, CurrentKernel | None],
@@ -50,12 +53,14 @@ def _generate(shape: Shape, op: str, fast_path: dict[int, CurrentKernel | None],
 def _source(shape: Shape) -> Source:
     source = Source("ad_inplace_or_view", shape.schema, shape.tags, shape.when)
     source.objects["forward_ad"] = _compat.autograd.forward_ad
-    parameters, positional, named = emit_passing(source)
+    leave_out, positional, named = emit_passing(source)
     source.template = fill(
         AD_INPLACE_OR_VIEW,
-        arguments=parameters,
-        kernel_call=emit_direct_call(source, [*positional, *named], records="$is_grad_enabled()"),
+        arguments=emit_parameters(source),
+        defaults=emit_defaults(source),
+        kernel_call=emit_kernel_call(source, bump=True, direct=True),
+        leave_out=leave_out,
         args=as_tuple(positional),
-        kwargs=as_dict(source, named),
+        kwargs=as_dict(named),
     )
     return source

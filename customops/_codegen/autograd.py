@@ -12,7 +12,6 @@ from customops import _compat
 from customops._codegen.function import (
     Shape,
     Source,
-    always_passed,
     any_of,
     as_tuple,
     compile_on_first_call,
@@ -20,7 +19,7 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
@@ -32,14 +31,17 @@ def autograd($keyset, /, {arguments}):
     if $current is not None and $forward_ad._current_level < 0:
         $records = $is_grad_enabled()
         if not {requires_grad}:
+            {defaults}
             {kernel_call}
         {node_call}
+    {leave_out}
     return $general($keyset, $current, {args}, {kwargs})
 """
 
 NODE_CALL = """\
 $apply = $node.apply
 if $apply is not None:
+    {leave_out}
     try:
         return $apply($current.direct, {arguments})
     except $errors as $error:
@@ -100,50 +102,26 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: boo
     schema = shape.schema
     source = Source("autograd", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
-    parameters, positional, named = emit_passing(source)
+    parameters = emit_parameters(source)
+    leave_out, positional, named = emit_passing(source)
     passed = [*positional, *named]
     source.template = fill(
         AUTOGRAD,
         arguments=parameters,
         requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
-        kernel_call=emit_direct_call(source, passed, records="$records"),
-        node_call=fill(NODE_CALL, arguments=passed) if has_node else "",
+        defaults=emit_defaults(source),
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, records="$records"),
+        node_call=fill(NODE_CALL, leave_out=leave_out, arguments=passed) if has_node else "",
+        leave_out=leave_out,
         args=as_tuple(positional),
-        kwargs=as_dict(source, named),
+        kwargs=as_dict(named),
     )
     return source
 
 
-def emit_passing(source: Source) -> tuple[list[str], list[str], list[str]]:
-    """The parameters of a function between dispatcher and kernel, and how it passes on what it was given, in two parts.
-
-    The dispatcher leaves out what equals its default. It is put in here, unless the kernel is to see it in another form
-    than the dispatcher, which may be next, has it in: then what was left out stays so.
-    """
-    schema = source.schema
-    named = [variable_name(argument) for argument in schema.keyword_only]
-    if not emit_defaults(source):
-        positional = [variable_name(argument) for argument in schema.positional]
-        return emit_parameters(source), positional, [f"{name}={name}" for name in named]
-    positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
-    positional += [] if len(positional) == len(schema.positional) else ["*$rest"]
-    named = ["**$named"] if named else []
-    return [*positional, *named], positional, named
-
-
-def as_dict(source: Source, named: list[str]) -> str:
-    """A display of the arguments that `emit_passing` passes by name."""
-    if named == ["**$named"]:
-        return "$named"
-    names = [argument.name for argument in source.schema.keyword_only]
-    return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}" if named else "{}"
-
-
-def emit_direct_call(source: Source, passed: list[str], *, records: str) -> str:
-    """The lines that call the ``$current`` kernel in the place of the dispatcher."""
-    if emit_defaults(source):  # the kernel's own function knows them
-        return f"return $current.direct({', '.join(passed)})\n"
-    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True, records=records)
+def as_dict(named: list[str]) -> str:
+    """A dict of what is passed by keyword."""
+    return f"$dict({', '.join(named)})" if named else "{}"
 
 
 def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
@@ -151,20 +129,11 @@ def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> 
     schema = source.schema
     if not differentiable_args:
         return "False"
-    leaves_out = bool(emit_defaults(source))  # see `emit_passing`
-    always = schema.positional[: always_passed(schema)]
-    known = [a for a in differentiable_args if not leaves_out or a in always]
-    if known == differentiable_args and len(known) <= 3 and all(a.is_tensor for a in known):
-        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in known)
+    if len(differentiable_args) <= 3 and all(argument.is_tensor for argument in differentiable_args):
+        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in differentiable_args)
         return f"($records and {each})"
     source.objects["any_requires_grad"] = any_requires_grad(schema)
-    items = [variable_name(a) for a in known]
-    if leaves_out:
-        _, positional, named = emit_passing(source)
-        others = [a for a in differentiable_args if a not in known]
-        items += ["*$rest"] if any(not a.kwarg_only for a in others) and "*$rest" in positional else []
-        items += named
-    return f"($records and $any_requires_grad({', '.join(items)}))"
+    return f"($records and $any_requires_grad({', '.join(map(variable_name, differentiable_args))}))"
 
 
 def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:

@@ -20,8 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._codegen.function import Shape, Source, as_tuple, fill, variable_name
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, may_be_left_out
-from customops._dispatch.fill_defaults import without_defaults
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
@@ -35,10 +34,12 @@ def __call__({parameters}):
         and not $is_torch_function_mode_enabled()
         and not $profiler._is_profiler_enabled
         and $forward_ad._current_level < 0
+        and not $transforms_active()
         and not ({any_nested})
     ):
         {gather}
-        for $looks_same, $count, $current in $self._definition.fast_path.recent:
+        $records = $is_grad_enabled()
+        for $looks_same, $count, $needs_grad, $current in $self._definition.fast_path.recent:
             if {looks_same}:
                 break
         else:
@@ -53,12 +54,6 @@ def __call__({parameters}):
     except $RuntimeError as $error:
         $self._definition.explain($error)
         raise
-"""
-
-#: The arguments with a default are passed by keyword only where they differ: that is what the dispatcher takes longest.
-LEAVE_OUT = """\
-if {name} is not ${default}:
-    $named[{key!r}] = {name}
 """
 
 CONVERT = """\
@@ -85,7 +80,7 @@ _OBJECTS: dict[str, Any] = {
     "lists": frozenset({list, tuple, torch.Size}),
     "profiler": _compat.dispatch.profiler,
     "sign": math.copysign,
-    "without_defaults": without_defaults,
+    "transforms_active": _compat.dispatch.transforms_active,
 }
 
 
@@ -126,7 +121,7 @@ def _source(shape: Shape) -> Source:
     holders = [argument for argument in schema.arguments if argument.holds_tensors]
     gather, tensors, looks_same = _emit_look(holders)
     parameters = emit_parameters(source)
-    leave_out, passed = _emit_passing(source)
+    leave_out, positional, named = emit_passing(source)
     in_order = [*schema.positional, *schema.keyword_only]
     source.template = fill(
         CALL,
@@ -139,9 +134,9 @@ def _source(shape: Shape) -> Source:
         tensors=tensors,
         defaults=emit_defaults(source),
         conversions="".join(map(_emit_conversion, schema.arguments)),
-        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True),
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True, records="$records"),
         leave_out=leave_out,
-        passed=passed,
+        passed=[*positional, *named],
     )
     return source
 
@@ -157,9 +152,14 @@ def _emit_look(holders: list[Argument]) -> tuple[str, str, str]:
     """Lines that gather the tensors of a call, an expression for them, and one for: is it of this kind?"""
     if all(argument.type == "Tensor" for argument in holders):
         names = [variable_name(argument) for argument in holders]
-        return "", as_tuple(names), f"$count == {len(names)} and $looks_same({', '.join(names)})"
+        return (
+            "",
+            as_tuple(names),
+            f"$count == {len(names)} and not ($needs_grad and $records) and $looks_same({', '.join(names)})",
+        )
     gather = f"$all_tensors = {as_tuple(map(_emit_items, holders))}\n"
-    return gather, "$all_tensors", "$count == $len($all_tensors) and $looks_same(*$all_tensors)"
+    is_like = "$count == $len($all_tensors) and not ($needs_grad and $records) and $looks_same(*$all_tensors)"
+    return gather, "$all_tensors", is_like
 
 
 def _emit_items(argument: Argument) -> str:
@@ -237,24 +237,3 @@ def _emit_conversion(argument: Argument) -> str:
     if row.converted is None:
         return ""
     return fill(CONVERT, condition=row.converted_if.replace("{}", name), name=name, type=row.converted.__name__)
-
-
-# To the dispatcher ----------------------------------------------------------------------------------------------
-
-
-def _emit_passing(source: Source) -> tuple[str, list[str]]:
-    """What a call of the dispatcher is passed: no defaults at the end, and the lines before."""
-    positional, named = source.schema.positional, source.schema.keyword_only
-    count = sum(not may_be_left_out(source.schema, i) for i in range(len(positional)))
-    names = [variable_name(argument) for argument in positional]
-    passed, lines = names[:count], ""
-    if count < len(positional):
-        defaults = [f"$default_{i}" for i in range(count, len(positional))]
-        passed.append(f"*$without_defaults({as_tuple(names[count:])}, {as_tuple(defaults)})")
-    for i, argument in enumerate(named, len(positional)):
-        name = variable_name(argument)
-        if argument.has_default:
-            lines += LEAVE_OUT.format(name=name, default=f"default_{i}", key=argument.name)
-        else:
-            passed.append(f"{name}={name}")
-    return (f"$named = {{}}\n{lines}", [*passed, "**$named"]) if lines else ("", passed)

@@ -5,8 +5,9 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _compat.dispatch.key_set("CPU")
 
-`late` < `schemas`, `dispatch`, `functorch` < `autograd`, `guards`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
-`inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor inductor.
+`late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state` < `guards`,
+`registries`, `tracing`, `dynamo`, `inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor
+inductor.
 """
 
 from customops._compat import autograd as autograd

@@ -21,42 +21,32 @@ Look = Callable[..., bool]
 
 
 def look_of(tensors: Sequence[Tensor]) -> Look | None:
-    """A look for calls like the one with these tensors, which it does not keep; None where it would not know them again.
+    """A look for calls like the one with these tensors, which it does not keep; None if it would not know them again.
 
     It compares the type, dtype, device, number of dimensions and dispatch keys of each tensor, to the keys adding those
     that are active in the thread, and taking away those that are excluded there: so it sees dispatch modes, transforms,
-    functionalization, tracing and inference mode. No tensor may be recorded by autograd, and autocast must be off, for
-    all devices. Sizes and strides may be any.
+    functionalization, tracing and inference mode. It compares ``requires_grad``, too, but does not look at gradient
+    mode. Autocast must be off, for all devices. Sizes and strides may be any.
 
     It must not be called with a nested tensor: looking for strides of one ends the process.
     """
     if autocast_is_on():
         return None
-    examples = [*map(_without_grad, tensors)]
     if all(tensor.is_cpu for tensor in tensors):
-        look = _guard(examples)
+        look = _guard(tensors)
         if torch.accelerator.is_available():
             look = functools.partial(_look_without_autocast, look)
     else:  # the keys of a tensor say whether autocast is on for its device
         on_cpu = torch.empty(0)
-        look = functools.partial(_guard([on_cpu, *examples]), on_cpu)
+        look = functools.partial(_guard([on_cpu, *tensors]), on_cpu)
     return look if look(*tensors) else None
 
 
-def _guard(examples: Sequence[Tensor]) -> Look:
-    dims = [[None] * tensor.dim() for tensor in examples]
-    look: Look = _guards.TensorGuards(*examples, dynamic_dims_sizes=dims, dynamic_dims_strides=dims).check
+def _guard(tensors: Sequence[Tensor]) -> Look:
+    dims = [[None] * tensor.dim() for tensor in tensors]
+    look: Look = _guards.TensorGuards(*tensors, dynamic_dims_sizes=dims, dynamic_dims_strides=dims).check
     return look
 
 
 def _look_without_autocast(look: Look, *tensors: Tensor) -> bool:
     return not autocast_is_on() and look(*tensors)
-
-
-def _without_grad(tensor: Tensor) -> Tensor:
-    """A tensor of the same type and keys, that requires no grad."""
-    if not tensor.requires_grad:
-        return tensor
-    detached = tensor.detach()
-    is_parameter = type(tensor) is torch.nn.Parameter
-    return torch.nn.Parameter(detached, requires_grad=False) if is_parameter else detached

@@ -14,8 +14,8 @@ from customops._dispatch.registrations import lock
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-#: Is a call of this kind? The number of its tensors; and the current kernel that it runs.
-Kind = tuple[_compat.guards.Look, int, Any]
+#: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
+Kind = tuple[_compat.guards.Look, int, bool, Any]
 
 #: How many kinds of call an op has, and how many of them are looked for in each call.
 _KINDS, _RECENT = 32, 3
@@ -45,7 +45,7 @@ class FastPath:
     def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:
         """The kind of a call with these tensors, which comes first from now on."""
         for i, kind in enumerate(self.kinds):
-            looks_same, count, _ = kind
+            looks_same, count, *_ = kind
             if count == len(tensors) and looks_same(*tensors):
                 self.kinds.insert(0, self.kinds.pop(i))
                 self.recent = tuple(self.kinds[:_RECENT])
@@ -53,11 +53,12 @@ class FastPath:
         return None
 
     def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
-        """Let calls like the one with these tensors run a kernel. There is room for few kinds, as looking takes time."""
+        """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
         looks_same = _compat.guards.look_of(tensors) if len(self.kinds) < _KINDS else None
         if looks_same is None:
             return False
-        self.kinds.insert(0, (looks_same, len(tensors), current_kernel))
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
+        self.kinds.insert(0, (looks_same, len(tensors), needs_grad, current_kernel))
         self.recent = tuple(self.kinds[:_RECENT])
         return True
 

@@ -34,11 +34,11 @@ def autograd(_keyset, /, x, by=_default_1, n=_default_2):
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, by, n)
+                return _apply(_current.direct, x, *_without_defaults((by, n), (_default_1, _default_2)))
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, by, n), {})
+    return _general(_keyset, _current, (x, *_without_defaults((by, n), (_default_1, _default_2))), {})
 
 # CompositeExplicitAutograd
 def kernel(x, by=_default_1, n=_default_2):

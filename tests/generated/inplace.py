@@ -26,11 +26,11 @@ def autograd(_keyset, /, x, y, alpha=_default_2):
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, y, alpha)
+                return _apply(_current.direct, x, y, *_without_defaults((alpha,), (_default_2,)))
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, y, alpha), {})
+    return _general(_keyset, _current, (x, y, *_without_defaults((alpha,), (_default_2,))), {})
 
 # CompositeExplicitAutograd
 def kernel(x, y, alpha=_default_2):
@@ -88,7 +88,7 @@ def ad_inplace_or_view(_keyset, /, x, y, alpha=_default_2):
         if _result is not x:
             raise _result_error(_result, _fn)
         return _result
-    return _general(_keyset, (x, y, alpha), {})
+    return _general(_keyset, (x, y, *_without_defaults((alpha,), (_default_2,))), {})
 
 # Autograd, apply
 def apply(_kernel, x, y, *_rest):

@@ -38,7 +38,7 @@ def autograd(_keyset, /, x, *, by, flag=_default_2):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x,), {'by': by, 'flag': flag})
+    return _general(_keyset, _current, (x,), _dict(by=by, flag=flag))
 
 # CompositeExplicitAutograd
 def kernel(x, *, by, flag=_default_2):

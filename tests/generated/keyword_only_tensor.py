@@ -39,7 +39,7 @@ def autograd(_keyset, /, x, *, y=_default_1):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x,), {'y': y})
+    return _general(_keyset, _current, (x,), _dict(y=y))
 
 # CompositeExplicitAutograd
 def kernel(x, *, y=_default_1):

@@ -34,11 +34,11 @@ def autograd(___keyset, /, ___from, _____debug__, ___await=___default_2):
         ___apply = ___node.apply
         if ___apply is not None:
             try:
-                return ___apply(___current.direct, ___from, _____debug__, ___await)
+                return ___apply(___current.direct, ___from, _____debug__, *___without_defaults((___await,), (___default_2,)))
             except ___errors as ___error:
                 ___node.explain(___error)
                 raise
-    return ___general(___keyset, ___current, (___from, _____debug__, ___await), {})
+    return ___general(___keyset, ___current, (___from, _____debug__, *___without_defaults((___await,), (___default_2,))), {})
 
 # CompositeExplicitAutograd
 def kernel(___from, _____debug__, ___await=___default_2):

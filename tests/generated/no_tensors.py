@@ -28,7 +28,7 @@ def autograd(_keyset, /, size, *, device):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (size,), {'device': device})
+    return _general(_keyset, _current, (size,), _dict(device=device))
 
 # CompositeExplicitAutograd
 def kernel(size, *, device):

@@ -35,11 +35,11 @@ def autograd(_keyset, /, x, y, by=_default_2):
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, y, by)
+                return _apply(_current.direct, x, y, *_without_defaults((by,), (_default_2,)))
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, y, by), {})
+    return _general(_keyset, _current, (x, y, *_without_defaults((by,), (_default_2,))), {})
 
 # CompositeExplicitAutograd
 def kernel(x, y, by=_default_2):

@@ -23,7 +23,7 @@ def autograd(_keyset, /, x, *, out):
             if _result is not out:
                 raise _result_error(_result, _fn)
             return _result
-    return _general(_keyset, _current, (x,), {'out': out})
+    return _general(_keyset, _current, (x,), _dict(out=out))
 
 # CompositeExplicitAutograd
 def kernel(x, *, out):
@@ -81,7 +81,7 @@ def ad_inplace_or_view(_keyset, /, x, *, out):
         if _result is not out:
             raise _result_error(_result, _fn)
         return _result
-    return _general(_keyset, (x,), {'out': out})
+    return _general(_keyset, (x,), _dict(out=out))
 
 # Autograd, apply
 def apply(_kernel, x, *, out):

@@ -25,7 +25,7 @@ def autograd(_keyset, /, x, *, u, v):
             if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
                 raise _result_error(_result, _fn)
             return _result
-    return _general(_keyset, _current, (x,), {'u': u, 'v': v})
+    return _general(_keyset, _current, (x,), _dict(u=u, v=v))
 
 # CompositeExplicitAutograd
 def kernel(x, *, u, v):
@@ -87,7 +87,7 @@ def ad_inplace_or_view(_keyset, /, x, *, u, v):
         if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
             raise _result_error(_result, _fn)
         return _result
-    return _general(_keyset, (x,), {'u': u, 'v': v})
+    return _general(_keyset, (x,), _dict(u=u, v=v))
 
 # Autograd, apply
 def apply(_kernel, x, *, u, v):
