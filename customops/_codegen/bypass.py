@@ -19,7 +19,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
-from customops._codegen.function import Shape, Source, as_tuple, fill, variable_name
+from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
@@ -213,11 +213,11 @@ def _emit_test(source: Source, name: str, row: TypeRow, argument: Argument) -> s
 
 
 def _emit_types(source: Source, row: TypeRow, type_: str) -> str:
-    if len(row.unchanged) == 1:
-        source.objects[row.unchanged[0].__name__] = row.unchanged[0]
-        return f"{type_} is ${row.unchanged[0].__name__}"
-    source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
-    return f"{type_} in ${row.schema.lower()}s"
+    if len(row.unchanged) > 2:
+        source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
+        return f"{type_} in ${row.schema.lower()}s"
+    source.objects |= {each.__name__: each for each in row.unchanged}
+    return any_of(f"{type_} is ${each.__name__}" for each in row.unchanged)
 
 
 def _emit_list_test(source: Source, name: str, row: TypeRow) -> str:

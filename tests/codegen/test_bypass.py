@@ -216,6 +216,29 @@ def test_compiled(scale: Any, backend: str) -> None:
     assert torch.allclose(grad, 2 * torch.full((2,), 4.0).cos())
 
 
+@pytest.mark.compile
+def test_compiled_with_other_sizes_and_modes(registry: Registry, ns: str) -> None:
+    def add(x: Tensor, ys: list[Tensor], by: float = 2.0, *, times: int = 1) -> None:
+        for y in ys:
+            x.add_(y, alpha=by * times)
+
+    op = registry.custom_op(f"{ns}::add", add, mutates_args={"x"}, bypass=True)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone()
+        op(x, [y, y], times=2)
+        op(ys=[y], x=x)
+        return x * 2
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager", dynamic=True)
+    for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        for size in (2, 3, 5):
+            x, y = torch.rand(size), torch.rand(size)
+            with context():
+                torch.testing.assert_close(compiled(x, y), (x + 10 * y) * 2)
+                torch.testing.assert_close(program(x, y), (x + 10 * y) * 2)
+
+
 def test_autocast(scale: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert scale(ONE, ONE, 2.0, 1, None).dtype == torch.float32

@@ -6,8 +6,8 @@ def __call__(_self, /, x, y, by):
     if _is_dynamo_compiling():
         return _self._opoverload(x, y, by)
     if (
-        _type(x) in _tensors
-        and (y is None or _type(y) in _tensors)
+        (_type(x) is _Tensor or _type(x) is _Parameter)
+        and (y is None or (_type(y) is _Tensor or _type(y) is _Parameter))
         and (_type(by) is _float or _type(by) is _int and -0x20000000000000 <= by <= 0x20000000000000)
         and not _is_torch_function_mode_enabled()
         and not _profiler._is_profiler_enabled

@@ -6,8 +6,8 @@ def __call__(_self, /, x, y, *, n=_default_2):
     if _is_dynamo_compiling():
         return _self._opoverload(x, y, n=n)
     if (
-        _type(x) in _tensors
-        and _type(y) in _tensors
+        (_type(x) is _Tensor or _type(x) is _Parameter)
+        and (_type(y) is _Tensor or _type(y) is _Parameter)
         and (n is _default_2 or (_type(n) is _int and -0x8000000000000000 <= n <= 0x7FFFFFFFFFFFFFFF or _type(n) is _bool))
         and not _is_torch_function_mode_enabled()
         and not _profiler._is_profiler_enabled
