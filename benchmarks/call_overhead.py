@@ -7,7 +7,7 @@ A case is one statement, timed for each contender with the same kernel function 
     Library     torch.library.Library: define and impl by hand, nothing is checked
     Function    torch.autograd.Function, no op at all; where gradients are timed
 
-    bypass      customops.custom_op(..., bypass=True)
+In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True).
 
 Contenders take turns, so that what disturbs the machine disturbs all of them; a ratio is that of two medians. The
 kernels do next to nothing, on tensors of four elements: what is measured is the way to them and back.
@@ -74,6 +74,24 @@ def with_defaults(x: Tensor, by: float = 1.0, n: int = 2, *, flag: bool = True, 
     return x.mul(by)
 
 
+def served(x: Tensor, y: Tensor) -> None:
+    """As a kernel in another language: nothing of torch is called."""
+
+
+def served_defaults(x: Tensor, y: Tensor, eps: float = 1e-5, n: int = 2, flag: bool = False) -> None: ...
+
+
+def served_lists(xs: list[Tensor], y: Tensor, sizes: list[int], scale: float) -> None: ...
+
+
+def served_several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x.detach(), y.detach()
+
+
+def served_list(xs: list[Tensor], y: Tensor) -> list[Tensor]:
+    return [x.detach() for x in xs]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel, and what the contenders have to be told of it."""
@@ -82,6 +100,8 @@ class Kernel:
     schema: str
     mutates: tuple[str, ...] = ()
     tags: tuple[torch.Tag, ...] = ()
+    #: In rows of what a call costs, not what the kernel or its check does.
+    check: str = "always"
 
 
 PLUS = Kernel(plus, "(Tensor x, Tensor y, float by) -> Tensor")
@@ -93,6 +113,13 @@ ADD_EACH = Kernel(add_each, "(Tensor[] xs, Tensor y) -> Tensor[]")
 WITH_DEFAULTS = Kernel(
     with_defaults, '(Tensor x, float by=1.0, SymInt n=2, *, bool flag=True, str name="name") -> Tensor'
 )
+SERVED = Kernel(served, "(Tensor(a!) x, Tensor y) -> ()", ("x",))
+SERVED_DEFAULTS = Kernel(
+    served_defaults, "(Tensor(a!) x, Tensor y, float eps=1e-05, SymInt n=2, bool flag=False) -> ()", ("x",)
+)
+SERVED_LISTS = Kernel(served_lists, "(Tensor(a!)[] xs, Tensor y, SymInt[] sizes, float scale) -> ()", ("xs",))
+SERVED_SEVERAL = Kernel(served_several, "(Tensor x, Tensor y) -> (Tensor, Tensor)", check="never")
+SERVED_LIST = Kernel(served_list, "(Tensor[] xs, Tensor y) -> Tensor[]", check="never")
 
 
 # Contenders -----------------------------------------------------------------------------------------------------
@@ -101,9 +128,10 @@ WITH_DEFAULTS = Kernel(
 LIBRARIES: list[Library] = []
 
 
-def define_ours(name: str, kernel: Kernel) -> Fn:
-    name = f"{NAMESPACES[OURS]}::{name}"
-    return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, tags=kernel.tags)
+def define_ours(name: str, kernel: Kernel, bypass: bool = False) -> Fn:
+    name = f"{NAMESPACES[OURS]}{'_bypass' * bypass}::{name}"
+    options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass}
+    return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, **options)
 
 
 def define_custom_op(name: str, kernel: Kernel) -> Fn:
@@ -131,9 +159,10 @@ def packets(name: str) -> dict[str, Fn]:
     return {contender: getattr(getattr(torch.ops, namespace), name) for contender, namespace in NAMESPACES.items()}
 
 
-def bypassing(plain: dict[str, Fn]) -> dict[str, Fn]:
-    ours = customops.custom_op("bench_bypass::plus", plus, mutates_args=(), bypass=True)
-    return {**plain, OURS: ours}
+def with_library(kernel: Kernel, bypass: bool) -> dict[str, Fn]:
+    """Ours, and a bare op."""
+    name = f"{kernel.fn.__name__}_{next(NAMES)}"
+    return {OURS: define_ours(name, kernel, bypass), "Library": define_library(name, kernel)}
 
 
 # Gradients ------------------------------------------------------------------------------------------------------
@@ -214,9 +243,11 @@ class Case:
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     calls: int = 200  #: in one round
     then: str = ""  #: appended to the statement where results are compared
+    #: Where tensors are made; None: in `context`.
+    made_in: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
 
     def variables(self, contender: str) -> dict[str, Any]:
-        with self.context():
+        with (self.made_in or self.context)():
             tensors = {name: torch.ones(4) for name in ("y", "out", "grad_out")}
             x = torch.arange(1.0, 5.0, requires_grad=self.requires_grad)
         others = {"grad": torch.autograd.grad, "kernel": PLUS, "names": NAMES}
@@ -236,12 +267,53 @@ class Case:
             torch.testing.assert_close(other, expected, rtol=0, atol=0)
 
 
+#: Forms of a call of an op that writes, as programs that serve models make them.
+FORMS: dict[str, tuple[str, Kernel]] = {
+    "": ("f(x, y)", SERVED),
+    ", by keyword": ("f(x=x, y=y)", SERVED),
+    ", defaults": ("f(x, y)", SERVED_DEFAULTS),
+    ", some by keyword": ("f(x, y, n=3, flag=True)", SERVED_DEFAULTS),
+}
+
+#: What a call is made in, and where its tensors are from.
+WHERE: dict[str, tuple[Fn, Fn]] = {
+    "grad mode": (contextlib.nullcontext, contextlib.nullcontext),
+    "no_grad": (torch.no_grad, contextlib.nullcontext),
+    "inference": (torch.inference_mode, contextlib.nullcontext),
+    "inference, its own": (torch.inference_mode, torch.inference_mode),
+}
+
+
+def serving() -> list[Case]:
+    return [
+        Case(
+            f"{place}{form}{', bypass' * bypass}", statement, with_library(kernel, bypass), False, context, made_in=made
+        )
+        for bypass in (False, True)
+        for place, (context, made) in WHERE.items()
+        for form, (statement, kernel) in FORMS.items()
+    ]
+
+
+def bypassing() -> list[Case]:
+    """Other kinds of arguments and results."""
+    forms = {
+        "one number": ("f(x, y, 2.0)", PLUS),
+        "lists, numbers": ("f([x, y], out, [2, 3], 2)", SERVED_LISTS),
+        "several returns": ("f(x, y)", SERVED_SEVERAL),
+        "returns a list": ("f([x, y], out)", SERVED_LIST),
+    }
+    return [
+        Case(f"{name}, bypass", statement, with_library(kernel, True), False, torch.no_grad)
+        for name, (statement, kernel) in forms.items()
+    ]
+
+
 def cases() -> list[Case]:
     plain, with_gradient = defined(PLUS), differentiable()
     return [
         Case("no gradient", "f(x, y, 2.0)", plain),
         Case("no gradient, torch.ops", "f(x, y, 2.0)", packets("plus")),
-        Case("no gradient, bypass", "f(x, y, 2.0)", bypassing(plain)),
         Case("inference mode", "f(x, y, 2.0)", plain, context=torch.inference_mode),
         Case("forward", "f(x, y, 2.0)", with_gradient, requires_grad=True),
         Case("forward and backward", "grad(f(x, y, 2.0), x, grad_out)", with_gradient, requires_grad=True),
@@ -254,6 +326,8 @@ def cases() -> list[Case]:
         Case("10 calls in a graph", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
         Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
+        *serving(),
+        *bypassing(),
     ]
 
 
@@ -309,10 +383,12 @@ def time_case(case: Case, rounds: int) -> Times:
 
 def print_table(all_times: list[Times]) -> None:
     print("processor time in us: median ± half the distance of the quartiles; ratio: customops to the one before it\n")
-    print(f"{'':22}{OURS:>15}" + "".join(f"{rival:>15} ratio" for rival in RIVALS))
+    print(f"{'':36}{OURS:>15}" + "".join(f"{rival:>15} ratio" for rival in RIVALS))
     for times in all_times:
-        rivals = (f"{cell(times, rival)} {times.ratio(rival):5.2f}" for rival in RIVALS if rival in times.rounds)
-        print(f"{times.case:22}{cell(times, OURS)}{''.join(rivals)}")
+        rivals = (
+            f"{cell(times, rival)} {times.ratio(rival):5.2f}" if rival in times.rounds else " " * 21 for rival in RIVALS
+        )
+        print(f"{times.case:36}{cell(times, OURS)}{''.join(rivals)}")
 
 
 def cell(times: Times, contender: str) -> str:
@@ -323,7 +399,7 @@ def plot(all_times: list[Times], file: Path) -> None:
     """Bars: what each rival costs, in costs of customops."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (the rest does without it)
 
-    timed = [times for times in all_times if not times.case.startswith("defining")]
+    timed = [times for times in all_times if not times.case.startswith("defining") and "custom_op" in times.rounds]
     figure = Figure(figsize=(8, 0.55 * len(timed) + 1), layout="constrained")
     axes = figure.subplots()
     for i, rival in enumerate(("Library", "Function", "custom_op")):

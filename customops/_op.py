@@ -11,6 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
+from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch import fingerprint
@@ -129,6 +130,9 @@ class CustomOpDef(Register[P, R]):
             def autograd(_keyset, /, x): ...
         """
         texts: dict[str, str] = {}
+        problem = bypass.obstacle(self.schema) if self._definition.spec.bypass else None
+        if problem is not None:
+            texts["bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
         if type(self) is not CustomOpDef:
             texts["A call of the object"] = source_of(type(self).__call__)
         for key, kernel in self._definition.newest_kernels().items():

@@ -109,7 +109,7 @@ class Registry:
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
-            bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
+            bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 

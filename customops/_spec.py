@@ -102,8 +102,6 @@ def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
     if not isinstance(spec.bypass, bool):
         raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
-    if spec.bypass:
-        bypass.refuse(spec.schema, spec.qualname)
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:
@@ -171,12 +169,12 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
 def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
     """The class of an op's object; of one op, if its ``__call__`` is generated for it."""
     cls: type[CustomOpDef[Any, Any]] = CustomOpDef
-    if spec.bypass:
+    if spec.bypass and bypass.obstacle(spec.schema) is None:
         call = bypass.call(spec.schema, spec.tags, spec.qualname, spec.check)
         cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
     if spec.signature is not None:
         lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-        cls = _calling(cls, lowering.call(cls.__call__ if spec.bypass else None), _lowering=lowering)
+        cls = _calling(cls, lowering.call(cls.__call__ if cls is not CustomOpDef else None), _lowering=lowering)
     return cls
 
 

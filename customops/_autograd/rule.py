@@ -131,7 +131,7 @@ class AutogradRule:
             str(definition.name),
             definition.when,
             definition.differentiable.differentiable_args(definition.schema),
-            definition.fast_path.at_autograd,
+            definition.fast_path.by_keyset,
             self._make,
         )
         return definition.impl(trampoline, "Autograd", with_keyset=True, own_library=own_library)
@@ -303,7 +303,7 @@ def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs
 def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
-    schema, direct = definition.schema, definition.fast_path.at_autograd
+    schema, direct = definition.schema, definition.fast_path.by_keyset
     is_out, calls_directly = torch.Tag.out in definition.tags, is_direct(schema)
     any_requires_grad = autograd.any_requires_grad(schema)
     mutated = mutated_results(schema, definition.tags)

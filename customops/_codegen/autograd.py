@@ -12,7 +12,6 @@ from customops import _compat
 from customops._codegen.function import (
     Shape,
     Source,
-    always_passed,
     any_of,
     as_tuple,
     compile_on_first_call,
@@ -20,7 +19,7 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
@@ -30,15 +29,19 @@ AUTOGRAD = """\
 def autograd($keyset, /, {arguments}):
     $current = $fast_path.get($keyset.raw_repr())
     if $current is not None and $forward_ad._current_level < 0:
+        $records = $is_grad_enabled()
         if not {requires_grad}:
+            {defaults}
             {kernel_call}
         {node_call}
+    {leave_out}
     return $general($keyset, $current, {args}, {kwargs})
 """
 
 NODE_CALL = """\
 $apply = $node.apply
 if $apply is not None:
+    {leave_out}
     try:
         return $apply($current.direct, {arguments})
     except $errors as $error:
@@ -99,49 +102,38 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: boo
     schema = shape.schema
     source = Source("autograd", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
-    positional = [variable_name(argument) for argument in schema.positional[: always_passed(schema)]]
-    is_whole = len(positional) == len(schema.positional)
-    positional += [] if is_whole else ["*$rest"]
-    named = [variable_name(argument) for argument in schema.keyword_only]
-    passed = [*positional, *(f"{name}={name}" for name in named)]
     parameters = emit_parameters(source)
-    defaults = emit_defaults(source)
-    if not is_whole:  # some may be left out: the kernel's function knows the defaults
-        passed = parameters = [*positional, "**$named"] if named else positional
+    leave_out, positional, named = emit_passing(source)
+    passed = [*positional, *named]
     source.template = fill(
         AUTOGRAD,
         arguments=parameters,
         requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
-        kernel_call=_emit_kernel_call(source, passed, inline=is_whole and not defaults),
-        node_call=fill(NODE_CALL, arguments=passed) if has_node else "",
+        defaults=emit_defaults(source),
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, records="$records"),
+        node_call=fill(NODE_CALL, leave_out=leave_out, arguments=passed) if has_node else "",
+        leave_out=leave_out,
         args=as_tuple(positional),
-        kwargs=f"{{{', '.join(f'{name!r}: {name}' for name in named)}}}" if is_whole else "$named" if named else "{}",
+        kwargs=as_dict(named),
     )
     return source
 
 
-def _emit_kernel_call(source: Source, passed: list[str], *, inline: bool) -> str:
-    if inline:
-        return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
-    return f"return $current.direct({', '.join(passed)})\n"
+def as_dict(named: list[str]) -> str:
+    """A dict of what is passed by keyword."""
+    return f"$dict({', '.join(named)})" if named else "{}"
 
 
 def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
     """An expression for: is anything to be differentiated?"""
     schema = source.schema
-    known = [a for a in schema.positional[: always_passed(schema)] if a in differentiable_args]
-    others = [a for a in differentiable_args if a not in known]
     if not differentiable_args:
         return "False"
-    if not others and len(known) <= 3 and all(a.is_tensor for a in known):
-        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in known)
-        return f"({each} and $is_grad_enabled())"
+    if len(differentiable_args) <= 3 and all(argument.is_tensor for argument in differentiable_args):
+        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in differentiable_args)
+        return f"($records and {each})"
     source.objects["any_requires_grad"] = any_requires_grad(schema)
-    items = [variable_name(a) for a in known]
-    items += ["*$rest"] if any(not a.kwarg_only for a in others) else []
-    named = [variable_name(a) for a in others if a.kwarg_only]
-    items += named if always_passed(schema) == len(schema.positional) else ["**$named"] if named else []
-    return f"($any_requires_grad({', '.join(items)}) and $is_grad_enabled())"
+    return f"($records and $any_requires_grad({', '.join(map(variable_name, differentiable_args))}))"
 
 
 def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:

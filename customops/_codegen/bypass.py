@@ -1,13 +1,18 @@
 """``bypass=True``: a call of the op's object runs the kernel without the dispatcher, where that cannot be told apart.
 
 The dispatcher's work is to find out that there is nothing to do but to call the kernel. For tensors that are plain, in
-a thread where nothing is active, that can be found out at a fraction of the price. What is given up is the profiler's
-entry for the op. Whatever is not certain goes to the dispatcher, and so do calls through ``torch.ops``.
+a thread where nothing is active, that can be found out at a fraction of the price: by one look at all tensors and the
+state of the thread, whether the call is of a kind for which it was found out before. Whatever is not certain goes to
+the dispatcher, and so do calls through ``torch.ops``, and those that a profiler is to see.
 """
 
 from __future__ import annotations
 
 import functools
+import keyword
+import math
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,75 +20,92 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
-from customops._codegen.kernel import emit_kernel_call
-from customops._dispatch.fill_defaults import is_altered
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
-from customops._schema.types import ROWS, TypeRow
-from customops.errors import UnsupportedError
+from customops._schema.types import ROWS, TypeRow, item_type
 
 CALL = """\
-def __call__($self, /, *$args, **$kwargs):
+def __call__({parameters}):
     if $is_dynamo_compiling():
-        return $self._opoverload(*$args, **$kwargs)
-    $op = $self._definition
-    if not $kwargs and $len($args) == {count}:
-        {names} = $args
-        if (
-            {arrive_unchanged}
-            and not $is_torch_function_mode_enabled()
-            and not ({requires_grad} and $is_grad_enabled())
-            and $forward_ad._current_level < 0
-            {counts_versions}
-        ):
-            $keys = $keys_of({first})
-            $where = $keys.raw_repr(), $included_keys().raw_repr()
-            $current = $op.fast_path.of_tensors.get($where)
-            if $current is not None{same_keys}:
-                {kernel_call}
-            if $current is None and $where not in $op.fast_path.of_tensors:
-                $op.find_fast_path_of($keys, $included_keys())  # for the next call
+        return $self._opoverload({arguments})
+    if (
+        {arrive_as_they_are}
+        and not $is_torch_function_mode_enabled()
+        and not $profiler._is_profiler_enabled
+        and $forward_ad._current_level < 0
+        and not $transforms_active()
+        and not ({any_nested})
+    ):
+        {gather}
+        $records = $is_grad_enabled()
+        for $looks_same, $count, $needs_grad, $current in $self._definition.fast_path.recent:
+            if {looks_same}:
+                break
+        else:
+            $current = $self._definition.find_past_dispatcher({tensors})
+        if $current is not None:
+            {defaults}
+            {conversions}
+            {kernel_call}
+    {leave_out}
     try:
-        return $self._entry(*$args, **$kwargs)
+        return $self._entry({passed})
     except $RuntimeError as $error:
-        $op.explain($error)
+        $self._definition.explain($error)
         raise
+"""
+
+CONVERT = """\
+if {condition}:
+    {name} = ${type}({name})
+"""
+
+#: A kernel has lists to itself.
+COPY = """\
+{name} = $list({name})
+"""
+
+COPY_IF_GIVEN = """\
+if {name} is not None:
+    {name} = $list({name})
 """
 
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
-    "counting": _compat.dispatch.DispatchKey.ADInplaceOrView,
     "forward_ad": _compat.autograd.forward_ad,
-    "included_keys": _compat.dispatch.included_keys,
     "is_dynamo_compiling": is_dynamo_compiling,
-    "is_excluded": _compat.dispatch.is_excluded,
-    "is_grad_enabled": torch.is_grad_enabled,
+    "is_nested": operator.attrgetter("is_nested"),
     "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
-    "keys_of": _compat.dispatch.keys_of,
+    "lists": frozenset({list, tuple, torch.Size}),
+    "profiler": _compat.dispatch.profiler,
+    "sign": math.copysign,
+    "transforms_active": _compat.dispatch.transforms_active,
 }
 
 
-def refuse(schema: Schema, op: str) -> None:
-    """Raise for an op that cannot be called without the dispatcher."""
-    problem = None
-    if schema.is_view or any(ret.type != "Tensor" for ret in schema.returns):
-        problem = "it returns something else than new tensors or what it writes to"
-    if not any(argument.type == "Tensor" for argument in schema.positional):
-        problem = "no argument is always a Tensor, to tell the device by"
+def obstacle(schema: Schema) -> str | None:
+    """Why no call of an op can do without the dispatcher; None if some can."""
+    if schema.is_view:
+        return "it returns a view, which torch makes one of its base"
+    returns = {ret.type for ret in schema.returns}
+    if returns - {"Tensor"} and [ret.type for ret in schema.returns] != ["Tensor[]"]:
+        return f"it returns a {min(returns - {'Tensor'})}, which the dispatcher converts"
+    if not schema.takes_tensors:
+        return "no argument is a tensor, to tell the device by"
     for argument in schema.arguments:
-        if _row(argument) is None:
-            problem = f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
-        elif argument.kwarg_only and (argument.holds_tensors or not argument.has_default):
-            problem = f"the argument {argument.name!r} is always passed by keyword"
-    if problem is not None:
-        raise UnsupportedError(
-            f"the op cannot bypass the dispatcher: {problem}", op=op, got=str(schema), fix="leave bypass=True out"
-        )
+        if keyword.iskeyword(argument.name):
+            return f"the argument {argument.name!r} has the name of a keyword of Python"
+        if _row(argument) is None and not argument.type.endswith("?"):
+            return f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
+    return None
 
 
 def call(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy) -> Any:
     """The ``__call__`` of an op's object."""
-    return _source(Shape.of(schema, tags, when)).build(op)
+    function: Any = _source(Shape.of(schema, tags, when)).build(op)
+    function.__qualname__ = op  # for Python's errors about missing arguments, and others that there are not
+    return function
 
 
 @functools.lru_cache(maxsize=512)
@@ -96,63 +118,122 @@ def _source(shape: Shape) -> Source:
     schema = shape.schema
     source = Source("__call__", schema, shape.tags, shape.when)
     source.objects |= _OBJECTS
-    names = [variable_name(argument) for argument in schema.positional]
-    tensors = sorted((a for a in schema.positional if a.holds_tensors), key=lambda argument: argument.type != "Tensor")
-    first, *others = tensors  # the first one is there in each call
+    holders = [argument for argument in schema.arguments if argument.holds_tensors]
+    gather, tensors, looks_same = _emit_look(holders)
+    parameters = emit_parameters(source)
+    leave_out, positional, named = emit_passing(source)
+    in_order = [*schema.positional, *schema.keyword_only]
     source.template = fill(
         CALL,
-        count=str(len(names)),
-        names=as_tuple(names)[1:-1],
-        arrive_unchanged="\nand ".join(_emit_arrives_unchanged(source, argument) for argument in schema.positional),
-        requires_grad=any_of(map(_emit_requires_grad, tensors)),
-        # Inside __torch_dispatch__ versions are not counted.
-        counts_versions="and not $is_excluded($counting)" if schema.mutated else "",
-        first=variable_name(first),
-        same_keys="".join(f" and {_emit_same_keys(argument)}" for argument in others),
-        kernel_call=_emit_kernel_call(source, names),
+        parameters=["$self", "/", *parameters],
+        arguments=_by_name(schema.positional, schema.keyword_only),
+        arrive_as_they_are="\nand ".join(_emit_arrives(source, i, argument) for i, argument in enumerate(in_order)),
+        any_nested=" or ".join(map(_emit_nested, holders)),
+        gather=gather,
+        looks_same=looks_same,
+        tensors=tensors,
+        defaults=emit_defaults(source),
+        conversions="".join(map(_emit_conversion, schema.arguments)),
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True, records="$records"),
+        leave_out=leave_out,
+        passed=[*positional, *named],
     )
     return source
 
 
-def _emit_kernel_call(source: Source, names: list[str]) -> str:
-    if source.schema.keyword_only:  # left out: the kernel's function knows the defaults
-        return f"return $current.direct({', '.join(names)})\n"
-    return emit_kernel_call(source, bump=bool(source.schema.mutated), direct=True)
+def _by_name(positional: Iterable[Argument], named: Iterable[Argument]) -> list[str]:
+    return [*map(variable_name, positional), *(f"{variable_name(a)}={variable_name(a)}" for a in named)]
+
+
+# The look -------------------------------------------------------------------------------------------------------
+
+
+def _emit_look(holders: list[Argument]) -> tuple[str, str, str]:
+    """Lines that gather the tensors of a call, an expression for them, and one for: is it of this kind?"""
+    if all(argument.type == "Tensor" for argument in holders):
+        names = [variable_name(argument) for argument in holders]
+        return (
+            "",
+            as_tuple(names),
+            f"$count == {len(names)} and not ($needs_grad and $records) and $looks_same({', '.join(names)})",
+        )
+    gather = f"$all_tensors = {as_tuple(map(_emit_items, holders))}\n"
+    is_like = "$count == $len($all_tensors) and not ($needs_grad and $records) and $looks_same(*$all_tensors)"
+    return gather, "$all_tensors", is_like
+
+
+def _emit_items(argument: Argument) -> str:
+    name = variable_name(argument)
+    if argument.is_tensor_list:
+        return f"*({name} or ())" if argument.type.endswith("?") else f"*{name}"
+    return f"*(() if {name} is None else ({name},))" if argument.type.endswith("?") else name
+
+
+def _emit_nested(argument: Argument) -> str:
+    """The expression for: is a tensor nested? Those cannot be looked at."""
+    name = variable_name(argument)
+    nested = f"True in $map($is_nested, {name})" if argument.is_tensor_list else f"{name}.is_nested"
+    return f"({name} is not None and {nested})" if argument.type.endswith("?") else nested
+
+
+# Values ---------------------------------------------------------------------------------------------------------
 
 
 def _row(argument: Argument) -> TypeRow | None:
-    """The row of an argument of which some values reach a kernel as they are."""
-    row = ROWS.get(argument.type.removesuffix("?"))
-    return row if row is not None and row.unchanged else None
+    """The row of an argument, or of its items, of which some values reach a kernel as they are, or as we make them."""
+    type_ = argument.type.removesuffix("?")
+    item = item_type(type_)
+    row = ROWS.get(type_ if item is None else item.removesuffix("?"))
+    usable = row is not None and row.unchanged and (item is None or row.list_unchanged_if is not None)
+    return row if usable else None
 
 
-def _emit_arrives_unchanged(source: Source, argument: Argument) -> str:
-    """The condition under which a value reaches a kernel as it is."""
+def _emit_arrives(source: Source, i: int, argument: Argument) -> str:
+    """The condition under which we know what a kernel is to get of a value."""
     name, row = variable_name(argument), _row(argument)
-    assert row is not None  # see `refuse`
-    if len(row.unchanged) == 1:
-        (type_,) = row.unchanged
-        source.objects[type_.__name__] = type_
-        test = f"$type({name}) is ${type_.__name__}"
-    else:
-        source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
-        test = f"$type({name}) in ${row.schema.lower()}s"
+    ways = [f"{name} is None"] if argument.type.endswith("?") else []
+    if argument.has_default:
+        ways.insert(0, f"{name} is $default_{i}")
+    if row is not None:
+        is_list = item_type(argument.type.removesuffix("?")) is not None
+        ways.append(_emit_list_test(source, name, row) if is_list else _emit_test(source, name, row, argument))
+    return ways[0] if len(ways) == 1 else f"({' or '.join(ways)})"
+
+
+def _emit_test(source: Source, name: str, row: TypeRow, argument: Argument) -> str:
+    tests = [_emit_types(source, row, f"$type({name})")]
     if row.unchanged_if:
-        test = f"{test} and {row.unchanged_if.format(*[name] * row.unchanged_if.count('{}'))}"
-    if is_altered(argument) or (
-        type(argument.default) is float and argument.default == 0
-    ):  # the dispatcher would put the author's default in its place
-        source.objects[f"default_{name}"] = None if argument.default_is_none_in_text else argument.default
-        return f"{test} and {name} != $default_{name}"
-    return f"({name} is None or {test})" if argument.type.endswith("?") else test
+        tests.append(row.unchanged_if.replace("{}", name))
+    if row.converted_if:
+        as_it_is = " and ".join(tests)
+        tests = [f"({as_it_is} or {row.converted_if.replace('{}', name)})"]
+    if type(argument.default) is float and argument.default == 0:  # it takes the place of a zero of the other sign
+        tests.append(f"({name} != 0 or $sign(1, {name}) == {math.copysign(1, argument.default)})")
+    return " and ".join(tests)
 
 
-def _emit_requires_grad(argument: Argument) -> str:
-    name = variable_name(argument)
-    return f"({name} is not None and {name}.requires_grad)" if argument.type.endswith("?") else f"{name}.requires_grad"
+def _emit_types(source: Source, row: TypeRow, type_: str) -> str:
+    if len(row.unchanged) > 2:
+        source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
+        return f"{type_} in ${row.schema.lower()}s"
+    source.objects |= {each.__name__: each for each in row.unchanged}
+    return any_of(f"{type_} is ${each.__name__}" for each in row.unchanged)
 
 
-def _emit_same_keys(argument: Argument) -> str:
-    name = variable_name(argument)
-    test = f"$keys_of({name}) == $keys"
-    return f"({name} is None or {test})" if argument.type.endswith("?") else test
+def _emit_list_test(source: Source, name: str, row: TypeRow) -> str:
+    types = f"{row.schema.lower()}s"
+    source.objects[types] = frozenset(row.unchanged)
+    test = f"$type({name}) in $lists and $set($map($type, {name})) <= ${types}"
+    return f"{test} and {row.list_unchanged_if.replace('{}', name)}" if row.list_unchanged_if else test
+
+
+def _emit_conversion(argument: Argument) -> str:
+    """The lines that make of a value what the dispatcher would."""
+    name, row = variable_name(argument), _row(argument)
+    if row is None:
+        return ""
+    if item_type(argument.type.removesuffix("?")) is not None:
+        return fill(COPY_IF_GIVEN if argument.type.endswith("?") else COPY, name=name)
+    if row.converted is None:
+        return ""
+    return fill(CONVERT, condition=row.converted_if.replace("{}", name), name=name, type=row.converted.__name__)

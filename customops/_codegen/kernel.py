@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from customops import _compat
 from customops._codegen.function import (
     Shape,
     Source,
-    all_of,
     always_passed,
     as_tuple,
     compile_on_first_call,
@@ -22,10 +19,11 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._dispatch.fill_defaults import in_python_form, is_altered
+from customops._codegen.result_checks import emit_checks
+from customops._dispatch.fill_defaults import in_python_form, is_altered, without_defaults
 from customops._dispatch.operator import CurrentKernel
-from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
-from customops._schema.model import Argument, Return, Schema
+from customops._dispatch.results import CheckPolicy, tensors_in
+from customops._schema.model import Argument, Schema
 
 KERNEL = """\
 def kernel({parameters}):
@@ -36,9 +34,14 @@ def kernel({parameters}):
 KERNEL_CALL = """\
 {version_bump}
 $fn = $current.fn
-if {state_differs}:
-    $result = $call_plainly($fn, {arguments})
-elif $is_grad_enabled():
+{call}
+{checks}
+{conversion}
+return $result
+"""
+
+CALL = """\
+if {records}:
     $set_grad_enabled(False)
     try:
         $result = $fn({arguments})
@@ -46,28 +49,23 @@ elif $is_grad_enabled():
         $set_grad_enabled(True)
 else:
     $result = $fn({arguments})
-{checks}
-{conversion}
-return $result
 """
+
+CALL_IN_ANY_STATE = """\
+if {state_differs}:
+    $result = $call_plainly($fn, {arguments})
+el"""
 
 #: What the templates of this module refer to.
 _OBJECTS: dict[str, Any] = {
-    "Tensor": Tensor,
-    "any_alias": _compat.memory.any_alias,
     "autocast_is_on": _compat.kernel_state.autocast_is_on,
     "conjugate": _compat.dispatch.DispatchKey.Conjugate,
     "increment_version": _compat.autograd.increment_version,
     "is_excluded": _compat.dispatch.is_excluded,
     "is_grad_enabled": torch.is_grad_enabled,
-    "is_own": torch.UntypedStorage.resizable,
     "sequences": (list, tuple),
     "set_grad_enabled": _compat.kernel_state.set_grad_enabled,
-    "share_memory": _compat.memory.outputs_share_memory,
-    "storage": Tensor.untyped_storage,
-    "tensor_types": {Tensor, torch.nn.Parameter},
     "tensors_in": tensors_in,
-    "uses": _compat.memory.storage_uses,
 }
 
 
@@ -108,12 +106,17 @@ def _source(shape: Shape, *, bump: bool) -> Source:
     return source
 
 
-def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
+def emit_kernel_call(
+    source: Source, *, bump: bool, direct: bool, alone: bool = False, records: str = "$is_grad_enabled()"
+) -> str:
     """The lines from the call of the ``$current`` kernel to the return.
+
+    `records`: is gradient mode on?
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
-    mode and in the first call of compiled code, never in a `direct` call.
+    mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
+    around it, which would convert what is returned, and was looked at: autocast is off.
     """
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.
@@ -121,14 +124,14 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
     positional = [variable_name(argument) for argument in schema.positional]
     named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
     source.objects |= _OBJECTS | {"call_plainly": _call_plainly(schema)}
+    state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
+    call = CALL if alone else CALL_IN_ANY_STATE + CALL
     return fill(
         KERNEL_CALL,
         version_bump=_emit_version_bump(schema) if bump else "",
-        state_differs="$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)",
-        arguments=[*positional, *named],
-        checks=_emit_checks(source),
-        # As the dispatcher would; the checks do, too.
-        conversion=TO_TUPLE if source.when != "always" and len(schema.returns) > 1 else "",
+        call=fill(call, state_differs=state_differs, records=records, arguments=[*positional, *named]),
+        checks=emit_checks(source),
+        conversion=_emit_conversion(source, alone),
     )
 
 
@@ -136,6 +139,18 @@ TO_TUPLE = """\
 if $type($result) is not $tuple and $isinstance($result, $sequences):
     $result = $tuple($result)
 """
+
+TO_LIST = """\
+$result = $list($result)
+"""
+
+
+def _emit_conversion(source: Source, alone: bool) -> str:
+    """The lines that make of a result what the dispatcher would."""
+    returns = source.schema.returns
+    if len(returns) > 1:
+        return TO_TUPLE if source.when != "always" else ""  # the checks do, too
+    return TO_LIST if alone and returns and returns[0].type.endswith("]") else ""
 
 
 def _call_plainly(schema: Schema) -> Callable[..., Any]:
@@ -155,16 +170,54 @@ def _in_order(schema: Schema) -> tuple[Argument, ...]:
 def emit_parameters(source: Source) -> list[str]:
     """Parameters for all arguments, with the defaults that a call may leave out."""
     schema, parameters = source.schema, []
-    required = always_passed(schema)
     for i, argument in enumerate(_in_order(schema)):
         if argument.kwarg_only and i == len(schema.positional):
             parameters.append("*")
-        parameter = variable_name(argument)
         if argument.has_default:
             source.objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
-            parameter += f"=$default_{i}" if argument.kwarg_only or i >= required else ""
-        parameters.append(parameter)
+        default = f"=$default_{i}" if may_be_left_out(schema, i) else ""
+        parameters.append(variable_name(argument) + default)
     return parameters
+
+
+def may_be_left_out(schema: Schema, i: int) -> bool:
+    """May a call leave out the argument that is the i-th of `_in_order`?"""
+    argument = _in_order(schema)[i]
+    return argument.has_default and (argument.kwarg_only or i >= always_passed(schema))
+
+
+#: Passing a keyword costs more than finding that it is at its default.
+LEAVE_OUT = """\
+if {name} is not {default}:
+    $named[{key!r}] = {name}
+"""
+
+
+def emit_passing(source: Source) -> tuple[str, list[str], list[str]]:
+    """How a function with the parameters of `emit_parameters` passes on what it was given: what was left out stays so.
+
+    Lines that come before, what is passed by position, and what by keyword.
+    """
+    schema = source.schema
+    source.objects["without_defaults"] = without_defaults
+    count = sum(not may_be_left_out(schema, i) for i in range(len(schema.positional)))
+    positional = [variable_name(argument) for argument in schema.positional]
+    named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
+    if count == len(positional):
+        return "", positional, named
+    defaults = [f"$default_{i}" for i in range(count, len(positional))]
+    rest = f"*$without_defaults({as_tuple(positional[count:])}, {as_tuple(defaults)})"
+    lines = ""
+    for i, argument in enumerate(schema.keyword_only, len(positional)):
+        if argument.has_default:
+            name = variable_name(argument)
+            lines += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
+            named.remove(f"{name}={name}")
+    return (
+        f"$named = {{}}\n{lines}" if lines else "",
+        [*positional[:count], rest],
+        [*named, *["**$named"] * bool(lines)],
+    )
 
 
 PYTHON_FORM = """\
@@ -194,154 +247,25 @@ def emit_defaults(source: Source) -> str:
 
 # Versions -------------------------------------------------------------------------------------------------------
 
-BUMP_IF_GIVEN = """\
-if {mutated} is not None:
-    $increment_version(({mutated},))
+BUMP_GIVEN = """\
+if {all_given}:
+    $increment_version({mutated})
+"""
+
+BUMP_SOME = """\
+else:
+    $increment_version($tensors_in({mutated}))
 """
 
 
 def _emit_version_bump(schema: Schema) -> str:
     mutated = as_tuple(map(variable_name, schema.mutated))
-    if [argument.type for argument in schema.mutated] != ["Tensor"]:
+    if {argument.type for argument in schema.mutated} == {"Tensor[]"} and len(schema.mutated) == 1:
+        return f"$increment_version({variable_name(schema.mutated[0])})\n"
+    if not all(argument.is_tensor for argument in schema.mutated):
         return f"$increment_version($tensors_in({mutated}))\n"
-    if may_be_none(schema.mutated[0], schema):
-        return fill(BUMP_IF_GIVEN, mutated=variable_name(schema.mutated[0]))
-    return f"$increment_version({mutated})\n"
-
-
-# Checks ---------------------------------------------------------------------------------------------------------
-
-FIRST_CALL_ONLY = """\
-if $current.unchecked:
-    {checks}
-    $current.unchecked = False
-"""
-
-CHECK_IDENTITY = """\
-if {is_another}:
-    raise $result_error($result, $fn)
-"""
-
-CHECK_STRUCTURE = """\
-if {mismatch}:
-    $result = $structure($result, $fn)
-"""
-
-CHECK_ALIASES = """\
-try:
-    $alias = (
-        {may_alias}
-    )
-except $RuntimeError:
-    $alias = True  # perhaps: a layout without a storage of its own
-if $alias and $share_memory({tensors}, {results}):
-    raise $alias_error($result, $fn, {positional}, {keyword_only})
-"""
-
-
-def _emit_checks(source: Source) -> str:
-    """The lines that raise unless the result has the types of the schema, and aliases only what the schema says."""
-    if source.when == "never":
-        return ""
-    if torch.Tag.inplace in source.tags or torch.Tag.out in source.tags:
-        checks = _emit_identity_check(source)
-    else:
-        checks = _emit_structure_check(source) + _emit_alias_check(source)
-    return fill(FIRST_CALL_ONLY, checks=checks) if source.when == "first" else checks
-
-
-def _emit_identity_check(source: Source) -> str:
-    """The lines that raise unless an in-place or out op returns its mutated arguments."""
-    schema = source.schema
-    if torch.Tag.inplace in source.tags:
-        source.objects_of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
-        return fill(CHECK_IDENTITY, is_another=f"$result is not {variable_name(schema.positional[0])}")
-    source.objects_of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
-    outs = [variable_name(argument) for argument in schema.mutated]
-    is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
-    if len(outs) > 1:
-        is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
-    return fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
-
-
-def _emit_structure_check(source: Source) -> str:
-    """The lines that look closer at a result which is no plain tensor, or list of these, where the schema has one."""
-    source.objects_of_op["structure"] = functools.partial(structure_check, source.schema, role="kernel")
-    returns = source.schema.returns
-    if any(ret.type not in ("Tensor", "Tensor[]") for ret in returns):
-        return "$result = $structure($result, $fn)\n"
-    matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
-    if len(returns) > 1:
-        matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
-    mismatch = f"not {all_of(matches)}" if returns else "$result is not None"
-    return fill(CHECK_STRUCTURE, mismatch=mismatch)
-
-
-def _emit_match(value: str, ret: Return) -> str:
-    """An expression that is True for the usual values of a return."""
-    if ret.type == "Tensor":
-        return f"$isinstance({value}, $Tensor)"
-    return f"($type({value}) is $list and $set($map($type, {value})) <= $tensor_types)"
-
-
-def _items(value: str, returns: Sequence[Any]) -> list[str]:
-    """Expressions for what an op returns: the only one is not in a tuple."""
-    return [value] if len(returns) == 1 else [f"{value}[{i}]" for i in range(len(returns))]
-
-
-def _emit_alias_check(source: Source) -> str:
-    """The lines that raise if a result is memory of an argument or of another result."""
-    schema = source.schema
-    results = {
-        item: ret.type
-        for item, ret in zip(_items("$result", schema.returns), schema.returns, strict=True)
-        if "Tensor" in ret.type
-    }
-    has_one_tensor = not schema.takes_tensors and list(results.values()) == ["Tensor"]
-    if schema.is_view or not results or has_one_tensor:
-        return ""
-    source.objects_of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
-    tensors = [variable_name(argument) for argument in schema.arguments if argument.holds_tensors]
-    has_lists = any(argument.is_tensor_list for argument in schema.arguments) or set(results.values()) != {"Tensor"}
-    named = ", ".join(f"{argument.name!r}: {variable_name(argument)}" for argument in schema.keyword_only)
-    return fill(
-        CHECK_ALIASES,
-        may_alias=_emit_lists_may_alias(tensors, results) if has_lists else _emit_may_alias(tensors, list(results)),
-        tensors=as_tuple(tensors),
-        results=as_tuple(results),
-        positional=as_tuple(map(variable_name, schema.positional)),
-        keyword_only=f"{{{named}}}",
-    )
-
-
-#: Is False, at little cost, for results in memory of their own.
-#:
-#: Memory that others made, as that of a NumPy array, cannot be resized; it may be that of an argument, under another
-#: storage. Memory of torch is new if the tensor is the only one of its storage; the second use is the Python object.
-MAY_ALIAS = """\
-not (
-    {each_is_own}
-)
-{any_is_another}
-"""
-
-#: The same where there are lists of tensors.
-LISTS_MAY_ALIAS = """\
-not $all($map($is_own, $map($storage, {flat})))
-or $any_alias({tensors}, {}, {results})
-"""
-
-
-def _emit_may_alias(tensors: list[str], results: list[str]) -> str:
-    each_is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
-    pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
-    return fill(
-        MAY_ALIAS,
-        each_is_own="\nand ".join(each_is_own),
-        any_is_another=[f"or {one} is {other}" for one, other in pairs],
-    )
-
-
-def _emit_lists_may_alias(tensors: list[str], results: dict[str, str]) -> str:
-    flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
-    return fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
+    optional = [variable_name(argument) for argument in schema.mutated if may_be_none(argument, schema)]
+    if not optional:
+        return f"$increment_version({mutated})\n"
+    bump = fill(BUMP_GIVEN, all_given=" and ".join(f"{name} is not None" for name in optional), mutated=mutated)
+    return bump if len(schema.mutated) == 1 else bump + fill(BUMP_SOME, mutated=mutated)

@@ -76,11 +76,15 @@ is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
 
+#: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
+profiler: Any = torch.autograd.profiler
+
 
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
 
-    Keys that have no part in an op are not in the set: it is what the dispatcher would go through.
+    Keys that have no part in an op are not in the set: it is what the dispatcher would go through. One at
+    ADInplaceOrView has no autograd key: those are left out in inference mode, and below Autograd.
     """
     return _plain_backend(keyset.raw_repr(), writes)
 
@@ -89,31 +93,42 @@ def plain_backend(keyset: Any, *, writes: bool) -> str | None:
 def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
     keyset = DispatchKeySet.from_raw_repr(raw_keyset)
     top = keyset.highestPriorityTypeId().name
-    backend = getattr(DispatchKey, top.removeprefix("Autograd"), None)
-    if not top.startswith("Autograd") or backend is None or top in ("AutogradMeta", "AutogradNestedTensor"):
-        return None
-    plain = key_set(top) | key_set(backend.name)
-    return cast(str, backend.name) if keyset == (plain | key_set("ADInplaceOrView") if writes else plain) else None
+    if top.startswith("Autograd"):
+        backend = top.removeprefix("Autograd")
+        above = key_set(top) | key_set("ADInplaceOrView") if writes else key_set(top)
+    else:
+        above = key_set("ADInplaceOrView")
+        backend = keyset.remove(DispatchKey.ADInplaceOrView).highestPriorityTypeId().name
+    is_plain = is_dense(backend) and keyset == above | key_set(backend)
+    return cast(str, backend) if is_plain else None
 
 
-def plain_tensor(keys: Any, included: Any) -> tuple[str | None, bool]:
-    """The device key of a plain dense tensor, in a thread without modes or transforms, or None.
+def is_dense(backend: str) -> bool:
+    """Is this the key of a device's dense tensors?"""
+    known = hasattr(DispatchKey, backend) and hasattr(DispatchKey, f"Autograd{backend}")
+    return known and backend not in ("Meta", "NestedTensor")
 
-    And whether it counts versions: a tensor of inference mode does not, and is plain in inference mode alone; outside,
-    a kernel for it runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a
-    thread until autocast is on.
+
+def plain_tensors(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The device key of plain dense tensors, in a thread without modes or transforms, or None.
+
+    Tensors of inference mode have no autograd keys. They are plain there, and beside others; alone outside, a kernel
+    for them runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a thread
+    until autocast is on. Inside ``__torch_dispatch__``, and below ADInplaceOrView, no write is counted.
     """
-    quiet = key_set("BackendSelect")
-    if included not in (quiet, quiet | key_set("ADInplaceOrView")):
-        return None, False
+    keys = DispatchKeySet.from_raw_repr(0)
+    for tensor in tensors:
+        keys = keys | keys_of(tensor)
+    quiet, included = key_set("BackendSelect"), included_keys()
+    if included not in (quiet, quiet | key_set("ADInplaceOrView")) or is_excluded(DispatchKey.ADInplaceOrView):
+        return None
     top = keys.highestPriorityTypeId().name
     if top.startswith("Autocast"):
         keys = keys.remove(getattr(DispatchKey, top))
         top = keys.highestPriorityTypeId().name
     if top.startswith("Autograd"):
-        return plain_backend(keys, writes=True), True
-    is_dense = hasattr(DispatchKey, f"Autograd{top}") and top not in ("Meta", "NestedTensor")
-    return top if is_dense and keys == key_set(top) and included == quiet else None, False
+        return plain_backend(keys, writes=True)
+    return top if is_dense(top) and keys == key_set(top) and included == quiet else None
 
 
 def count_kernels(qualname: str) -> dict[str, int]:

@@ -50,6 +50,12 @@ PROBES = (
         torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack""",
     ),
     _probe(
+        "dispatch",
+        "calls of ops with bypass=True are missing in profiles",
+        "torch.autograd.profiler._is_profiler_enabled",
+    ),
+    _probe("guards", "no op can be called without the dispatcher", "torch._C._dynamo.guards.TensorGuards"),
+    _probe(
         "kernel_state",
         "a kernel computes other numbers below a mode, or under autocast",
         """torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set

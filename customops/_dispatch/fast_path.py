@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from customops import _compat
 from customops._dispatch.registrations import lock
@@ -11,18 +14,53 @@ from customops._dispatch.registrations import lock
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
+Kind = tuple[_compat.guards.Look, int, bool, Any]
+
+#: How many kinds of call an op has, and how many of them are looked for in each call.
+_KINDS, _RECENT = 32, 3
+
+
 class FastPath:
-    """Key set, as a number -> the current kernel, or None; the key sets that were not seen yet are missing."""
+    """Which kernel may be called directly. Forgotten with every change of the op's kernels."""
 
     def __init__(self) -> None:
         #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.
         self.tangents_seen = False
-        self.at_autograd: dict[int, Any] = {}
-        self.of_tensors: dict[tuple[int, int], Any] = {}
+        #: Key set at Autograd or ADInplaceOrView, as a number -> the current kernel, or None: use the dispatcher.
+        #: Those that were not seen yet are missing.
+        self.by_keyset: dict[int, Any] = {}
+        #: The same by the key of a device, for what is called past the dispatcher.
+        self.by_device: dict[str | None, Any] = {}
+        #: The kinds of call that go past the dispatcher; first what was looked for last, and was not among the first.
+        self.kinds: list[Kind] = []
+        #: The first of them.
+        self.recent: tuple[Kind, ...] = ()
 
     def clear(self) -> None:
-        self.at_autograd.clear()
-        self.of_tensors.clear()
+        self.by_keyset.clear()
+        self.by_device.clear()
+        self.kinds, self.recent = [], ()
+
+    def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:
+        """The kind of a call with these tensors, which comes first from now on."""
+        for i, kind in enumerate(self.kinds):
+            looks_same, count, *_ = kind
+            if count == len(tensors) and looks_same(*tensors):
+                self.kinds.insert(0, self.kinds.pop(i))
+                self.recent = tuple(self.kinds[:_RECENT])
+                return kind
+        return None
+
+    def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
+        """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
+        looks_same = _compat.guards.look_of(tensors) if len(self.kinds) < _KINDS else None
+        if looks_same is None:
+            return False
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
+        self.kinds.insert(0, (looks_same, len(tensors), needs_grad, current_kernel))
+        self.recent = tuple(self.kinds[:_RECENT])
+        return True
 
 
 #: By the name of the op: objects of several registries may stand for one op.

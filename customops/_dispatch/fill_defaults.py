@@ -43,6 +43,14 @@ def filler(schema: Schema) -> Fill | None:
     return fill
 
 
+def without_defaults(values: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`values` without those at the end that were left out: they are the objects of `defaults`."""
+    count = len(values)
+    while count and values[count - 1] is defaults[count - 1]:
+        count -= 1
+    return values[:count]
+
+
 def is_altered(argument: Argument) -> bool:
     """Does the dispatcher hold the default in another form than the op's author wrote it?"""
     if argument.default_is_none_in_text:

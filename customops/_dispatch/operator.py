@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
@@ -229,25 +230,33 @@ class OperatorHandle:
             self.fast_path.clear()
 
     def find_fast_path(self, keyset: Any) -> Any:
-        """The kernel that may be called directly for a key set at Autograd, or None: use the dispatcher.
+        """The kernel that may be called directly for a key set at Autograd or ADInplaceOrView, or None: redispatch.
 
         That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
             backend = _compat.dispatch.plain_backend(keyset, writes=bool(self.schema.mutated))
-            self.fast_path.at_autograd[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
+            self.fast_path.by_keyset[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
         return found
 
-    def find_fast_path_of(self, keys: Any, included: Any) -> None:
-        """The same for the keys of a tensor and those that are active in a thread. An op with autocast has none."""
+    def find_past_dispatcher(self, tensors: Sequence[Tensor]) -> Any:
+        """The kernel that a call with these tensors may run without the dispatcher, or None."""
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return None
+        if _compat.dispatch.any_dispatch_mode() or _compat.dispatch.transforms_active():
+            return None
+        path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         with lock:
-            backend, counts_versions = _compat.dispatch.plain_tensor(keys, included)
-            above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-            found = self._find_kernel(backend, above)
-            if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
-                found = None
-            self.fast_path.of_tensors[keys.raw_repr(), included.raw_repr()] = found
+            kind = path.kind_of(tensors)
+            if kind is not None:
+                return kind[-1]
+            backend = _compat.dispatch.plain_tensors(tensors)
+            if backend not in path.by_device:
+                above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
+                path.by_device[backend] = self._find_kernel(backend, above)
+            found = path.by_device[backend]
+            return found if found is not None and path.add_kind(tensors, found) else None
 
     def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
         """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""

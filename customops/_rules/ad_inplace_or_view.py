@@ -8,6 +8,7 @@ from typing import Any
 from torch.autograd.graph import increment_version
 
 from customops import _compat
+from customops._codegen.ad_inplace_or_view import ad_inplace_or_view as generate
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import tensors_in
 from customops.errors import UnsupportedError
@@ -43,23 +44,27 @@ def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
 
 
 def _trampoline(operator: OperatorHandle) -> Callable[..., Any]:
+    """Count the write, and call the kernel of the device where it is what comes next, as at Autograd."""
+    return generate(
+        operator.schema,
+        operator.tags,
+        operator.qualname,
+        operator.when,
+        operator.fast_path.by_keyset,
+        _general(operator),
+    )
+
+
+def _general(operator: OperatorHandle) -> Callable[..., Any]:
     """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = operator.overload, _compat.dispatch.after_adinplaceorview
+    known = operator.fast_path.by_keyset
     positions = [i for i, argument in enumerate(operator.schema.positional) if argument.is_mutated]
     names = [argument.name for argument in operator.schema.keyword_only if argument.is_mutated]
-    if [argument.type for argument in operator.schema.mutated] == ["Tensor"] and positions:
-        (only,) = positions
 
-        def bump_one(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return overload.redispatch(keyset & after, *args, **kwargs)
-            finally:
-                if args[only] is not None:  # torch takes None for a Tensor; that is the kernel's business
-                    increment_version(args[only])
-
-        return _compat.dynamo.outside_dynamo(bump_one)
-
-    def bump(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def general(keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if keyset.raw_repr() not in known:
+            operator.find_fast_path(keyset)  # for the next call
         mutated = [args[i] for i in positions if i < len(args)]
         mutated += [kwargs[name] for name in names if name in kwargs]
         try:
@@ -67,4 +72,4 @@ def _trampoline(operator: OperatorHandle) -> Callable[..., Any]:
         finally:
             increment_version(tensors_in(mutated))
 
-    return _compat.dynamo.outside_dynamo(bump)
+    return _compat.dynamo.outside_dynamo(general)

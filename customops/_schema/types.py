@@ -57,8 +57,13 @@ class TypeRow(NamedTuple):
     results: tuple[type, ...] | None = None
     #: The exact types of values of which the dispatcher hands on the same object, or an equal one of the same type.
     unchanged: tuple[type, ...] = ()
-    #: What else must be true of such a value, as Python; ``{}`` stands for the value.
+    #: What else must be true of such a value, as Python; ``{}`` stands for the value, ``$name`` for what is built in.
     unchanged_if: str = ""
+    #: The same for a list of such values. None: the dispatcher is to have the last word on lists.
+    list_unchanged_if: str | None = None
+    #: What is true, as Python, of other values that reach a kernel as `converted` makes them.
+    converted_if: str = ""
+    converted: Callable[[Any], Any] | None = None
 
     #: In a stub, the type of an argument in a call through `torch.ops`.
     stub: str = "Any"
@@ -77,6 +82,7 @@ def _rows() -> Iterable[TypeRow]:
         return_forms=("", "[]"),
         results=(Tensor,),
         unchanged=(Tensor, torch.nn.Parameter),
+        list_unchanged_if="",
         stub="Tensor",
     )
     integer = TypeRow(
@@ -91,6 +97,9 @@ def _rows() -> Iterable[TypeRow]:
         results=(numbers.Integral, SymInt),
         unchanged=(int,),
         unchanged_if="-0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF",
+        list_unchanged_if="(not {} or $min({}) >= -0x8000000000000000 and $max({}) <= 0x7FFFFFFFFFFFFFFF)",
+        converted_if="$type({}) is $bool",
+        converted=int,
         stub="int | SymInt",
         stub_return="int",
     )
@@ -108,6 +117,9 @@ def _rows() -> Iterable[TypeRow]:
         canonical_default=float,
         results=(numbers.Real, SymFloat, SymInt),
         unchanged=(float,),
+        list_unchanged_if="",
+        converted_if="$type({}) is $int and -0x20000000000000 <= {} <= 0x20000000000000",
+        converted=float,
         stub="float",
         repeated=True,
     )
@@ -121,6 +133,7 @@ def _rows() -> Iterable[TypeRow]:
         list_defaults=True,
         results=(bool, SymBool),
         unchanged=(bool,),
+        list_unchanged_if="",
         stub="bool",
     )
     yield TypeRow(
@@ -132,7 +145,8 @@ def _rows() -> Iterable[TypeRow]:
         default_problem=literals.int_problem,
         canonical_default=literals.plain_number,
         results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
-        unchanged=(float,),
+        unchanged=(int, float, bool, complex),
+        unchanged_if="($type({}) is not $int or -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF)",
         stub="int | float | complex",
     )
     yield TypeRow(
@@ -144,6 +158,8 @@ def _rows() -> Iterable[TypeRow]:
         canonical_default=complex,
         results=(numbers.Complex,),
         unchanged=(complex,),
+        converted_if="$type({}) is $float",
+        converted=complex,
         stub="complex",
     )
     yield TypeRow(

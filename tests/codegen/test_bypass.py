@@ -1,9 +1,13 @@
-"""``bypass=True``: nothing but the profiler may tell."""
+"""``bypass=True``: nobody may tell."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import gc
+import math
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -66,7 +70,8 @@ def make(registry: Registry, name: str, **options: Any) -> Any:
 @pytest.fixture
 def scale(registry: Registry, ns: str) -> Any:
     op = make(registry, f"{ns}::scale", bypass=True)
-    op(torch.ones(2), torch.ones(2), 2.0, 1, None)  # the kernel for plain tensors is known from here on
+    op(torch.ones(2), torch.ones(2))  # the kernel for plain tensors is known from here on
+    op(torch.ones(2), torch.ones(2), bias=torch.ones(2))
     return op
 
 
@@ -75,7 +80,7 @@ def plain(registry: Registry, ns: str) -> Any:
     return make(registry, f"{ns}::plain")
 
 
-ONE = torch.ones(2)
+ONE, TWO = torch.ones(2), torch.full((2,), 2.0)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,11 @@ class Plain(Tensor):
     pass
 
 
+def in_thread(call: Callable[[], Any]) -> Any:
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
 def leaf() -> Tensor:
     return torch.ones(2, requires_grad=True)
 
@@ -111,14 +121,12 @@ def leaf() -> Tensor:
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
-        ((ONE, ONE), {}),  # defaults
-        ((ONE, ONE, 2.0, 1), {"bias": None}),
+        ((ONE, TWO), {}),  # nothing special, to compare with
+        ((ONE,), {"y": TWO, "bias": ONE, "n": 3}),
         ((leaf(), ONE, 2.0, 1, None), {}),
         ((ONE, ONE, 2.0, 1, leaf()), {}),
         ((leaf() * 2, ONE, 2.0, 1, None), {}),
-        ((ONE, ONE, 2, 1, None), {}),  # an int for a float
         ((ONE, ONE, True, 1, None), {}),
-        ((ONE, ONE, 2.0, True, None), {}),
         ((ONE, ONE.as_subclass(Plain), 2.0, 1, None), {}),
         ((torch.ones(2, dtype=torch.complex64).conj(), ONE, 2.0, 1, None), {}),
         ((torch.ones(2, dtype=torch.complex64).conj().imag, ONE, 2.0, 1, None), {}),
@@ -150,7 +158,6 @@ def test_what_takes_the_dispatcher(scale: Any, plain: Any, args: Any, kwargs: An
     [
         ("x", ONE, 2.0, 1, None),
         (ONE, None, 2.0, 1, None),
-        (ONE,),
         (ONE, ONE, "2", 1, None),
         (ONE, ONE, 2.0, 2**63, None),
     ],
@@ -160,6 +167,13 @@ def test_wrong_calls(scale: Any, plain: Any, args: Any) -> None:
         plain(*args)
     with pytest.raises(theirs.type):
         scale(*args)
+
+
+def test_arguments_that_there_are_not(scale: Any, ns: str) -> None:
+    with pytest.raises(TypeError, match=rf"{ns}::scale\(\) missing 1 required positional argument: 'y'"):
+        scale(ONE)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        scale(ONE, ONE, z=1)
 
 
 def test_modes_see_it(scale: Any, plain: Any) -> None:
@@ -202,6 +216,29 @@ def test_compiled(scale: Any, backend: str) -> None:
     assert torch.allclose(grad, 2 * torch.full((2,), 4.0).cos())
 
 
+@pytest.mark.compile
+def test_compiled_with_other_sizes_and_modes(registry: Registry, ns: str) -> None:
+    def add(x: Tensor, ys: list[Tensor], by: float = 2.0, *, times: int = 1) -> None:
+        for y in ys:
+            x.add_(y, alpha=by * times)
+
+    op = registry.custom_op(f"{ns}::add", add, mutates_args={"x"}, bypass=True)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone()
+        op(x, [y, y], times=2)
+        op(ys=[y], x=x)
+        return x * 2
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager", dynamic=True)
+    for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        for size in (2, 3, 5):
+            x, y = torch.rand(size), torch.rand(size)
+            with context():
+                torch.testing.assert_close(compiled(x, y), (x + 10 * y) * 2)
+                torch.testing.assert_close(program(x, y), (x + 10 * y) * 2)
+
+
 def test_autocast(scale: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert scale(ONE, ONE, 2.0, 1, None).dtype == torch.float32
@@ -236,13 +273,20 @@ def test_registrations_count_at_once(registry: Registry, scale: Any, ns: str) ->
         scale(*call)
 
 
-def test_the_profiler_is_what_is_given_up(scale: Any, plain: Any, ns: str) -> None:
-    names = []
-    for op in (scale, plain):
-        with torch.profiler.profile() as profile:
-            op(ONE, ONE, 2.0, 1, None)
-        names.append({event.name for event in profile.events() if event.name.startswith(ns)})
-    assert names == [set(), {f"{ns}::plain"}]
+@pytest.mark.parametrize("use_kineto", [False, True])
+def test_profilers_see_it(scale: Any, ns: str, use_kineto: bool) -> None:
+    for _ in range(2):
+        with torch.autograd.profiler.profile(use_kineto=use_kineto) as profile:
+            scale(ONE, TWO)
+        names = [event.name for event in profile.function_events if event.name.startswith(ns)]
+        assert names == [f"{ns}::scale"]
+        assert Frames(scale)(ONE, TWO) == 0
+
+
+def test_profilers_of_other_threads_see_it(scale: Any) -> None:
+    with torch.profiler.profile():
+        assert in_thread(lambda: Frames(scale)(ONE, TWO)) > 0
+    assert in_thread(lambda: Frames(scale)(ONE, TWO)) == 0
 
 
 def test_results_are_checked(registry: Registry, ns: str) -> None:
@@ -313,22 +357,236 @@ def test_inplace(registry: Registry, ns: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "problem"),
+    ("schema", "kernel", "args", "problem"),
     [
-        ("(Tensor[] xs) -> Tensor", "'xs' is a Tensor"),
-        ("(Tensor x, int[] n) -> Tensor", "'n' is a int"),
-        ("(Tensor x, *, int n) -> Tensor", "'n' is always passed by keyword"),
-        ("(Tensor? x) -> Tensor", "always a Tensor"),
-        ("(int n) -> Tensor", "always a Tensor"),
-        ("(Tensor x) -> int", "something else"),
-        ("(Tensor x) -> Tensor[]", "something else"),
-        ("(Tensor(a) x) -> Tensor(a)", "something else"),
+        ("(int n) -> Tensor", torch.ones, (2,), "no argument is a tensor"),
+        ("(Tensor x) -> int", len, (ONE,), "it returns a int, which the dispatcher converts"),
+        ("(Tensor x) -> (Tensor, int)", lambda x: (x + 1, 2), (ONE,), "it returns a int"),
+        ("(Tensor(a) x) -> Tensor(a)", lambda x: x[:1], (ONE,), "it returns a view"),
+        ("(Tensor x, ScalarType[] n) -> Tensor", lambda x, n: x.to(n[0]), (ONE, [torch.half]), "'n' is a ScalarType"),
+        ("(Tensor x, Generator g) -> Tensor", lambda x, g: x * 2, (ONE, torch.default_generator), "'g' is a Generator"),
+        (
+            "(Tensor x, int from) -> Tensor",
+            lambda x, start: x[start:] * 1,
+            (ONE, 1),
+            "'from' has the name of a keyword",
+        ),
     ],
 )
-def test_ops_that_cannot(registry: Registry, ns: str, schema: str, problem: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"cannot bypass the dispatcher: .*{problem}"):
-        registry.custom_op(f"{ns}::f", lambda *args, **kwargs: 1, mutates_args=(), schema=schema, bypass=True)
-    assert not hasattr(getattr(torch.ops, ns), "f")
+def test_ops_of_which_no_call_can(
+    registry: Registry, ns: str, schema: str, kernel: Any, args: Any, problem: str
+) -> None:
+    op = registry.custom_op(f"{ns}::f", kernel, mutates_args=(), schema=schema, bypass=True)
+    plain = registry.custom_op(f"{ns}::g", kernel, mutates_args=(), schema=schema)
+    assert problem in op.explain_call()
+    assert "# bypass=True\n# Calls take the dispatcher: " in op.explain_call()
+    assert "bypass=True" not in plain.explain_call()
+    for _ in range(2):
+        torch.testing.assert_close(op(*args), plain(*args))
+
+
+SEEN: list[Any] = []
+
+
+def see(*values: Any, **named: Any) -> None:
+    SEEN.append((values, named))
+    for value in (*values, *named.values()):
+        if type(value) is list:
+            value.append(0)  # it is the kernel's own
+
+
+#: Types of arguments, with values that go past the dispatcher, and others that do not.
+VALUES: dict[str, tuple[list[Any], list[Any]]] = {
+    "int n": ([1, -(2**63), 2**63 - 1, True], [2**63, 1.5, "1", None]),
+    "SymInt n": ([1, True, 2**63 - 1], [2**63, 1.5]),
+    "float n": ([1.5, 2, 2**53, math.inf, -0.0], [True, 2**53 + 1, "1", None]),
+    "float n=0.0": ([1.5, 0.0, 0, 2], [-0.0]),
+    "float n=-0.0": ([1.5, -0.0], [0.0, 0]),
+    "float? n=None": ([1.5, None, 3], [True]),
+    "Scalar n": ([1, 1.5, True, 2j, 2**63 - 1], [2**63, "1"]),
+    "bool n": ([True, False], [1, 0.0]),
+    "complex n": ([1j, 1.5], [2, True]),
+    "str n": (["a", ""], ["ä", None]),
+    "int[] n": ([[], [1, 2], (3,), torch.Size([4, 5])], [[True], [2**63], [-(2**63) - 1], 7, [1.5]]),
+    "int[2] n": ([[1, 2], [1]], [5]),
+    "SymInt[] n": ([[], (1, 2)], [[True]]),
+    "float[] n": ([[1.5], ()], [[1], 1.5]),
+    "bool[]? n": ([[True], None], [[1]]),
+    "int[] n=[1, 2]": ([[1, 2], [3]], []),
+    "Generator? n=None": ([None], []),
+    "ScalarType n": ([torch.half], [6]),
+    "Device n": ([torch.device("cpu")], ["cpu"]),
+}
+
+
+@pytest.mark.parametrize("argument", VALUES)
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_values_are_as_through_the_dispatcher(registry: Registry, ns: str, argument: str, by_keyword: bool) -> None:
+    options = {"mutates_args": (), "schema": f"(Tensor x, {'*, ' * by_keyword}{argument}) -> ()"}
+    kernel: Any = (lambda x, *, n: see(x, n=n)) if by_keyword else (lambda x, n: see(x, n))
+    op = registry.custom_op(f"{ns}::f", kernel, **options, bypass=True)
+    plain = registry.custom_op(f"{ns}::g", kernel, **options)
+    with torch.no_grad():
+        op._definition.find_past_dispatcher((ONE,))
+    past, others = VALUES[argument]
+    calls: list[tuple[dict[str, Any], bool]] = [({"n": value}, True) for value in past]
+    calls += [({"n": value}, False) for value in others]
+    calls += [({}, True)] if "=" in argument else []
+    for given, is_past in calls:
+        args, kwargs = ((), given) if by_keyword else (tuple(given.values()), {})
+        copies = repr(given)
+        ours, theirs = (attempt(each, args, kwargs) for each in (op, plain))
+        assert ours == theirs, given
+        assert repr(given) == copies
+        assert (attempt(Frames(op), args, kwargs) == repr(0)) == is_past, given
+        assert attempt(op, (), given) == theirs  # by keyword
+
+
+def attempt(call: Callable[..., Any], args: Any, kwargs: Any) -> str:
+    """What the kernel was given, or the error."""
+    SEEN.clear()
+    try:
+        result = call(ONE, *args, **kwargs)
+    except Exception as error:
+        return type(error).__name__
+    return repr(SEEN) if result is None else repr(result)
+
+
+def test_several_and_lists(registry: Registry, ns: str) -> None:
+    def f(xs: list[Tensor], y: Optional[Tensor], n: list[int]) -> tuple[Tensor, Tensor]:
+        return torch.stack(xs).sum(0), torch.zeros(n) if y is None else y * 2
+
+    def each(xs: list[Tensor], ys: Optional[list[Tensor]] = None) -> list[Tensor]:
+        return [x * 2 for x in (*xs, *(ys or ()))]
+
+    def fill(xs: list[Tensor], y: Tensor) -> None:
+        for x in xs:
+            x.numpy()[:] += y.numpy()
+
+    f_op = registry.custom_op(f"{ns}::f", f, mutates_args=(), bypass=True)
+    each_op = registry.custom_op(f"{ns}::each", each, mutates_args=(), bypass=True)
+    fill_op = registry.custom_op(f"{ns}::fill", fill, mutates_args={"xs"}, bypass=True)
+    a, b, c = torch.ones(2), torch.full((2,), 2.0), torch.full((2,), 3.0)
+    for xs in ([a], [a, b], (a, b, c), [a, a]):
+        for y in (None, c, a):
+            given = dict(xs=xs, y=y, n=(3,))
+            results = [f_op(**given), f_op(**given), torch.ops.__getattr__(ns).f(**given)]
+            assert Frames(f_op)(**given) == 0
+            for result in results:
+                assert type(result) is tuple
+                assert torch.equal(result[0], sum(xs))  # type: ignore[arg-type]
+                assert torch.equal(result[1], torch.zeros(3) if y is None else y * 2)
+    for args in (([a, b],), ([], [a]), ([a], [b, c]), ([a], None)):
+        for _ in range(2):
+            result = each_op(*args)
+            assert type(result) is list
+            assert [each.tolist() for each in result] == [(x * 2).tolist() for xs in args for x in xs or ()]
+        assert Frames(each_op)(*args) == 0
+    assert each_op([]) == []
+    for i in range(1, 4):
+        fill_op([a, b], c)
+        assert (a._version, b._version, a.tolist(), b.tolist()) == (i, i, [1 + 3 * i] * 2, [2 + 3 * i] * 2)
+    assert Frames(fill_op)([a, b], c) == 0
+
+
+NESTED = "ignore:The PyTorch API of nested tensors is in prototype stage"
+
+
+@pytest.mark.filterwarnings(NESTED)
+def test_nested_tensors_take_the_dispatcher(registry: Registry, ns: str) -> None:
+    """A look at their strides would end the process."""
+
+    def f(x: Tensor, ys: list[Tensor], z: Optional[Tensor] = None) -> Tensor:
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::f", f, mutates_args=(), bypass=True)
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    op(ONE, [TWO], TWO)
+    for args in ((nested, [TWO]), (ONE, [nested]), (ONE, [TWO], nested)):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="NestedTensor"):
+                op(*args)
+    op.register_vmap("broadcast_all")
+    with contextlib.suppress(RuntimeError):
+        torch.vmap(lambda x: op(x, [TWO]))(nested)
+
+
+def test_kinds_of_calls(registry: Registry, ns: str) -> None:
+    """Each kind of call is looked up once, in whatever order they come; with very many, some take the dispatcher."""
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor", bypass=True)
+    dtypes = (torch.float32, torch.float64, torch.int32, torch.int64, torch.half, torch.bfloat16)
+    kinds = [torch.ones([1] * dims, dtype=dtype) for dims in range(7) for dtype in dtypes]
+    for x in kinds * 2:
+        assert torch.equal(op(x), x * 2)
+    past = [Frames(op)(x) == 0 for x in kinds]
+    assert past == [True] * 32 + [False] * 10
+    assert torch.equal(op(torch.ones(0, 3, dtype=torch.half)), torch.ones(0, 3, dtype=torch.half))
+    x = torch.ones(2)
+    freed = weakref.ref(x)
+    op(x)
+    del x
+    gc.collect()
+    assert freed() is None
+
+
+def test_inference_tensors_beside_others(registry: Registry, ns: str) -> None:
+    def add(x: Tensor, y: Tensor) -> None:
+        x.numpy()[:] += y.numpy()
+
+    op = registry.custom_op(f"{ns}::add", add, mutates_args={"x"}, bypass=True)
+    outside = torch.zeros(2)
+    weight = torch.nn.Parameter(torch.ones(2))
+    with torch.inference_mode():
+        inside = torch.zeros(2)
+        for i in range(1, 4):
+            op(outside, torch.ones(2)), op(inside, ONE), op(inside, weight.detach())
+            assert (outside._version, outside.tolist(), inside.tolist()) == (i, [i, i], [2 * i, 2 * i])
+        for x, y in ((outside, inside), (inside, outside), (inside, TWO), (outside, weight)):
+            op(x, y)
+            assert Frames(op)(x, y) == 0
+    x = leaf() * 2
+    y = x * x
+    with torch.inference_mode():
+        op(x, ONE)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_autocast_for_another_device_is_off_in_the_kernel(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f",
+        lambda x: x.new_tensor(float(torch.is_autocast_enabled("cpu"))),
+        mutates_args=(),
+        schema="(Tensor x) -> Tensor",
+        bypass=True,
+    )
+    op(ONE)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            assert Frames(op)(ONE) > 0
+            assert op(ONE) == 0
+
+
+def test_weights_with_gradient_mode_off_and_on(scale: Any) -> None:
+    x, weight = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+    for _ in range(2):
+        for off in (torch.no_grad, torch.inference_mode):
+            with off():
+                scale(x, weight)
+                assert Frames(scale)(x, weight) == 0
+                assert not scale(x, weight).requires_grad
+                with torch.enable_grad():
+                    assert scale(x, weight).requires_grad == (off is torch.no_grad)
+        result = scale(x, weight)
+        assert result.requires_grad
+        assert torch.autograd.grad(result.sum(), weight)[0].tolist() == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_jit_traces_it(scale: Any, ns: str) -> None:
+    scale(ONE, TWO)
+    graph = torch.jit.trace(lambda x, y: scale(x, y) * 3, (ONE, TWO), check_trace=False).graph
+    assert f"{ns}::scale" in str(graph)
 
 
 def test_a_removed_op_does_not_run_its_successor(registry: Registry, ns: str, scale: Any) -> None:
@@ -358,4 +616,4 @@ def test_it_comes_back_from_a_scope(registry: Registry, ns: str, scale: Any) -> 
     assert scale(ONE, ONE, 2.0, 1, None).tolist() == [4, 4]
     assert Frames(scale)(ONE, ONE, 2.0, 1, None) == 0
     assert repr(scale) == f"<CustomOpDef({ns}::scale)>"
-    assert "of_tensors" in scale.explain_call()
+    assert "fast_path.recent" in scale.explain_call()

@@ -2,67 +2,69 @@
 # bypass=True
 
 # A call of the object
-def __call__(_self, /, *_args, **_kwargs):
+def __call__(_self, /, x, y, by):
     if _is_dynamo_compiling():
-        return _self._opoverload(*_args, **_kwargs)
-    _op = _self._definition
-    if not _kwargs and _len(_args) == 3:
-        x, y, by = _args
-        if (
-            _type(x) in _tensors
-            and (y is None or _type(y) in _tensors)
-            and _type(by) is _float
-            and not _is_torch_function_mode_enabled()
-            and not ((x.requires_grad or (y is not None and y.requires_grad)) and _is_grad_enabled())
-            and _forward_ad._current_level < 0
-        ):
-            _keys = _keys_of(x)
-            _where = _keys.raw_repr(), _included_keys().raw_repr()
-            _current = _op.fast_path.of_tensors.get(_where)
-            if _current is not None and (y is None or _keys_of(y) == _keys):
-                _fn = _current.fn
-                if _autocast_is_on():
-                    _result = _call_plainly(_fn, x, y, by)
-                elif _is_grad_enabled():
-                    _set_grad_enabled(False)
-                    try:
-                        _result = _fn(x, y, by)
-                    finally:
-                        _set_grad_enabled(True)
-                else:
-                    _result = _fn(x, y, by)
-                if not _isinstance(_result, _Tensor):
-                    _result = _structure(_result, _fn)
+        return _self._opoverload(x, y, by)
+    if (
+        (_type(x) is _Tensor or _type(x) is _Parameter)
+        and (y is None or (_type(y) is _Tensor or _type(y) is _Parameter))
+        and (_type(by) is _float or _type(by) is _int and -0x20000000000000 <= by <= 0x20000000000000)
+        and not _is_torch_function_mode_enabled()
+        and not _profiler._is_profiler_enabled
+        and _forward_ad._current_level < 0
+        and not _transforms_active()
+        and not (x.is_nested or (y is not None and y.is_nested))
+    ):
+        _all_tensors = (x, *(() if y is None else (y,)))
+        _records = _is_grad_enabled()
+        for _looks_same, _count, _needs_grad, _current in _self._definition.fast_path.recent:
+            if _count == _len(_all_tensors) and not (_needs_grad and _records) and _looks_same(*_all_tensors):
+                break
+        else:
+            _current = _self._definition.find_past_dispatcher(_all_tensors)
+        if _current is not None:
+            if _type(by) is _int and -0x20000000000000 <= by <= 0x20000000000000:
+                by = _float(by)
+            _fn = _current.fn
+            if _records:
+                _set_grad_enabled(False)
                 try:
-                    _alias = (
-                        not (
-                            (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
-                        )
-                        or _result is x
-                        or _result is y
+                    _result = _fn(x, y, by)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y, by)
+            if not _isinstance(_result, _Tensor):
+                _result = _structure(_result, _fn)
+            try:
+                _alias = (
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
                     )
-                except _RuntimeError:
-                    _alias = True  # perhaps: a layout without a storage of its own
-                if _alias and _share_memory((x, y), (_result,)):
-                    raise _alias_error(_result, _fn, (x, y, by), {})
-                return _result
-            if _current is None and _where not in _op.fast_path.of_tensors:
-                _op.find_fast_path_of(_keys, _included_keys())  # for the next call
+                    or _result is x
+                    or _result is y
+                )
+            except _RuntimeError:
+                _alias = True  # perhaps: a layout without a storage of its own
+            if _alias and _share_memory((x, y), (_result,)):
+                raise _alias_error(_result, _fn, (x, y, by), {})
+            return _result
     try:
-        return _self._entry(*_args, **_kwargs)
+        return _self._entry(x, y, by)
     except _RuntimeError as _error:
-        _op.explain(_error)
+        _self._definition.explain(_error)
         raise
 
 # Autograd
 def autograd(_keyset, /, x, y, by):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y, by)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, y, by)

@@ -2,44 +2,60 @@
 # bypass=True, no backward
 
 # A call of the object
-def __call__(_self, /, *_args, **_kwargs):
+def __call__(_self, /, x, y, *, n=_default_2):
     if _is_dynamo_compiling():
-        return _self._opoverload(*_args, **_kwargs)
-    _op = _self._definition
-    if not _kwargs and _len(_args) == 2:
-        x, y = _args
-        if (
-            _type(x) in _tensors
-            and _type(y) in _tensors
-            and not _is_torch_function_mode_enabled()
-            and not ((x.requires_grad or y.requires_grad) and _is_grad_enabled())
-            and _forward_ad._current_level < 0
-            and not _is_excluded(_counting)
-        ):
-            _keys = _keys_of(x)
-            _where = _keys.raw_repr(), _included_keys().raw_repr()
-            _current = _op.fast_path.of_tensors.get(_where)
-            if _current is not None and _keys_of(y) == _keys:
-                return _current.direct(x, y)
-            if _current is None and _where not in _op.fast_path.of_tensors:
-                _op.find_fast_path_of(_keys, _included_keys())  # for the next call
+        return _self._opoverload(x, y, n=n)
+    if (
+        (_type(x) is _Tensor or _type(x) is _Parameter)
+        and (_type(y) is _Tensor or _type(y) is _Parameter)
+        and (n is _default_2 or (_type(n) is _int and -0x8000000000000000 <= n <= 0x7FFFFFFFFFFFFFFF or _type(n) is _bool))
+        and not _is_torch_function_mode_enabled()
+        and not _profiler._is_profiler_enabled
+        and _forward_ad._current_level < 0
+        and not _transforms_active()
+        and not (x.is_nested or y.is_nested)
+    ):
+        _records = _is_grad_enabled()
+        for _looks_same, _count, _needs_grad, _current in _self._definition.fast_path.recent:
+            if _count == 2 and not (_needs_grad and _records) and _looks_same(x, y):
+                break
+        else:
+            _current = _self._definition.find_past_dispatcher((x, y))
+        if _current is not None:
+            if _type(n) is _bool:
+                n = _int(n)
+            if x is not None:
+                _increment_version((x,))
+            _fn = _current.fn
+            if _records:
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, y, n=n)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y, n=n)
+            if _result is not None:
+                _result = _structure(_result, _fn)
+            return _result
     try:
-        return _self._entry(*_args, **_kwargs)
+        return _self._entry(x, y, n=n)
     except _RuntimeError as _error:
-        _op.explain(_error)
+        _self._definition.explain(_error)
         raise
 
 # Autograd
 def autograd(_keyset, /, x, y, *, n=_default_2):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
             if x is not None:
                 _increment_version((x,))
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y, n=n)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, y, n=n)
@@ -57,7 +73,7 @@ def autograd(_keyset, /, x, y, *, n=_default_2):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, y), {'n': n})
+    return _general(_keyset, _current, (x, y), _dict(n=n))
 
 # CompositeExplicitAutograd
 def kernel(x, y, *, n=_default_2):
@@ -94,6 +110,28 @@ def kernel(x, y, *, n=_default_2):
     if _result is not None:
         _result = _structure(_result, _fn)
     return _result
+
+# ADInplaceOrView
+def ad_inplace_or_view(_keyset, /, x, y, *, n=_default_2):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if x is not None:
+            _increment_version((x,))
+        _fn = _current.fn
+        if _autocast_is_on():
+            _result = _call_plainly(_fn, x, y, n=n)
+        elif _is_grad_enabled():
+            _set_grad_enabled(False)
+            try:
+                _result = _fn(x, y, n=n)
+            finally:
+                _set_grad_enabled(True)
+        else:
+            _result = _fn(x, y, n=n)
+        if _result is not None:
+            _result = _structure(_result, _fn)
+        return _result
+    return _general(_keyset, (x, y), _dict(n=n))
 
 # Autograd, apply
 def apply(_kernel, x, y, **_named):

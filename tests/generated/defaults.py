@@ -1,19 +1,44 @@
 # (Tensor x, float by=1.0, SymInt n=2) -> Tensor
 
 # Autograd
-def autograd(_keyset, /, x, *_rest):
+def autograd(_keyset, /, x, by=_default_1, n=_default_2):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (x.requires_grad and _is_grad_enabled()):
-            return _current.direct(x, *_rest)
+        _records = _is_grad_enabled()
+        if not (_records and x.requires_grad):
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, x, by, n)
+            elif _records:
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, by, n)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, by, n)
+            if not _isinstance(_result, _Tensor):
+                _result = _structure(_result, _fn)
+            try:
+                _alias = (
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result is x
+                )
+            except _RuntimeError:
+                _alias = True  # perhaps: a layout without a storage of its own
+            if _alias and _share_memory((x,), (_result,)):
+                raise _alias_error(_result, _fn, (x, by, n), {})
+            return _result
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, *_rest)
+                return _apply(_current.direct, x, *_without_defaults((by, n), (_default_1, _default_2)))
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, *_rest), {})
+    return _general(_keyset, _current, (x, *_without_defaults((by, n), (_default_1, _default_2))), {})
 
 # CompositeExplicitAutograd
 def kernel(x, by=_default_1, n=_default_2):

@@ -2,19 +2,35 @@
 # tags=Tag.inplace
 
 # Autograd
-def autograd(_keyset, /, x, y, *_rest):
+def autograd(_keyset, /, x, y, alpha=_default_2):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
-            return _current.direct(x, y, *_rest)
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
+            if x is not None:
+                _increment_version((x,))
+            _fn = _current.fn
+            if _autocast_is_on():
+                _result = _call_plainly(_fn, x, y, alpha)
+            elif _records:
+                _set_grad_enabled(False)
+                try:
+                    _result = _fn(x, y, alpha)
+                finally:
+                    _set_grad_enabled(True)
+            else:
+                _result = _fn(x, y, alpha)
+            if _result is not x:
+                raise _result_error(_result, _fn)
+            return _result
         _apply = _node.apply
         if _apply is not None:
             try:
-                return _apply(_current.direct, x, y, *_rest)
+                return _apply(_current.direct, x, y, *_without_defaults((alpha,), (_default_2,)))
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x, y, *_rest), {})
+    return _general(_keyset, _current, (x, y, *_without_defaults((alpha,), (_default_2,))), {})
 
 # CompositeExplicitAutograd
 def kernel(x, y, alpha=_default_2):
@@ -51,6 +67,28 @@ def kernel(x, y, alpha=_default_2):
     if _result is not x:
         raise _result_error(_result, _fn)
     return _result
+
+# ADInplaceOrView
+def ad_inplace_or_view(_keyset, /, x, y, alpha=_default_2):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if x is not None:
+            _increment_version((x,))
+        _fn = _current.fn
+        if _autocast_is_on():
+            _result = _call_plainly(_fn, x, y, alpha)
+        elif _is_grad_enabled():
+            _set_grad_enabled(False)
+            try:
+                _result = _fn(x, y, alpha)
+            finally:
+                _set_grad_enabled(True)
+        else:
+            _result = _fn(x, y, alpha)
+        if _result is not x:
+            raise _result_error(_result, _fn)
+        return _result
+    return _general(_keyset, (x, y, *_without_defaults((alpha,), (_default_2,))), {})
 
 # Autograd, apply
 def apply(_kernel, x, y, *_rest):

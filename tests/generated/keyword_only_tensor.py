@@ -4,11 +4,12 @@
 def autograd(_keyset, /, x, *, y=_default_1):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (_any_requires_grad(x, y) and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y=y)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, y=y)
@@ -38,7 +39,7 @@ def autograd(_keyset, /, x, *, y=_default_1):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (x,), {'y': y})
+    return _general(_keyset, _current, (x,), _dict(y=y))
 
 # CompositeExplicitAutograd
 def kernel(x, *, y=_default_1):

@@ -1,19 +1,44 @@
 # (Tensor from, float __debug__, float await=1.0) -> Tensor
 
 # Autograd
-def autograd(___keyset, /, ___from, _____debug__, *___rest):
+def autograd(___keyset, /, ___from, _____debug__, ___await=___default_2):
     ___current = ___fast_path.get(___keyset.raw_repr())
     if ___current is not None and ___forward_ad._current_level < 0:
-        if not (___from.requires_grad and ___is_grad_enabled()):
-            return ___current.direct(___from, _____debug__, *___rest)
+        ___records = ___is_grad_enabled()
+        if not (___records and ___from.requires_grad):
+            ___fn = ___current.fn
+            if ___autocast_is_on():
+                ___result = ___call_plainly(___fn, ___from, _____debug__, ___await)
+            elif ___records:
+                ___set_grad_enabled(False)
+                try:
+                    ___result = ___fn(___from, _____debug__, ___await)
+                finally:
+                    ___set_grad_enabled(True)
+            else:
+                ___result = ___fn(___from, _____debug__, ___await)
+            if not ___isinstance(___result, ___Tensor):
+                ___result = ___structure(___result, ___fn)
+            try:
+                ___alias = (
+                    not (
+                        (___s := ___result.untyped_storage()).resizable() and ___uses(___s._cdata) == 2
+                    )
+                    or ___result is ___from
+                )
+            except ___RuntimeError:
+                ___alias = True  # perhaps: a layout without a storage of its own
+            if ___alias and ___share_memory((___from,), (___result,)):
+                raise ___alias_error(___result, ___fn, (___from, _____debug__, ___await), {})
+            return ___result
         ___apply = ___node.apply
         if ___apply is not None:
             try:
-                return ___apply(___current.direct, ___from, _____debug__, *___rest)
+                return ___apply(___current.direct, ___from, _____debug__, *___without_defaults((___await,), (___default_2,)))
             except ___errors as ___error:
                 ___node.explain(___error)
                 raise
-    return ___general(___keyset, ___current, (___from, _____debug__, *___rest), {})
+    return ___general(___keyset, ___current, (___from, _____debug__, *___without_defaults((___await,), (___default_2,))), {})
 
 # CompositeExplicitAutograd
 def kernel(___from, _____debug__, ___await=___default_2):

@@ -4,13 +4,14 @@
 def autograd(_keyset, /, x, y):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (((x is not None and x.requires_grad) or (y is not None and y.requires_grad)) and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
             if x is not None:
                 _increment_version((x,))
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, y)
@@ -65,6 +66,28 @@ def kernel(x, y):
     if _result is not None:
         _result = _structure(_result, _fn)
     return _result
+
+# ADInplaceOrView
+def ad_inplace_or_view(_keyset, /, x, y):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if x is not None:
+            _increment_version((x,))
+        _fn = _current.fn
+        if _autocast_is_on():
+            _result = _call_plainly(_fn, x, y)
+        elif _is_grad_enabled():
+            _set_grad_enabled(False)
+            try:
+                _result = _fn(x, y)
+            finally:
+                _set_grad_enabled(True)
+        else:
+            _result = _fn(x, y)
+        if _result is not None:
+            _result = _structure(_result, _fn)
+        return _result
+    return _general(_keyset, (x, y), {})
 
 # Autograd, apply
 def apply(_kernel, x, y):

@@ -4,11 +4,12 @@
 def autograd(___keyset, /, _result, __fn, type, len):
     ___current = ___fast_path.get(___keyset.raw_repr())
     if ___current is not None and ___forward_ad._current_level < 0:
-        if not (((_result is not None and _result.requires_grad) or (__fn is not None and __fn.requires_grad)) and ___is_grad_enabled()):
+        ___records = ___is_grad_enabled()
+        if not (___records and ((_result is not None and _result.requires_grad) or (__fn is not None and __fn.requires_grad))):
             ___fn = ___current.fn
             if ___autocast_is_on():
                 ___result = ___call_plainly(___fn, _result, __fn, type, len)
-            elif ___is_grad_enabled():
+            elif ___records:
                 ___set_grad_enabled(False)
                 try:
                     ___result = ___fn(_result, __fn, type, len)

@@ -5,11 +5,12 @@
 def autograd(_keyset, /, x):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (x.requires_grad and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and x.requires_grad):
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x)

@@ -5,11 +5,12 @@
 def autograd(_keyset, /, size, *, device):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
+        _records = _is_grad_enabled()
         if not False:
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, size, device=device)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(size, device=device)
@@ -27,7 +28,7 @@ def autograd(_keyset, /, size, *, device):
             except _errors as _error:
                 _node.explain(_error)
                 raise
-    return _general(_keyset, _current, (size,), {'device': device})
+    return _general(_keyset, _current, (size,), _dict(device=device))
 
 # CompositeExplicitAutograd
 def kernel(size, *, device):

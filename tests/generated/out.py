@@ -5,13 +5,14 @@
 def autograd(_keyset, /, x, *, out):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (_any_requires_grad(x, out) and _is_grad_enabled()):
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (out is not None and out.requires_grad))):
             if out is not None:
                 _increment_version((out,))
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, out=out)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, out=out)
@@ -22,7 +23,7 @@ def autograd(_keyset, /, x, *, out):
             if _result is not out:
                 raise _result_error(_result, _fn)
             return _result
-    return _general(_keyset, _current, (x,), {'out': out})
+    return _general(_keyset, _current, (x,), _dict(out=out))
 
 # CompositeExplicitAutograd
 def kernel(x, *, out):
@@ -59,6 +60,28 @@ def kernel(x, *, out):
     if _result is not out:
         raise _result_error(_result, _fn)
     return _result
+
+# ADInplaceOrView
+def ad_inplace_or_view(_keyset, /, x, *, out):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if out is not None:
+            _increment_version((out,))
+        _fn = _current.fn
+        if _autocast_is_on():
+            _result = _call_plainly(_fn, x, out=out)
+        elif _is_grad_enabled():
+            _set_grad_enabled(False)
+            try:
+                _result = _fn(x, out=out)
+            finally:
+                _set_grad_enabled(True)
+        else:
+            _result = _fn(x, out=out)
+        if _result is not out:
+            raise _result_error(_result, _fn)
+        return _result
+    return _general(_keyset, (x,), _dict(out=out))
 
 # Autograd, apply
 def apply(_kernel, x, *, out):

@@ -5,12 +5,16 @@
 def autograd(_keyset, /, x, *, u, v):
     _current = _fast_path.get(_keyset.raw_repr())
     if _current is not None and _forward_ad._current_level < 0:
-        if not (_any_requires_grad(x, u, v) and _is_grad_enabled()):
-            _increment_version(_tensors_in((u, v)))
+        _records = _is_grad_enabled()
+        if not (_records and ((x is not None and x.requires_grad) or (u is not None and u.requires_grad) or (v is not None and v.requires_grad))):
+            if u is not None and v is not None:
+                _increment_version((u, v))
+            else:
+                _increment_version(_tensors_in((u, v)))
             _fn = _current.fn
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, u=u, v=v)
-            elif _is_grad_enabled():
+            elif _records:
                 _set_grad_enabled(False)
                 try:
                     _result = _fn(x, u=u, v=v)
@@ -21,7 +25,7 @@ def autograd(_keyset, /, x, *, u, v):
             if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
                 raise _result_error(_result, _fn)
             return _result
-    return _general(_keyset, _current, (x,), {'u': u, 'v': v})
+    return _general(_keyset, _current, (x,), _dict(u=u, v=v))
 
 # CompositeExplicitAutograd
 def kernel(x, *, u, v):
@@ -42,7 +46,10 @@ def kernel(x, *, u, v):
 
 # CompositeExplicitAutograd, called directly
 def kernel(x, *, u, v):
-    _increment_version(_tensors_in((u, v)))
+    if u is not None and v is not None:
+        _increment_version((u, v))
+    else:
+        _increment_version(_tensors_in((u, v)))
     _fn = _current.fn
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, u=u, v=v)
@@ -57,6 +64,30 @@ def kernel(x, *, u, v):
     if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
         raise _result_error(_result, _fn)
     return _result
+
+# ADInplaceOrView
+def ad_inplace_or_view(_keyset, /, x, *, u, v):
+    _current = _fast_path.get(_keyset.raw_repr())
+    if _current is not None and _forward_ad._current_level < 0:
+        if u is not None and v is not None:
+            _increment_version((u, v))
+        else:
+            _increment_version(_tensors_in((u, v)))
+        _fn = _current.fn
+        if _autocast_is_on():
+            _result = _call_plainly(_fn, x, u=u, v=v)
+        elif _is_grad_enabled():
+            _set_grad_enabled(False)
+            try:
+                _result = _fn(x, u=u, v=v)
+            finally:
+                _set_grad_enabled(True)
+        else:
+            _result = _fn(x, u=u, v=v)
+        if not _isinstance(_result, _sequences) or _len(_result) != 2 or _result[0] is not u or _result[1] is not v:
+            raise _result_error(_result, _fn)
+        return _result
+    return _general(_keyset, (x,), _dict(u=u, v=v))
 
 # Autograd, apply
 def apply(_kernel, x, *, u, v):

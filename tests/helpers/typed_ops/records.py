@@ -64,7 +64,6 @@ RECORDS = [
             ),
         ),
         default=lambda: Blocks(5, names=()), by_default=times(10),
-        bypasses=False,
     ),
     Row(
         "nested dataclass", nested_dataclass,
@@ -79,7 +78,6 @@ RECORDS = [
             ),
         ),
         default=lambda: Outer(Blocks(5, mode=Mode.DOWN)), by_default=times(-10, -1),
-        bypasses=False,
     ),
     Row(
         "`Optional[dataclass]`", optional_dataclass,
@@ -87,7 +85,6 @@ RECORDS = [
         "str[]? blocks_names=None) -> Tensor",
         (of(Blocks(3), ((True, 3), {}), times(6, 1)), of(None, ((False, None), {}), times(1))),
         default=lambda: None, by_default=times(1),
-        bypasses=False,
     ),
     Row(
         "`TypedDict`", settings, "(Tensor x, float settings_by, *, str? settings_mode=None) -> Tensor",
@@ -100,6 +97,5 @@ RECORDS = [
     Row(
         "`**options: Unpack[TypedDict]`", unpacked, "(Tensor x, *, float by, str? mode=None) -> Tensor",
         (named(by=2.0), named(by=3.0, mode=Mode.DOWN)),
-        bypasses=False,
     ),
 ]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import customops
-from customops.errors import UnsupportedError
 
 #: The namespace of the ops of the table.
 NAMESPACE = "typed_ops"
@@ -77,9 +76,6 @@ class Refusal:
     match: str
 
 
-#: Of an op whose schema has something that the dispatcher converts: a list for one.
-NO_BYPASS = Refusal("refused", UnsupportedError, "cannot bypass the dispatcher")
-
 #: Of an op that torch exports, but cannot save or load: a list of dtypes, a returned list of numbers or without items.
 NOT_SAVED = {"export": Refusal("unsaved", RuntimeError, "serializing")}
 
@@ -115,8 +111,6 @@ class Row:
     #: Is the other call traced anew where the values are arguments of the compiled function? None if both are alike.
     recompiles: bool | None = True
     refused: Mapping[str, Refusal] = field(default_factory=dict)
-    #: Can a call go around the dispatcher?
-    bypasses: bool = True
     #: Columns that say nothing of this type.
     without: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -127,7 +121,7 @@ class Row:
 
     def refusal(self, column: str) -> Refusal | None:
         """What torch, or customops, does instead."""
-        return NO_BYPASS if column == "bypass" and not self.bypasses else self.refused.get(column)
+        return self.refused.get(column)
 
     def cell(self, column: str) -> str:
         """What stands in the table."""

@@ -274,7 +274,6 @@ TENSORS = [
             ),
         ),
         rules=_affine_rules, tensors=3,
-        bypasses=False,
     ),
     Row(
         "`Optional` of one", optional_affine,
@@ -286,7 +285,6 @@ TENSORS = [
             both(lambda x, w: call(x, None), lambda x, w: call(x, False, None), lambda x, w: x * 2),
         ),
         tensors=2, default=lambda: None, by_default=lambda x, w: x * 2,
-        bypasses=False,
     ),
     Row(
         "`NamedTuple`", pair, "(Tensor x, Tensor pair_weight, *, float pair_by=1.0) -> Tensor",
@@ -308,7 +306,6 @@ TENSORS = [
             ),
         ),
         rules=_weights_rules, tensors=3,
-        bypasses=False,
     ),
     Row(
         "`dict[str, Tensor]` with `Keys`", keyed, "(Tensor parts_q, Tensor parts_k) -> Tensor",
@@ -327,7 +324,6 @@ TENSORS = [
                  lambda a, b, c: a + 3 * b + 3 * c),
         ),
         fake=one_shape, rules=_nested_rules, tensors=3,
-        bypasses=False,
     ),
     Row(
         "`tuple[Tensor, float]`", tensor_tuple, "(Tensor x, Tensor how_0, float how_1) -> Tensor",
@@ -344,7 +340,6 @@ TENSORS = [
             both(lambda x, w: call((x, w, w)), lambda x, w: call([x, w, w]), lambda x, w: x * w * w),
         ),
         fake=one_shape, tensors=2,
-        bypasses=False,
     ),
     Row(
         "`*xs: Tensor`", variadic, "(Tensor[] xs) -> Tensor",
@@ -353,6 +348,5 @@ TENSORS = [
             both(lambda x, w: call(x, w, w), lambda x, w: call([x, w, w]), lambda x, w: x * w * w),
         ),
         fake=one_shape, tensors=2,
-        bypasses=False,
     ),
 ]

@@ -259,25 +259,21 @@ VALUES = [
         "`torch.Size`", size, "(Tensor x, SymInt[] shape) -> Tensor",
         (of(torch.Size([2, 3]), [2, 3], times(6)), of(torch.Size([4, 5]), [4, 5], times(20))),
         default=lambda: torch.Size([3, 3]), by_default=times(9), recompiles=False,
-        bypasses=False,
     ),
     Row(
         "`tuple[int, int]`", two_ints, "(Tensor x, SymInt[2] window) -> Tensor",
         (of((2, 3), [2, 3], times(2, 3)), of((4, 5), [4, 5], times(4, 5))),
         default=lambda: (6, 7), by_default=times(6, 7), recompiles=False,
-        bypasses=False,
     ),
     Row(
         "`tuple[int, ...]`", ints, "(Tensor x, SymInt[] sizes) -> Tensor",
         (of((2, 3, 4), [2, 3, 4], times(9, 3)), of((4, 5, 6), [4, 5, 6], times(15, 3))),
         default=lambda: (6, 7), by_default=times(13, 2), recompiles=False,
-        bypasses=False,
     ),
     Row(
         "`tuple[float, float]`", two_floats, "(Tensor x, float[2] limits) -> Tensor",
         (of((2.0, 0.5), [2.0, 0.5], times(2, 0.5)), of((4.0, 5.0), [4.0, 5.0], times(4, 5))),
         default=lambda: (math.inf, 1.0), by_default=times(math.inf),
-        bypasses=False,
     ),
     Row(
         "`tuple[Mode, float, str]`", mixed_tuple, "(Tensor x, str how_0, float how_1, str how_2) -> Tensor",
@@ -291,49 +287,42 @@ VALUES = [
         "`list[str]`", strings, "(Tensor x, str[] names) -> Tensor",
         (of(["a", "bc"], ["a", "bc"], times(2, 3)), of([], [], times(0))),
         default=lambda: ["abc"], by_default=times(1, 3),
-        bypasses=False,
     ),
     Row(
         "`list[torch.dtype]`", dtypes, "(Tensor x, ScalarType[] types) -> Tensor",
         (of([torch.float64, torch.int8], [torch.float64, torch.int8], times(9)), of([], [], times(0))),
         default=lambda: [torch.half], by_default=times(2),
-        bypasses=False, refused=NOT_SAVED,
+        refused=NOT_SAVED,
     ),
     Row(
         "`list[bool]`", bools, "(Tensor x, bool[] flags) -> Tensor",
         (of([True, False], [True, False], times(1, 2)), of([True, True], [True, True], times(2, 2))),
         default=lambda: [False, True, True], by_default=times(2, 3),
-        bypasses=False,
     ),
     Row(
         "`Optional[list[bool]]`", optional_bools, "(Tensor x, bool[]? flags) -> Tensor",
         (of([True, False], [True, False], times(1)), of(None, None, times(5))),
         default=lambda: None, by_default=times(5),
-        bypasses=False,
     ),
     Row(
         "`Sequence[bool]`", sequence_of_bools, "(Tensor x, bool[] flags) -> Tensor",
         (of((True, False), [True, False], times(1, 2)), of([True, True], [True, True], times(2, 2))),
         default=lambda: (False, True, True), by_default=times(2, 3),
-        bypasses=False,
     ),
     Row(
         "`tuple[bool, ...]`", tuple_of_bools, "(Tensor x, bool[] flags) -> Tensor",
         (of((True, False), [True, False], times(1, 2)), of((True, True), [True, True], times(2, 2))),
         default=lambda: (False, True, True), by_default=times(2, 3),
-        bypasses=False,
     ),
     Row(
         "`list[Mode]`", enums, "(Tensor x, str[] modes) -> Tensor",
         (of([Mode.UP, Mode.DOWN], ["UP", "DOWN"], times(5)), of([Mode.UP], ["UP"], times(2))),
         default=lambda: [Mode.DOWN], by_default=times(3),
-        bypasses=False,
     ),
     Row(
         '`tuple[Literal["x", "y"], ...]`', literals, "(Tensor x, str[] axes) -> Tensor",
         (of(("x", "y"), ["x", "y"], times(5)), of(("x",), ["x"], times(2))),
         default=lambda: ("y",), by_default=times(3),
-        bypasses=False,
     ),
     Row(
         "`torch.layout`", layout, "(Tensor x, Layout kind) -> Tensor",
@@ -365,7 +354,6 @@ VALUES = [
             Case(lambda x: call(x, source=seeded()), lambda x: call(x, source=seeded()), times(2)),
         ),
         recompiles=None, refused=NO_GENERATOR,
-        bypasses=False,
     ),
     Row(
         "`NewType`", new_type, "(Tensor x, SymInt count, float scale) -> Tensor",
@@ -379,7 +367,6 @@ VALUES = [
         "PEP 695 alias", alias, "(Tensor x, SymInt[2] window) -> Tensor",
         (of((2, 3), [2, 3], times(2, 3)), of((4, 5), [4, 5], times(4, 5))),
         default=lambda: (6, 7), by_default=times(6, 7), recompiles=False,
-        bypasses=False,
     ),
     Row(
         "`Annotated[float, ...]`", annotated, "(Tensor x, float by) -> Tensor",
@@ -401,6 +388,5 @@ VALUES = [
             Case(lambda x: call(x, mode=Mode.DOWN), lambda x: call(x, mode="DOWN"), times(3)),
         ),
         default=lambda: Mode.DOWN, by_default=times(3),
-        bypasses=False,
     ),
 ]

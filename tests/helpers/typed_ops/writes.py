@@ -137,7 +137,6 @@ WRITES = [
         ),
         fake=nothing, rules=_no_rules, tensors=2, without=NO_GRADIENTS,
         default=lambda: 3.5, by_default=lambda x, y: _scale(x, y, by=3.5),
-        bypasses=False,
     ),
     Row(
         "`*xs: Mut[Tensor]`", mut_variadic, "(Tensor(a0!)[] xs) -> ()",
@@ -146,7 +145,6 @@ WRITES = [
             Case(lambda x, y: call(y), lambda x, y: call([y]), lambda x, y: _scale(y, by=2)),
         ),
         fake=nothing, rules=_no_rules, tensors=2, without=NO_GRADIENTS,
-        bypasses=False,
     ),
     Row(
         "`Mut[Tensor]` in a `TypedDict`", mut_field,
@@ -191,6 +189,5 @@ WRITES = [
             Case(lambda x, y: call(x, 1.5, out=y), lambda x, y: call(x, 1.5, out=y), lambda x, y: y.copy_(x * 1.5)),
         ),
         rules=_no_rules, tensors=2, without=NO_GRADIENTS, fake=None,
-        bypasses=False,
     ),
 ]
