@@ -26,7 +26,15 @@ from customops._schema.differentiability import Names, names_in
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
 from customops._schema.writes import mutates_args_names
-from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
+from customops._spec import (
+    DefinitionOptions,
+    OnConflict,
+    check_on_conflict,
+    check_spec,
+    define_op,
+    direct_in_graphs_of,
+    spec_of,
+)
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 
 P = ParamSpec("P")
@@ -40,6 +48,9 @@ class Registry:
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
     The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
 
+    Args:
+        direct_in_graphs: what `custom_op` takes, for all ops that do not say it themselves.
+
     Example:
         >>> registry = Registry()
         >>> @registry.custom_op("mylib::double", mutates_args=())
@@ -48,7 +59,9 @@ class Registry:
         >>> registry.clear()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, direct_in_graphs: bool = True) -> None:
+        #: For the ops defined here that do not say it themselves.
+        self.direct_in_graphs = direct_in_graphs
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
         self._early: list[Registration] = []  # of kernels that came before their op
@@ -90,6 +103,7 @@ class Registry:
         on_conflict: OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        direct_in_graphs: bool | None = None,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
     ) -> Any:
@@ -110,6 +124,9 @@ class Registry:
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
             bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
+            direct_in_graphs: let the code that inductor writes run the kernel without the dispatcher, where it could not
+                be told apart. None: as the registry says. The environment variable ``CUSTOMOPS_DIRECT_IN_GRAPHS``, "0"
+                or "1", read when an op is defined, counts for all ops.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -131,6 +148,7 @@ class Registry:
             "tags": tags,
             "check": check,
             "bypass": bypass,
+            "direct_in_graphs": direct_in_graphs_of(direct_in_graphs, self.direct_in_graphs, str(name)),
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
@@ -37,6 +38,21 @@ def check_on_conflict(value: Any, op: str) -> None:
         )
 
 
+def direct_in_graphs_of(given: Any, of_registry: bool, op: str) -> bool:
+    """What an op, its registry and the environment say together of ``direct_in_graphs``. The environment decides."""
+    value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
+    if value not in (None, "", "0", "1"):
+        raise DefinitionError(
+            "the environment variable CUSTOMOPS_DIRECT_IN_GRAPHS has no such value",
+            op=op,
+            expected='"0" or "1"',
+            got=brief(value),
+        )
+    if given is not None and not isinstance(given, bool):
+        raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
+    return value == "1" if value else of_registry if given is None else given
+
+
 class DefinitionOptions(TypedDict, total=False):
     """What `Registry.custom_op` takes by keyword."""
 
@@ -47,6 +63,7 @@ class DefinitionOptions(TypedDict, total=False):
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    direct_in_graphs: bool | None
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
 
@@ -61,6 +78,7 @@ def spec_of(
     tags: Tags,
     check: CheckPolicy | None,
     bypass: bool,
+    direct_in_graphs: bool,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
@@ -87,6 +105,7 @@ def spec_of(
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=bypass,
+        direct_in_graphs=direct_in_graphs,
         source=user_source(),
     )
 

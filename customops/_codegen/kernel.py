@@ -108,12 +108,13 @@ def _source(shape: Shape, *, bump: bool) -> Source:
     return source
 
 
-def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
+def emit_kernel_call(source: Source, *, bump: bool, direct: bool, last: bool = False) -> str:
     """The lines from the call of the ``$current`` kernel to the return.
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
-    mode and in the first call of compiled code, never in a `direct` call.
+    mode and in the first call of compiled code, never in a `direct` call. In the `last` call of all, no dispatcher looks
+    at what is returned: then its types are checked here, whatever the policy.
     """
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.
@@ -126,7 +127,7 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool) -> str:
         version_bump=_emit_version_bump(schema) if bump else "",
         state_differs="$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)",
         arguments=[*positional, *named],
-        checks=_emit_checks(source),
+        checks=(_emit_structure_check(source) if last and source.when != "always" else "") + _emit_checks(source),
         # As the dispatcher would; the checks do, too.
         conversion=TO_TUPLE if source.when != "always" and len(schema.returns) > 1 else "",
     )

@@ -19,8 +19,11 @@ class FastPath:
         self.tangents_seen = False
         self.at_autograd: dict[int, Any] = {}
         self.of_tensors: dict[tuple[int, int], Any] = {}
+        #: For calls in compiled graphs: device key -> the same.
+        self.in_graphs: dict[str, Any] = {}
 
     def clear(self) -> None:
+        self.in_graphs.clear()
         self.at_autograd.clear()
         self.of_tensors.clear()
 

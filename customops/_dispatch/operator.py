@@ -243,11 +243,25 @@ class OperatorHandle:
         """The same for the keys of a tensor and those that are active in a thread. An op with autocast has none."""
         with lock:
             backend, counts_versions = _compat.dispatch.plain_tensor(keys, included)
-            above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-            found = self._find_kernel(backend, above)
-            if self._kernels.get(f"Autocast{backend}") or (self.schema.mutated and not counts_versions):
+            found = self._find_kernel_of(backend)
+            if self.schema.mutated and not counts_versions:
                 found = None
             self.fast_path.of_tensors[keys.raw_repr(), included.raw_repr()] = found
+
+    def find_fast_path_in_graphs(self, backend: str) -> Any:
+        """The same for dense tensors of a device, given by its key."""
+        known = self.fast_path.in_graphs
+        if backend in known:
+            return known[backend]
+        with lock:
+            found = known[backend] = self._find_kernel_of(backend)
+        return found
+
+    def _find_kernel_of(self, backend: str | None) -> Any:
+        """The kernel that a device runs, if there is nothing on the way from a call without keys of modes to it."""
+        above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
+        found = self._find_kernel(backend, above)
+        return None if self._kernels.get(f"Autocast{backend}") else found
 
     def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
         """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""

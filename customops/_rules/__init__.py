@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
-from customops._rules import ad_inplace_or_view, checkpointing, functionalization
+from customops._rules import ad_inplace_or_view, checkpointing, functionalization, graph_calls
 from customops._rules.autocast import AutocastRule
 from customops._rules.effect import EffectRule
 from customops._rules.fake import FakeRule
@@ -69,7 +69,7 @@ class Rules:
         self.vmap.bind(operator)
         for rule in self._others.values():
             rule.bind(operator)
-        for module in (ad_inplace_or_view, functionalization, checkpointing):
+        for module in (ad_inplace_or_view, functionalization, checkpointing, graph_calls):
             module.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
