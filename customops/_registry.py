@@ -26,15 +26,7 @@ from customops._schema.differentiability import Names, names_in
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
 from customops._schema.writes import mutates_args_names
-from customops._spec import (
-    DefinitionOptions,
-    OnConflict,
-    check_on_conflict,
-    check_spec,
-    define_op,
-    direct_in_graphs_of,
-    spec_of,
-)
+from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 
 P = ParamSpec("P")
@@ -60,7 +52,6 @@ class Registry:
     """
 
     def __init__(self, *, direct_in_graphs: bool = True) -> None:
-        #: For the ops defined here that do not say it themselves.
         self.direct_in_graphs = direct_in_graphs
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
@@ -124,9 +115,8 @@ class Registry:
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
             bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
-            direct_in_graphs: let the code that inductor writes run the kernel without the dispatcher, where it could not
-                be told apart. None: as the registry says. The environment variable ``CUSTOMOPS_DIRECT_IN_GRAPHS``, "0"
-                or "1", read when an op is defined, counts for all ops.
+            direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
+                as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -148,7 +138,7 @@ class Registry:
             "tags": tags,
             "check": check,
             "bypass": bypass,
-            "direct_in_graphs": direct_in_graphs_of(direct_in_graphs, self.direct_in_graphs, str(name)),
+            "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }

@@ -38,8 +38,8 @@ def check_on_conflict(value: Any, op: str) -> None:
         )
 
 
-def direct_in_graphs_of(given: Any, of_registry: bool, op: str) -> bool:
-    """What an op, its registry and the environment say together of ``direct_in_graphs``. The environment decides."""
+def _direct_in_graphs(given: Any, op: str) -> bool:
+    """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
     value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
     if value not in (None, "", "0", "1"):
         raise DefinitionError(
@@ -48,9 +48,9 @@ def direct_in_graphs_of(given: Any, of_registry: bool, op: str) -> bool:
             expected='"0" or "1"',
             got=brief(value),
         )
-    if given is not None and not isinstance(given, bool):
+    if not isinstance(given, bool):
         raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
-    return value == "1" if value else of_registry if given is None else given
+    return value == "1" if value else given
 
 
 class DefinitionOptions(TypedDict, total=False):
@@ -105,7 +105,7 @@ def spec_of(
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=bypass,
-        direct_in_graphs=direct_in_graphs,
+        direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
         source=user_source(),
     )
 

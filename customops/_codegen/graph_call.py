@@ -72,11 +72,12 @@ def _source(shape: Shape) -> Source:
     source = Source("graph_call", schema, shape.tags, shape.when)
     tensors = [argument for argument in schema.arguments if argument.holds_tensors]
     named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
+    names = [variable_name(argument) for argument in tensors]
     source.template = fill(
         GRAPH_CALL,
         parameters=emit_parameters(source),
         are_plain="\n".join(f"and {_emit_is_plain(argument, may_be_none(argument, schema))}" for argument in tensors),
-        nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(map(variable_name, tensors))}))",
+        nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(names)}))",
         defaults=emit_defaults(source),
         kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
         arguments=[*map(variable_name, schema.positional), *named],

@@ -113,8 +113,8 @@ def emit_kernel_call(source: Source, *, bump: bool, direct: bool, last: bool = F
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
-    mode and in the first call of compiled code, never in a `direct` call. In the `last` call of all, no dispatcher looks
-    at what is returned: then its types are checked here, whatever the policy.
+    mode and in the first call of compiled code, never in a `direct` call. Where it is the `last`, no
+    dispatcher looks at what is returned: its types are checked here, whatever the policy.
     """
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.

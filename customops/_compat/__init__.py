@@ -6,7 +6,8 @@ of its subsystem, and the rest of the package calls a function that does the rig
     _compat.dispatch.key_set("CPU")
 
 `late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
-`inductor`, `graph_calls`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor inductor.
+`inductor`, `inductor_rules`, `graph_calls`, `functionalization`, `symbols`. Importing these loads neither
+Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -16,6 +17,7 @@ from customops._compat import functionalization as functionalization
 from customops._compat import functorch as functorch
 from customops._compat import graph_calls as graph_calls
 from customops._compat import inductor as inductor
+from customops._compat import inductor_rules as inductor_rules
 from customops._compat import kernel_state as kernel_state
 from customops._compat import libraries as libraries
 from customops._compat import memory as memory

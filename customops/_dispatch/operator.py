@@ -73,6 +73,8 @@ class OperatorHandle:
         self.mutation_only: Final = mutation_only
         #: What to raise for an op that is gone.
         self.removed: Exception | None = None
+        #: What is to be undone then, besides what libraries hold.
+        self.on_removal: list[Undo] = []
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.

@@ -9,14 +9,20 @@ from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
 from customops._rules import ad_inplace_or_view, checkpointing, functionalization, graph_calls
 from customops._rules.autocast import AutocastRule
+from customops._rules.decomposition import DecompositionRule
 from customops._rules.effect import EffectRule
 from customops._rules.fake import FakeRule
+from customops._rules.inductor_lowering import InductorLoweringRule
 from customops._rules.kernel import KernelRule
 from customops._rules.raw import RawRule
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 
 R = TypeVar("R")
+
+
+#: The rules by which compilers put other code in the place of the op.
+_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule)
 
 
 class Rules:
@@ -43,6 +49,14 @@ class Rules:
     @property
     def effect(self) -> EffectRule:
         return self._other(EffectRule)
+
+    @property
+    def decomposition(self) -> DecompositionRule:
+        return self._other(DecompositionRule)
+
+    @property
+    def inductor_lowering(self) -> InductorLoweringRule:
+        return self._other(InductorLoweringRule)
 
     @property
     def torch_dispatch(self) -> TorchDispatchRule:
@@ -85,4 +99,9 @@ class Rules:
             effect.effects if effect else {},
             self.vmap.rules,
             torch_dispatch.rules if torch_dispatch else {},
+            [self._others[kind].traced() for kind in _FOR_COMPILERS if kind in self._others],
         )
+
+    def equivalents(self) -> list[Callable[..., Any]]:
+        """Functions that compilers take in the place of the op: each must compute the same, or be NotImplemented."""
+        return [fn for kind in _FOR_COMPILERS if kind in self._others for fn in self._others[kind].equivalents()]

@@ -54,7 +54,7 @@ def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
     type_ = type_.removesuffix("?")
     item = item_type(type_)
     if item is not None:
-        return type(value) is list and all(_arrives_unchanged(argument, item, each) for each in value)
+        return isinstance(value, list) and all(_arrives_unchanged(argument, item, each) for each in value)
     if value is _compat.graph_calls.TENSOR:
         return type_ == "Tensor"
     if isinstance(value, torch.SymInt):

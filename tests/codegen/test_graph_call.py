@@ -192,9 +192,7 @@ def test_an_op_that_is_not_defined(ns: str) -> None:
 def test_types_of_results_are_checked(registry: Registry, ns: str, check: Any) -> None:
     """In place of the dispatcher, which does so whatever the policy."""
     results = iter([ONE + 1, 3.0, ONE])
-    registry.custom_op(
-        f"{ns}::f", lambda x: next(results), mutates_args=(), schema="(Tensor x) -> Tensor", check=check
-    )
+    registry.custom_op(f"{ns}::f", lambda x: next(results), mutates_args=(), schema="(Tensor x) -> Tensor", check=check)
     direct = direct_call(f"{ns}::f", "CPU")
     direct(ONE)
     with pytest.raises(KernelError):
@@ -207,9 +205,7 @@ def test_types_of_results_are_checked(registry: Registry, ns: str, check: Any) -
 @pytest.mark.parametrize("check", ["always", "first", "never"])
 @pytest.mark.parametrize("kernel", [lambda x: torch.max(x, 0), lambda x: [x + 1, x + 2]])
 def test_several_results_are_a_tuple(registry: Registry, ns: str, kernel: Any, check: Any) -> None:
-    registry.custom_op(
-        f"{ns}::f", kernel, mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)", check=check
-    )
+    registry.custom_op(f"{ns}::f", kernel, mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)", check=check)
     direct = direct_call(f"{ns}::f", "CPU")
     assert [type(direct(ONE)) for _ in range(3)] == [tuple] * 3
 
@@ -281,8 +277,6 @@ T: Any = object()
 def test_which_calls_may_be_direct(
     registry: Registry, ns: str, schema: str, args: Any, kwargs: Any, expected: bool
 ) -> None:
-    from customops._compat.graph_calls import TENSOR
-
     def with_tensors(value: Any) -> Any:
         return [with_tensors(each) for each in value] if type(value) is list else TENSOR if value is T else value
 
