@@ -191,7 +191,7 @@ def test_several_results(registry: Registry, ns: str) -> None:
     op = registry.custom_op(
         f"{ns}::both", lambda *args, **kwargs: 1 / 0, schema="(Tensor x, *, int n=2) -> (Tensor, Tensor[])"
     )
-    op.register_fake(lambda x, *, n: (torch.empty_like(x), [torch.empty_like(x)] * n))
+    op.register_fake(lambda x, *, n: (torch.empty_like(x), [torch.empty_like(x) for _ in range(n)]))
     for register in (op.register_lowering, op.register_decomposition):
         with registry.scope():
             register(lambda x, *, n: (x + n, [x * i for i in range(n)]))
