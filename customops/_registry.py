@@ -23,11 +23,22 @@ from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
+from customops._schema.layout import Layout
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
 from customops._schema.writes import mutates_args_names
-from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
-from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
+from customops._spec import (
+    AGAIN,
+    DefinitionOptions,
+    OnConflict,
+    check_on_conflict,
+    check_spec,
+    conflict_error,
+    define_op,
+    replaced_error,
+    spec_of,
+)
+from customops.errors import DefinitionError, UnregisteredError, brief, user_source
 
 P = ParamSpec("P")
 
@@ -91,6 +102,7 @@ class Registry:
         device_types: DeviceTypes = None,
         schema: str | None = None,
         tags: Tags = None,
+        layout: Layout | None = None,
         on_conflict: OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
@@ -109,6 +121,8 @@ class Registry:
             schema: the schema, e.g. ``"(Tensor x) -> Tensor"``, instead of inferring it from type hints.
             tags: `torch.Tag` members; ``torch.Tag.inplace`` and ``torch.Tag.out`` are for ops that return what they
                 write to.
+            layout: the strides that inductor has to give the op's tensors: "needs_contiguous", "exact_strides" (those
+                without a compiler, the default of torch), "stride_order" or "flexible".
             on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
                 schema and tags (and raise if it has not).
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
@@ -136,6 +150,7 @@ class Registry:
             "device_types": device_types,
             "schema": schema,
             "tags": tags,
+            "layout": layout,
             "check": check,
             "bypass": bypass,
             "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
@@ -164,7 +179,7 @@ class Registry:
 
     def _add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _replaced(spec))
+            self.drop(stale, replaced_error(spec))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
@@ -188,10 +203,10 @@ class Registry:
             overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
             _compat.libraries.destroy_library(library)
             if overload is not None:
-                _compat.libraries.retire_overload(overload, _replaced(spec))
+                _compat.libraries.retire_overload(overload, replaced_error(spec))
             return self._add(spec)
         check_spec(spec)
-        old._owner.drop(old, _replaced(spec))
+        old._owner.drop(old, replaced_error(spec))
         try:
             op = define_op(spec, self)
         except BaseException:
@@ -219,13 +234,7 @@ class Registry:
         return old
 
     def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
-        return DefinitionError(
-            f"an op of this name exists, defined at {self._place(spec.qualname)}: {reason}",
-            op=spec.qualname,
-            where=where(spec.fn) if spec.fn is not None else None,
-            fix=fix,
-            **fields,
-        )
+        return conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
 
     def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
         """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
@@ -363,7 +372,7 @@ class Registry:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_AGAIN))
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN))
                 return True
         return False
 
@@ -389,13 +398,6 @@ class Registry:
                     op=op._qualname,
                 )
             )
-
-
-_AGAIN = "define it again, or use the new object"
-
-
-def _replaced(spec: OpSpec) -> UnregisteredError:
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=_AGAIN)
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

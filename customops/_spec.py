@@ -22,6 +22,7 @@ from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Differentiable, Names
 from customops._schema.infer import read
+from customops._schema.layout import Layout, with_layout
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, normalize_tags
@@ -36,6 +37,25 @@ def check_on_conflict(value: Any, op: str) -> None:
         raise DefinitionError(
             "on_conflict has no such value", op=op, expected='"replace", "error" or "reuse"', got=brief(value)
         )
+
+
+def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: str) -> DefinitionError:
+    """The error for an op that exists, defined at a place."""
+    return DefinitionError(
+        f"an op of this name exists, defined at {place}: {reason}",
+        op=spec.qualname,
+        where=where(spec.fn) if spec.fn is not None else None,
+        fix=fix,
+        **fields,
+    )
+
+
+AGAIN = "define it again, or use the new object"
+
+
+def replaced_error(spec: OpSpec) -> UnregisteredError:
+    """What calls of an op raise once this one has its name."""
+    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
 
 
 def _direct_in_graphs(given: Any, op: str) -> bool:
@@ -60,6 +80,7 @@ class DefinitionOptions(TypedDict, total=False):
     device_types: DeviceTypes
     schema: str | None
     tags: Tags
+    layout: Layout | None
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
@@ -76,6 +97,7 @@ def spec_of(
     device_types: DeviceTypes,
     schema: str | None,
     tags: Tags,
+    layout: Layout | None,
     check: CheckPolicy | None,
     bypass: bool,
     direct_in_graphs: bool,
@@ -83,7 +105,7 @@ def spec_of(
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
-    op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
+    op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
     signature = kernel = None
     if schema is None:
         wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)

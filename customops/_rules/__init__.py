@@ -15,6 +15,7 @@ from customops._rules.fake import FakeRule
 from customops._rules.inductor_lowering import InductorLoweringRule
 from customops._rules.kernel import KernelRule
 from customops._rules.raw import RawRule
+from customops._rules.replacement import ReplacementRule
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 
@@ -22,7 +23,7 @@ R = TypeVar("R")
 
 
 #: The rules by which compilers put other code in the place of the op.
-_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule)
+_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
 
 
 class Rules:
@@ -57,6 +58,10 @@ class Rules:
     @property
     def inductor_lowering(self) -> InductorLoweringRule:
         return self._other(InductorLoweringRule)
+
+    @property
+    def replacement(self) -> ReplacementRule:
+        return self._other(ReplacementRule)
 
     @property
     def torch_dispatch(self) -> TorchDispatchRule:
