@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from customops import _compat
+from customops import _compat, _spec
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
@@ -27,17 +27,6 @@ from customops._schema.layout import Layout
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
 from customops._schema.writes import mutates_args_names
-from customops._spec import (
-    AGAIN,
-    DefinitionOptions,
-    OnConflict,
-    check_on_conflict,
-    check_spec,
-    conflict_error,
-    define_op,
-    replaced_error,
-    spec_of,
-)
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source
 
 P = ParamSpec("P")
@@ -86,11 +75,11 @@ class Registry:
 
     @overload
     def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[DefinitionOptions]
+        self, name: str, fn: None = None, /, **options: Unpack[_spec.DefinitionOptions]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
     def custom_op(
-        self, name: str, fn: Callable[P, R], /, **options: Unpack[DefinitionOptions]
+        self, name: str, fn: Callable[P, R], /, **options: Unpack[_spec.DefinitionOptions]
     ) -> CustomOpDef[P, R]: ...
     def custom_op(
         self,
@@ -103,7 +92,7 @@ class Registry:
         schema: str | None = None,
         tags: Tags = None,
         layout: Layout | None = None,
-        on_conflict: OnConflict = "replace",
+        on_conflict: _spec.OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
         direct_in_graphs: bool | None = None,
@@ -161,12 +150,12 @@ class Registry:
         return request if fn is None else request(fn)
 
     def _define(
-        self, name: Name, on_conflict: OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
+        self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        check_on_conflict(on_conflict, str(name))
-        spec = spec_of(name, fn, **options)
+        _spec.check_on_conflict(on_conflict, str(name))
+        spec = _spec.spec_of(name, fn, **options)
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
             if existing is None:
@@ -179,11 +168,11 @@ class Registry:
 
     def _add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, replaced_error(spec))
+            self.drop(stale, _spec.replaced_error(spec))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = define_op(spec, self, rules)
+        op = _spec.define_op(spec, self, rules)
         self._ops[op._qualname] = op
         self.record(Registration(functools.partial(self.drop, op)))
         return op
@@ -198,17 +187,17 @@ class Registry:
                 raise self._conflict(
                     spec, "it was not made by custom_op, so it cannot be replaced", "choose another name"
                 )
-            check_spec(spec)
+            _spec.check_spec(spec)
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
             overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
             _compat.libraries.destroy_library(library)
             if overload is not None:
-                _compat.libraries.retire_overload(overload, replaced_error(spec))
+                _compat.libraries.retire_overload(overload, _spec.replaced_error(spec))
             return self._add(spec)
-        check_spec(spec)
-        old._owner.drop(old, replaced_error(spec))
+        _spec.check_spec(spec)
+        old._owner.drop(old, _spec.replaced_error(spec))
         try:
-            op = define_op(spec, self)
+            op = _spec.define_op(spec, self)
         except BaseException:
             old._owner.restore(old)
             raise
@@ -234,7 +223,7 @@ class Registry:
         return old
 
     def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
-        return conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
+        return _spec.conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
 
     def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
         """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
@@ -372,7 +361,7 @@ class Registry:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN))
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_spec.AGAIN))
                 return True
         return False
 

@@ -138,6 +138,28 @@ PROBES = (
         torch._ops.OpOverloadPacket""",
     ),
     _probe(
+        "graph_calls",
+        "calls in compiled graphs go through the dispatcher",
+        """torch._inductor.ir.FallbackKernel.codegen torch._ops.OpOverload torch.utils._pytree.tree_leaves""",
+    ),
+    _probe(
+        "inductor_rules",
+        "decompositions and lowerings are not followed",
+        """torch._inductor.codegen.subgraph.inline_subgraph_to_ir_nodes torch._inductor.decomposition.decompositions
+        torch._inductor.decomposition.fast_random_decomps torch._inductor.lowering._maybe_layout_constraints
+        torch._inductor.lowering.fallbacks torch._inductor.lowering.lowerings
+        torch._inductor.lowering.needs_realized_inputs torch.export.decomp_utils.CustomDecompTable
+        torch._ops.OpOverload torch.utils._pytree.tree_flatten torch.utils._pytree.tree_unflatten""",
+    ),
+    _probe(
+        "replacement",
+        "plain code is not replaced by ops in compiled graphs",
+        """torch._inductor.fx_passes.joint_graph.pass_patterns torch._inductor.pattern_matcher.PatternMatcherPass
+        torch._inductor.pattern_matcher.fwd_only torch._inductor.pattern_matcher.init_once_fakemode
+        torch._inductor.pattern_matcher.joint_fwd_bwd torch._inductor.pattern_matcher.register_replacement
+        torch.utils._python_dispatch._disable_current_modes""",
+    ),
+    _probe(
         "functionalization",
         "ops that mutate arguments cannot be compiled, or checkpointed selectively",
         """torch._higher_order_ops.auto_functionalize torch._higher_order_ops.auto_functionalize.can_auto_functionalize

@@ -46,8 +46,8 @@ def check(trial: Trial) -> None:
     ]
     if not any(tried):
         raise NotExercised(
-            "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: there "
-            "is nothing to compare"
+            "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: "
+            "there is nothing to compare"
         )
 
 
