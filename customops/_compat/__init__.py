@@ -6,8 +6,8 @@ of its subsystem, and the rest of the package calls a function that does the rig
     _compat.dispatch.key_set("CPU")
 
 `late` < `replacement`, `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`,
-`tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`, `symbols`. Importing these loads
-neither Dynamo nor inductor.
+`tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`, `reinplace`, `symbols`. Importing
+these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -22,6 +22,7 @@ from customops._compat import kernel_state as kernel_state
 from customops._compat import libraries as libraries
 from customops._compat import memory as memory
 from customops._compat import registries as registries
+from customops._compat import reinplace as reinplace
 from customops._compat import replacement as replacement
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols

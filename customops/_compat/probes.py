@@ -152,6 +152,13 @@ PROBES = (
         torch._ops.OpOverload torch.utils._pytree.tree_flatten torch.utils._pytree.tree_unflatten""",
     ),
     _probe(
+        "reinplace",
+        "in compiled graphs, an op may read what it has already written",
+        """torch._higher_order_ops.auto_functionalize.get_mutable_args
+        torch._higher_order_ops.auto_functionalize.read_view_information_from_args
+        torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core""",
+    ),
+    _probe(
         "replacement",
         "plain code is not replaced by ops in compiled graphs",
         """torch._inductor.fx_passes.joint_graph.pass_patterns torch._inductor.pattern_matcher.PatternMatcherPass
