@@ -323,7 +323,7 @@ def cases() -> list[Case]:
         Case("10 inputs, 3 outputs", "f(x, y, x, y, x, y, x, y, x, y)", defined(MANY)),
         Case("lists of tensors", "f([x, y, x, y], y)", defined(ADD_EACH)),
         Case("defaults, by keyword", "f(x, 2.0, flag=False)", defined(WITH_DEFAULTS)),
-        Case("10 calls in a graph", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
+        Case("graph direct", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
         Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),

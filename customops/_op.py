@@ -259,7 +259,7 @@ class CustomOpDef(Register[P, R]):
         definition = self._definition
         said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
         # What formulas see of an enum or a class is not in the schema.
-        return (*said, definition.spec.signature, *self._rules.traced())
+        return (*said, definition.spec.signature, definition.spec.direct_in_graphs, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from customops import _compat
+from customops import _compat, _spec
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
@@ -23,11 +23,11 @@ from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
+from customops._schema.layout import Layout
 from customops._schema.parse import check_nameless
 from customops._schema.tags import Tags, normalize_tags
 from customops._schema.writes import mutates_args_names
-from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, check_spec, define_op, spec_of
-from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
+from customops.errors import DefinitionError, UnregisteredError, brief, user_source
 
 P = ParamSpec("P")
 
@@ -40,6 +40,9 @@ class Registry:
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
     The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
 
+    Args:
+        direct_in_graphs: what `custom_op` takes, for all ops that do not say it themselves.
+
     Example:
         >>> registry = Registry()
         >>> @registry.custom_op("mylib::double", mutates_args=())
@@ -48,7 +51,8 @@ class Registry:
         >>> registry.clear()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, direct_in_graphs: bool = True) -> None:
+        self.direct_in_graphs = direct_in_graphs
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
         self._early: list[Registration] = []  # of kernels that came before their op
@@ -71,11 +75,11 @@ class Registry:
 
     @overload
     def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[DefinitionOptions]
+        self, name: str, fn: None = None, /, **options: Unpack[_spec.DefinitionOptions]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
     def custom_op(
-        self, name: str, fn: Callable[P, R], /, **options: Unpack[DefinitionOptions]
+        self, name: str, fn: Callable[P, R], /, **options: Unpack[_spec.DefinitionOptions]
     ) -> CustomOpDef[P, R]: ...
     def custom_op(
         self,
@@ -87,9 +91,11 @@ class Registry:
         device_types: DeviceTypes = None,
         schema: str | None = None,
         tags: Tags = None,
-        on_conflict: OnConflict = "replace",
+        layout: Layout | None = None,
+        on_conflict: _spec.OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        direct_in_graphs: bool | None = None,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
     ) -> Any:
@@ -104,12 +110,16 @@ class Registry:
             schema: the schema, e.g. ``"(Tensor x) -> Tensor"``, instead of inferring it from type hints.
             tags: `torch.Tag` members; ``torch.Tag.inplace`` and ``torch.Tag.out`` are for ops that return what they
                 write to.
+            layout: the strides that inductor has to give the op's tensors: "needs_contiguous", "exact_strides" (those
+                without a compiler, the default of torch), "stride_order" or "flexible".
             on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
                 schema and tags (and raise if it has not).
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
             bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
+            direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
+                as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -129,8 +139,10 @@ class Registry:
             "device_types": device_types,
             "schema": schema,
             "tags": tags,
+            "layout": layout,
             "check": check,
             "bypass": bypass,
+            "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
@@ -138,12 +150,12 @@ class Registry:
         return request if fn is None else request(fn)
 
     def _define(
-        self, name: Name, on_conflict: OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
+        self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        check_on_conflict(on_conflict, str(name))
-        spec = spec_of(name, fn, **options)
+        _spec.check_on_conflict(on_conflict, str(name))
+        spec = _spec.spec_of(name, fn, **options)
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
             if existing is None:
@@ -156,11 +168,11 @@ class Registry:
 
     def _add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _replaced(spec))
+            self.drop(stale, _spec.replaced_error(spec))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = define_op(spec, self, rules)
+        op = _spec.define_op(spec, self, rules)
         self._ops[op._qualname] = op
         self.record(Registration(functools.partial(self.drop, op)))
         return op
@@ -175,17 +187,17 @@ class Registry:
                 raise self._conflict(
                     spec, "it was not made by custom_op, so it cannot be replaced", "choose another name"
                 )
-            check_spec(spec)
+            _spec.check_spec(spec)
             # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
             overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
             _compat.libraries.destroy_library(library)
             if overload is not None:
-                _compat.libraries.retire_overload(overload, _replaced(spec))
+                _compat.libraries.retire_overload(overload, _spec.replaced_error(spec))
             return self._add(spec)
-        check_spec(spec)
-        old._owner.drop(old, _replaced(spec))
+        _spec.check_spec(spec)
+        old._owner.drop(old, _spec.replaced_error(spec))
         try:
-            op = define_op(spec, self)
+            op = _spec.define_op(spec, self)
         except BaseException:
             old._owner.restore(old)
             raise
@@ -211,13 +223,7 @@ class Registry:
         return old
 
     def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
-        return DefinitionError(
-            f"an op of this name exists, defined at {self._place(spec.qualname)}: {reason}",
-            op=spec.qualname,
-            where=where(spec.fn) if spec.fn is not None else None,
-            fix=fix,
-            **fields,
-        )
+        return _spec.conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
 
     def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
         """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
@@ -355,7 +361,7 @@ class Registry:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_AGAIN))
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_spec.AGAIN))
                 return True
         return False
 
@@ -381,13 +387,6 @@ class Registry:
                     op=op._qualname,
                 )
             )
-
-
-_AGAIN = "define it again, or use the new object"
-
-
-def _replaced(spec: OpSpec) -> UnregisteredError:
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=_AGAIN)
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

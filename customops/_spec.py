@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
@@ -21,6 +22,7 @@ from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Differentiable, Names
 from customops._schema.infer import read
+from customops._schema.layout import Layout, with_layout
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, normalize_tags
@@ -37,6 +39,40 @@ def check_on_conflict(value: Any, op: str) -> None:
         )
 
 
+def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: str) -> DefinitionError:
+    """The error for an op that exists, defined at a place."""
+    return DefinitionError(
+        f"an op of this name exists, defined at {place}: {reason}",
+        op=spec.qualname,
+        where=where(spec.fn) if spec.fn is not None else None,
+        fix=fix,
+        **fields,
+    )
+
+
+AGAIN = "define it again, or use the new object"
+
+
+def replaced_error(spec: OpSpec) -> UnregisteredError:
+    """What calls of an op raise once this one has its name."""
+    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
+
+
+def _direct_in_graphs(given: Any, op: str) -> bool:
+    """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
+    value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
+    if value not in (None, "", "0", "1"):
+        raise DefinitionError(
+            "the environment variable CUSTOMOPS_DIRECT_IN_GRAPHS has no such value",
+            op=op,
+            expected='"0" or "1"',
+            got=brief(value),
+        )
+    if not isinstance(given, bool):
+        raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
+    return value == "1" if value else given
+
+
 class DefinitionOptions(TypedDict, total=False):
     """What `Registry.custom_op` takes by keyword."""
 
@@ -44,9 +80,11 @@ class DefinitionOptions(TypedDict, total=False):
     device_types: DeviceTypes
     schema: str | None
     tags: Tags
+    layout: Layout | None
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    direct_in_graphs: bool | None
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
 
@@ -59,13 +97,15 @@ def spec_of(
     device_types: DeviceTypes,
     schema: str | None,
     tags: Tags,
+    layout: Layout | None,
     check: CheckPolicy | None,
     bypass: bool,
+    direct_in_graphs: bool,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
-    op, all_tags = str(name), with_pt2_compliant(normalize_tags(tags))
+    op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
     signature = kernel = None
     if schema is None:
         wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)
@@ -87,6 +127,7 @@ def spec_of(
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=bypass,
+        direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
         source=user_source(),
     )
 

@@ -19,7 +19,7 @@ from customops._codegen.function import (
     may_be_none,
     variable_name,
 )
-from customops._codegen.result_checks import emit_checks
+from customops._codegen.result_checks import emit_checks, emit_structure_check
 from customops._dispatch.fill_defaults import in_python_form, is_altered, without_defaults
 from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
@@ -107,7 +107,13 @@ def _source(shape: Shape, *, bump: bool) -> Source:
 
 
 def emit_kernel_call(
-    source: Source, *, bump: bool, direct: bool, alone: bool = False, records: str = "$is_grad_enabled()"
+    source: Source,
+    *,
+    bump: bool,
+    direct: bool,
+    alone: bool = False,
+    last: bool = False,
+    records: str = "$is_grad_enabled()",
 ) -> str:
     """The lines from the call of the ``$current`` kernel to the return.
 
@@ -116,7 +122,8 @@ def emit_kernel_call(
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
     mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
-    around it, which would convert what is returned, and was looked at: autocast is off.
+    around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
+    dispatcher looks at what is returned: its types are checked here, whatever the policy.
     """
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.
@@ -130,7 +137,7 @@ def emit_kernel_call(
         KERNEL_CALL,
         version_bump=_emit_version_bump(schema) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=[*positional, *named]),
-        checks=emit_checks(source),
+        checks=(emit_structure_check(source) if last and source.when != "always" else "") + emit_checks(source),
         conversion=_emit_conversion(source, alone),
     )
 

@@ -64,7 +64,7 @@ def emit_checks(source: Source) -> str:
     if torch.Tag.inplace in source.tags or torch.Tag.out in source.tags:
         checks = _emit_identity_check(source)
     else:
-        checks = _emit_structure_check(source) + _emit_alias_check(source)
+        checks = emit_structure_check(source) + _emit_alias_check(source)
     return fill(FIRST_CALL_ONLY, checks=checks) if source.when == "first" else checks
 
 
@@ -82,8 +82,9 @@ def _emit_identity_check(source: Source) -> str:
     return fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
 
 
-def _emit_structure_check(source: Source) -> str:
+def emit_structure_check(source: Source) -> str:
     """The lines that look closer at a result which is no plain tensor, or list of these, where the schema has one."""
+    source.objects |= _OBJECTS
     source.objects_of_op["structure"] = functools.partial(structure_check, source.schema, role="kernel")
     returns = source.schema.returns
     if any(ret.type not in ("Tensor", "Tensor[]") for ret in returns):

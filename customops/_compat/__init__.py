@@ -5,9 +5,9 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _compat.dispatch.key_set("CPU")
 
-`late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state` < `guards`,
-`registries`, `tracing`, `dynamo`, `inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor
-inductor.
+`late` < `replacement`, `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state` <
+`guards`, `registries`, `tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`,
+`reinplace`, `symbols`. Importing these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -15,12 +15,16 @@ from customops._compat import dispatch as dispatch
 from customops._compat import dynamo as dynamo
 from customops._compat import functionalization as functionalization
 from customops._compat import functorch as functorch
+from customops._compat import graph_calls as graph_calls
 from customops._compat import guards as guards
 from customops._compat import inductor as inductor
+from customops._compat import inductor_rules as inductor_rules
 from customops._compat import kernel_state as kernel_state
 from customops._compat import libraries as libraries
 from customops._compat import memory as memory
 from customops._compat import registries as registries
+from customops._compat import reinplace as reinplace
+from customops._compat import replacement as replacement
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols
 from customops._compat import tracing as tracing

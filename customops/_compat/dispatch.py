@@ -79,6 +79,15 @@ is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_
 #: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
 profiler: Any = torch.autograd.profiler
 
+#: How many dispatch modes are active in this thread?
+mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
+
+#: The innermost functorch transform that is running, or None.
+innermost_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
+
+#: Does a profiler record this thread?
+profiling: Callable[[], bool] = _C._autograd._profiler_enabled
+
 
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.

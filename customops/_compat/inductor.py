@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from customops._compat.late import followed, when_imported
+from customops._compat.replacement import ops_of_patterns
 
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
 FingerprintOf = Callable[[set[str]], str | None]
@@ -26,14 +27,15 @@ def fingerprint_with(function: FingerprintOf) -> None:
 def _add_fingerprints(codecache: Any) -> None:
     """Put fingerprints in the keys of the caches of AOTAutograd and inductor: torch's hold the names of ops alone.
 
-    Both pickle the attributes of this class. The keys of graphs without our ops stay as they are.
+    Both pickle the attributes of this class. The keys of graphs without our ops stay as they are, unless code in them
+    may be replaced by one.
     """
     details = codecache.FxGraphHashDetails
     details.__init__ = followed(details.__init__, _add_fingerprint)
 
 
 def _add_fingerprint(details: Any, gm: Any, *_args: Any, **_kwargs: Any) -> None:
-    fingerprint = _fingerprint_of(set(_names_in(gm))) if gm is not None else None
+    fingerprint = _fingerprint_of({*_names_in(gm), *ops_of_patterns()}) if gm is not None else None
     if fingerprint is not None:
         details.customops_fingerprint = fingerprint
 

@@ -14,7 +14,7 @@ class _Waiting(MetaPathFinder):
     """Calls functions with modules that are imported later."""
 
     def __init__(self) -> None:
-        self.actions: dict[str, Callable[[Any], object]] = {}
+        self.actions: dict[str, list[Callable[[Any], object]]] = {}
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name not in self.actions:
@@ -27,8 +27,7 @@ class _Waiting(MetaPathFinder):
         return spec
 
     def _loaded(self, module: Any) -> None:
-        action = self.actions.pop(module.__name__, None)
-        if action is not None:
+        for action in self.actions.pop(module.__name__, ()):
             action(module)
 
 
@@ -42,7 +41,7 @@ def when_imported(name: str, action: Callable[[Any], object]) -> None:
     if name in sys.modules:
         action(sys.modules[name])
     else:
-        _waiting.actions[name] = action
+        _waiting.actions.setdefault(name, []).append(action)
 
 
 def followed(function: Any, then: Callable[..., object]) -> Any:

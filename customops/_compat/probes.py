@@ -47,7 +47,8 @@ PROBES = (
         """torch._C._are_functorch_transforms_active torch._C._dispatch_keys
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_local_include_set
         torch._C._TorchDispatchModeKey.FUNCTIONAL torch._C._get_dispatch_mode
-        torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack""",
+        torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack
+        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled""",
     ),
     _probe(
         "dispatch",
@@ -141,6 +142,35 @@ PROBES = (
         """torch._functorch.compile_utils torch._inductor.codecache.FxGraphHashDetails
         torch._inductor.lowering.register_lowering torch._inductor.virtualized torch._ops.OpOverload
         torch._ops.OpOverloadPacket""",
+    ),
+    _probe(
+        "graph_calls",
+        "calls in compiled graphs go through the dispatcher",
+        """torch._inductor.ir.FallbackKernel.codegen torch._ops.OpOverload torch.utils._pytree.tree_leaves""",
+    ),
+    _probe(
+        "inductor_rules",
+        "decompositions and lowerings are not followed",
+        """torch._inductor.codegen.subgraph.inline_subgraph_to_ir_nodes torch._inductor.decomposition.decompositions
+        torch._inductor.decomposition.fast_random_decomps torch._inductor.lowering._maybe_layout_constraints
+        torch._inductor.lowering.fallbacks torch._inductor.lowering.lowerings
+        torch._inductor.lowering.needs_realized_inputs torch.export.decomp_utils.CustomDecompTable
+        torch._ops.OpOverload torch.utils._pytree.tree_flatten torch.utils._pytree.tree_unflatten""",
+    ),
+    _probe(
+        "reinplace",
+        "in compiled graphs, an op may read what it has already written",
+        """torch._higher_order_ops.auto_functionalize.get_mutable_args
+        torch._higher_order_ops.auto_functionalize.read_view_information_from_args
+        torch._inductor.fx_passes.reinplace.reinplace_inplaceable_ops_core""",
+    ),
+    _probe(
+        "replacement",
+        "plain code is not replaced by ops in compiled graphs",
+        """torch._inductor.fx_passes.joint_graph.pass_patterns torch._inductor.pattern_matcher.PatternMatcherPass
+        torch._inductor.pattern_matcher.fwd_only torch._inductor.pattern_matcher.init_once_fakemode
+        torch._inductor.pattern_matcher.joint_fwd_bwd torch._inductor.pattern_matcher.register_replacement
+        torch.utils._python_dispatch._disable_current_modes""",
     ),
     _probe(
         "functionalization",

@@ -30,8 +30,9 @@ class FastPath:
         #: Key set at Autograd or ADInplaceOrView, as a number -> the current kernel, or None: use the dispatcher.
         #: Those that were not seen yet are missing.
         self.by_keyset: dict[int, Any] = {}
-        #: The same by the key of a device, for what is called past the dispatcher.
+        #: The same by the key of a device, for what is called past the dispatcher, and in compiled graphs.
         self.by_device: dict[str | None, Any] = {}
+        self.in_graphs: dict[str, Any] = {}
         #: The kinds of call that go past the dispatcher; first what was looked for last, and was not among the first.
         self.kinds: list[Kind] = []
         #: The first of them.
@@ -40,6 +41,7 @@ class FastPath:
     def clear(self) -> None:
         self.by_keyset.clear()
         self.by_device.clear()
+        self.in_graphs.clear()
         self.kinds, self.recent = [], ()
 
     def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:

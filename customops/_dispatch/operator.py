@@ -74,6 +74,8 @@ class OperatorHandle:
         self.mutation_only: Final = mutation_only
         #: What to raise for an op that is gone.
         self.removed: Exception | None = None
+        #: What is to be undone then, besides what libraries hold.
+        self.on_removal: list[Undo] = []
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.
@@ -253,10 +255,24 @@ class OperatorHandle:
                 return kind[-1]
             backend = _compat.dispatch.plain_tensors(tensors)
             if backend not in path.by_device:
-                above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-                path.by_device[backend] = self._find_kernel(backend, above)
+                path.by_device[backend] = self._find_kernel_of(backend)
             found = path.by_device[backend]
             return found if found is not None and path.add_kind(tensors, found) else None
+
+    def find_fast_path_in_graphs(self, backend: str) -> Any:
+        """The same for dense tensors of a device, given by its key. An op with autocast has none."""
+        known = self.fast_path.in_graphs
+        if backend in known:
+            return known[backend]
+        with lock:
+            has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
+            found = known[backend] = None if has_autocast else self._find_kernel_of(backend)
+        return found
+
+    def _find_kernel_of(self, backend: str | None) -> Any:
+        """The kernel that a device runs, if there is nothing on the way from a call without keys of modes to it."""
+        above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
+        return self._find_kernel(backend, above)
 
     def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
         """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""

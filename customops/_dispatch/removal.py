@@ -13,6 +13,8 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
     operator.recompile()
     if operator.mutation_only is not None:
         remove(operator.mutation_only, error)
+    while operator.on_removal:
+        operator.on_removal.pop()()
     for library in operator._added:
         _compat.libraries.destroy_library(library)
     operator._added.clear()

@@ -37,6 +37,8 @@ class OpSpec:
     check: CheckPolicy = "always"
     differentiable: Differentiable = ALL
     bypass: bool = False
+    #: May the code of a graph run the kernel without the dispatcher?
+    direct_in_graphs: bool = True
     #: ``file:line`` of the definition.
     source: str = ""
 

@@ -7,16 +7,23 @@ from typing import Any, TypeVar
 
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
-from customops._rules import ad_inplace_or_view, checkpointing, functionalization
+from customops._rules import ad_inplace_or_view, checkpointing, functionalization, graph_calls
 from customops._rules.autocast import AutocastRule
+from customops._rules.decomposition import DecompositionRule
 from customops._rules.effect import EffectRule
 from customops._rules.fake import FakeRule
+from customops._rules.inductor_lowering import InductorLoweringRule
 from customops._rules.kernel import KernelRule
 from customops._rules.raw import RawRule
+from customops._rules.replacement import ReplacementRule
 from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 
 R = TypeVar("R")
+
+
+#: The rules by which compilers put other code in the place of the op.
+_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
 
 
 class Rules:
@@ -45,6 +52,18 @@ class Rules:
         return self._other(EffectRule)
 
     @property
+    def decomposition(self) -> DecompositionRule:
+        return self._other(DecompositionRule)
+
+    @property
+    def inductor_lowering(self) -> InductorLoweringRule:
+        return self._other(InductorLoweringRule)
+
+    @property
+    def replacement(self) -> ReplacementRule:
+        return self._other(ReplacementRule)
+
+    @property
     def torch_dispatch(self) -> TorchDispatchRule:
         return self._other(TorchDispatchRule)
 
@@ -69,7 +88,7 @@ class Rules:
         self.vmap.bind(operator)
         for rule in self._others.values():
             rule.bind(operator)
-        for module in (ad_inplace_or_view, functionalization, checkpointing):
+        for module in (ad_inplace_or_view, functionalization, checkpointing, graph_calls):
             module.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
@@ -85,4 +104,9 @@ class Rules:
             effect.effects if effect else {},
             self.vmap.rules,
             torch_dispatch.rules if torch_dispatch else {},
+            [self._others[kind].traced() for kind in _FOR_COMPILERS if kind in self._others],
         )
+
+    def equivalents(self) -> list[Callable[..., Any]]:
+        """Functions that compilers take in the place of the op: each must compute the same, or be NotImplemented."""
+        return [fn for kind in _FOR_COMPILERS if kind in self._others for fn in self._others[kind].equivalents()]

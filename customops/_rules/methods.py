@@ -14,6 +14,7 @@ from typing_extensions import Never
 from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
+from customops._rules.compiler_methods import RegisterForCompilers
 from customops._rules.fits import (
     Decorator,
     F,
@@ -30,12 +31,11 @@ from customops._rules.fits import (
     Strategy,
     TakesModeAndCall,
 )
-from customops._rules.gradient_methods import RegisterGradients
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class Register(RegisterGradients[P, R]):
+class Register(RegisterForCompilers[P, R]):
     """The ``register_*`` methods of `CustomOpDef`."""
 
     # Kernels ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """test_kernels: kernels of one operator agree, and with a plain function if there is one.
 
-Compared are, where they exist: the operator and a reference function; a device's kernel and the one for all devices,
+Compared are, where they exist: the operator and a reference function; the operator and what compilers take for it,
+decompositions, lowerings and replacements; a device's kernel and the one for all devices,
 which it stands in for; the kernels of two devices. For the kernels of one device, also with other values: NaN, zeros,
 halves, negative and large ones, and other numbers and flags.
 """
@@ -39,12 +40,14 @@ def check(trial: Trial) -> None:
     expected = steady_results(trial)
     tried = [
         _check_reference(trial, expected),
+        _check_for_compilers(trial, expected),
         _check_kernel_for_all(trial, expected),
         _check_devices(trial, expected),
     ]
     if not any(tried):
         raise NotExercised(
-            "there is one kernel for these inputs, and no reference function: there is nothing to compare"
+            "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: "
+            "there is nothing to compare"
         )
 
 
@@ -82,6 +85,25 @@ def _check_reference(trial: Trial, expected: Results) -> bool:
         expected=f"the results of {where(reference)}",
     )
     return True
+
+
+def _check_for_compilers(trial: Trial, expected: Results) -> bool:
+    """Decompositions, lowerings and replacements: what compilers take for the operator."""
+    tried = False
+    for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():
+        copy = trial.copy()
+        outputs = function(*copy.args, **copy.kwargs)
+        if outputs is not NotImplemented:
+            tried = True
+            _judge(
+                trial,
+                "the operator has other results than what compilers take for it",
+                expected,
+                results_in(replace(copy, args=trial.args, kwargs=trial.kwargs), outputs),
+                "one of the two is wrong for these inputs",
+                expected="the results of its decomposition, lowering or replacement",
+            )
+    return tried
 
 
 # Other kernels ----------------------------------------------------------------------------------------------

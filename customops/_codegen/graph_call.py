@@ -1,0 +1,96 @@
+"""A call in the code of inductor: it runs the kernel without the dispatcher, where that cannot be told apart.
+
+What the tensors are was known when the graph was compiled, and guards see to it that it stays so: dense, of one device,
+and neither conjugate nor negative views. What is left to find out is what is active in the thread when the graph runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from customops import _compat
+from customops._codegen.autograd import any_requires_grad
+from customops._codegen.function import Shape, Source, fill, may_be_none, variable_name
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
+from customops._schema.model import Argument
+
+GRAPH_CALL = """\
+def graph_call({parameters}):
+    $current = $handle.fast_path.in_graphs.get($device)
+    if $current is None:
+        $current = $handle.find_fast_path_in_graphs($device)
+    if (
+        $current is not None
+        and not $mode_count()
+        and $transform() is None
+        and not $is_torch_function_mode_enabled()
+        and not $profiling()
+        and not $is_excluded($conjugate)
+        and $forward_ad._current_level < 0
+        {are_plain}
+        {nothing_to_differentiate}
+    ):
+        {defaults}
+        {kernel_call}
+    return $dispatched({arguments})
+"""
+
+#: What the template refers to.
+_OBJECTS: dict[str, Any] = {
+    "conjugate": _compat.dispatch.DispatchKey.Conjugate,
+    "forward_ad": _compat.autograd.forward_ad,
+    "is_excluded": _compat.dispatch.is_excluded,
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
+    "mode_count": _compat.dispatch.mode_count,
+    "plain_types": {torch.Tensor, torch.nn.Parameter},
+    "profiling": _compat.dispatch.profiling,
+    "transform": _compat.dispatch.innermost_transform,
+    "types_in_lists": {torch.Tensor, torch.nn.Parameter, type(None)},
+}
+
+
+def graph_call(operator: Any, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for calls of an op on tensors of a device, given by its dispatch key.
+
+    Args:
+        operator: the handle of the op; `in_graphs` of its fast path has the kernel.
+        dispatched: does the same by the dispatcher, at any time.
+    """
+    source = _source(Shape.of(operator.schema, operator.tags, operator.when))
+    function = source.build(operator.qualname, handle=operator, device=device, dispatched=dispatched)
+    return _compat.dynamo.outside_dynamo(function)
+
+
+@functools.lru_cache(maxsize=512)
+def _source(shape: Shape) -> Source:
+    schema = shape.schema
+    source = Source("graph_call", schema, shape.tags, shape.when)
+    tensors = [argument for argument in schema.arguments if argument.holds_tensors]
+    named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
+    names = [variable_name(argument) for argument in tensors]
+    source.template = fill(
+        GRAPH_CALL,
+        parameters=emit_parameters(source),
+        are_plain="\n".join(f"and {_emit_is_plain(argument, may_be_none(argument, schema))}" for argument in tensors),
+        nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(names)}))",
+        defaults=emit_defaults(source),
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
+        arguments=[*map(variable_name, schema.positional), *named],
+    )
+    source.objects |= _OBJECTS | {"any_requires_grad": any_requires_grad(schema)}
+    return source
+
+
+def _emit_is_plain(argument: Argument, may_be_none: bool) -> str:
+    """The condition under which what is given for an argument has no subclass of tensors in it."""
+    name = variable_name(argument)
+    if argument.is_tensor_list:
+        test = f"$types_in_lists.issuperset($map($type, {name}))"
+        return f"({name} is None or {test})" if argument.type.endswith("?") else test
+    test = f"$type({name}) in $plain_types"
+    return f"({test} or {name} is None)" if may_be_none else test
