@@ -12,6 +12,7 @@ from customops._registry import default as default_registry
 from customops._samples import Sample
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
+from customops._triton import triton_op, wrap_triton
 from customops.errors import CustomOpsError, OpCheckError
 from customops.library import (
     Library,
@@ -73,6 +74,8 @@ __all__ = [
     "register_torch_dispatch",
     "register_vmap",
     "schema",
+    "triton_op",
+    "wrap_triton",
 ]
 
 

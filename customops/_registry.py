@@ -30,7 +30,6 @@ from customops._spec import DefinitionOptions, OnConflict, check_on_conflict, ch
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source, where
 
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 
@@ -90,6 +89,7 @@ class Registry:
         on_conflict: OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        traceable: bool = False,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
     ) -> Any:
@@ -110,6 +110,7 @@ class Registry:
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
             bypass: let a call of the object run the kernel without the dispatcher where only the profiler could tell.
+            traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -131,6 +132,7 @@ class Registry:
             "tags": tags,
             "check": check,
             "bypass": bypass,
+            "traceable": traceable,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }

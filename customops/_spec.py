@@ -47,6 +47,7 @@ class DefinitionOptions(TypedDict, total=False):
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    traceable: bool
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
 
@@ -61,6 +62,7 @@ def spec_of(
     tags: Tags,
     check: CheckPolicy | None,
     bypass: bool,
+    traceable: bool,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
@@ -87,6 +89,7 @@ def spec_of(
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=bypass,
+        traceable=traceable,
         source=user_source(),
     )
 
@@ -100,8 +103,9 @@ def _devices(device_types: DeviceTypes) -> DeviceTypes:
 
 def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
-    if not isinstance(spec.bypass, bool):
-        raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
+    for option, value in (("bypass", spec.bypass), ("traceable", spec.traceable)):
+        if not isinstance(value, bool):
+            raise DefinitionError(f"{option} must be True or False", op=spec.qualname, got=brief(value))
     if spec.bypass:
         bypass.refuse(spec.schema, spec.qualname)
     assert spec.kernel is not None

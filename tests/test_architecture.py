@@ -32,6 +32,7 @@ ROOMS = (
     "_op",
     "_spec",
     "_registry",
+    "_triton",
     "schema",
     "library",
     "checks",

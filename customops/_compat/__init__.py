@@ -6,7 +6,7 @@ of its subsystem, and the rest of the package calls a function that does the rig
     _compat.dispatch.key_set("CPU")
 
 `late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
-`inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor inductor.
+`inductor`, `functionalization`, `symbols`, `triton`. Importing these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -22,3 +22,4 @@ from customops._compat import registries as registries
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols
 from customops._compat import tracing as tracing
+from customops._compat import triton as triton

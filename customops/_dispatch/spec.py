@@ -37,6 +37,8 @@ class OpSpec:
     check: CheckPolicy = "always"
     differentiable: Differentiable = ALL
     bypass: bool = False
+    #: May compilers trace into `fn`, and run it on tensors without data?
+    traceable: bool = False
     #: ``file:line`` of the definition.
     source: str = ""
 

@@ -69,8 +69,9 @@ class Rules:
         self.vmap.bind(operator)
         for rule in self._others.values():
             rule.bind(operator)
-        for module in (ad_inplace_or_view, functionalization, checkpointing):
-            module.bind(operator)
+        ad_inplace_or_view.bind(operator)
+        functionalization.bind(operator, self.kernel.default)
+        checkpointing.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""
@@ -85,4 +86,5 @@ class Rules:
             effect.effects if effect else {},
             self.vmap.rules,
             torch_dispatch.rules if torch_dispatch else {},
+            self.kernel.traced(),
         )

@@ -1,0 +1,158 @@
+"""Ops of Triton kernels against plain torch, on CPU tensors under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from helpers.isolated import isolated
+from torch import Tensor
+from torch.nn.functional import rms_norm as rms_norm_of_torch
+
+import customops
+
+pytest.importorskip("numpy")
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+def setup() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+interpreted = isolated(setup)
+
+
+def skip_without_triton() -> None:
+    pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> None:
+    skip_without_triton()
+
+
+def compiled(fn: Any, **options: Any) -> Any:
+    return torch.compile(fn, fullgraph=True, **options)
+
+
+@interpreted
+def test_values() -> None:
+    from helpers import triton_ops as ops
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, y, weight = torch.randn(5, 7, dtype=dtype), torch.randn(5, 7, dtype=dtype), torch.randn(7, dtype=dtype)
+        torch.testing.assert_close(ops.add(x, y), x + y)
+        torch.testing.assert_close(ops.add(x.t(), y.t()), (x + y).t())
+        torch.testing.assert_close(ops.softmax(x), x.softmax(-1))
+        torch.testing.assert_close(ops.rms_norm(x, weight), rms_norm_of_torch(x, (7,), weight, 1e-6))
+    for x in (ops.rotary_inputs()[0], torch.randn(8, 2, 3).transpose(0, 2)):  # one of them with other strides
+        _, cos, sin = ops.rotary_inputs()
+        expected = ops.rotary_in_torch(x, cos, sin)
+        assert ops.rotary_(x, cos, sin) is None
+        torch.testing.assert_close(x, expected)
+
+
+@interpreted
+def test_gradients_are_those_of_torch() -> None:
+    from helpers import triton_ops as ops
+
+    def gradients(fn: Any, *inputs: Tensor) -> Any:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        return torch.autograd.grad(fn(*leaves).square().sum(), leaves)
+
+    x, y, weight = torch.randn(5, 7).double(), torch.randn(5, 7).double(), torch.randn(7).double()
+    pairs = [
+        (ops.add, torch.add, (x, y)),
+        (ops.softmax, lambda x: x.softmax(-1), (x,)),
+        (ops.rms_norm, lambda x, w: rms_norm_of_torch(x, (7,), w, 1e-6), (x, weight)),
+    ]
+    for ours, theirs, inputs in pairs:
+        torch.testing.assert_close(gradients(ours, *inputs), gradients(theirs, *inputs))
+        aot = compiled(ours, backend="aot_eager")
+        torch.testing.assert_close(gradients(aot, *inputs), gradients(theirs, *inputs))
+
+
+@interpreted
+def test_compiled() -> None:
+    from helpers import triton_ops as ops
+
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return ops.softmax(ops.add(x, y).sin())
+
+    for options in ({"backend": "aot_eager"}, {"backend": "aot_eager", "dynamic": True}, {"backend": "inductor"}):
+        fn = compiled(model, **options)
+        for rows in (3, 5):
+            x, y = torch.randn(rows, 7), torch.randn(rows, 7)
+            torch.testing.assert_close(fn(x, y), (x + y).sin().softmax(-1))
+
+    def writes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ops.rotary_(x, cos, sin)
+        return x * 2
+
+    x, cos, sin = ops.rotary_inputs()
+    expected = ops.rotary_in_torch(x, cos, sin)
+    torch.testing.assert_close(compiled(writes)(x, cos, sin), expected * 2)
+    torch.testing.assert_close(x, expected)
+
+
+@interpreted
+def test_contexts() -> None:
+    from helpers import triton_ops as ops
+
+    x, y, weight = torch.randn(5, 7), torch.randn(5, 7), torch.randn(7)
+    with torch.inference_mode():
+        torch.testing.assert_close(ops.add(x, y), x + y)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = ops.rms_norm(mode.from_tensor(x), mode.from_tensor(weight))
+    assert fake.shape == x.shape
+    assert ops.softmax(x.to("meta")).shape == x.shape
+    torch.testing.assert_close(torch.func.grad(lambda x: ops.softmax(x)[0, 0])(x), torch.func.grad(first)(x))
+    batched = torch.vmap(ops.softmax)(torch.stack([x, y]))
+    torch.testing.assert_close(batched, torch.stack([x, y]).softmax(-1))
+    again = torch.utils.checkpoint.checkpoint(ops.softmax, x.requires_grad_(), use_reentrant=False)
+    torch.testing.assert_close(again, x.softmax(-1))
+    program = torch.export.export(Softmax(), (x.detach(),))
+    assert torch.ops.triton_ops.softmax.default in [node.target for node in program.graph.nodes]
+    torch.testing.assert_close(program.module()(y), y.softmax(-1))
+
+
+def first(x: Tensor) -> Tensor:
+    return x.softmax(-1)[0, 0]
+
+
+class Softmax(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        from helpers import triton_ops as ops
+
+        return ops.softmax(x)
+
+
+@interpreted
+def test_opcheck() -> None:
+    from helpers import triton_ops as ops
+
+    for op, args in (
+        (ops.add, (torch.randn(3, 5), torch.randn(3, 5))),
+        (ops.softmax, (torch.randn(3, 5),)),
+        (ops.rms_norm, (torch.randn(3, 5), torch.randn(5))),
+        (ops.rms_norm_backward, (torch.randn(3, 5), torch.randn(3, 5), torch.randn(5), 1e-6)),
+    ):
+        grad = op is not ops.rms_norm_backward
+        leaves = [a.requires_grad_(grad) if isinstance(a, Tensor) else a for a in args]
+        customops.opcheck(op, tuple(leaves))
+    customops.opcheck(ops.rotary_, ops.rotary_inputs())
+
+
+@interpreted
+def test_a_kernel_of_ones_own_for_a_device() -> None:
+    from helpers import triton_ops as ops
+
+    x = torch.randn(3, 5)
+    fn = compiled(lambda x: ops.softmax(x) * 2, backend="aot_eager")
+    torch.testing.assert_close(fn(x), x.softmax(-1) * 2)
+    with customops.default_registry.scope():
+        ops.softmax.register_kernel("cpu", lambda x: x + 1)
+        torch.testing.assert_close(fn(x), (x + 1) * 2)
+    torch.testing.assert_close(fn(x), x.softmax(-1) * 2)
