@@ -31,7 +31,15 @@ def is_fake(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def capture(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Put a launch into the graph that is being traced: a call of torch's higher-order op for Triton kernels."""
+    """Put a launch into the graph that is being traced: a call of torch's higher-order op for Triton kernels.
+
+    That knows no heuristics outside of an autotuner. Here they choose their values while tracing.
+    """
+    heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
+    while isinstance(kernel, heuristics):
+        for name, choose in kernel.values.items():
+            kwargs = {**kwargs, name: choose({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})}
+        kernel = kernel.fn
     wrapper = importlib.import_module("torch._higher_order_ops.triton_kernel_wrap").TraceableTritonKernelWrapper
     wrapper(kernel, None, None)[grid](*args, **kwargs)
 

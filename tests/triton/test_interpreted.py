@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any
 
@@ -13,24 +14,25 @@ from torch.nn.functional import rms_norm as rms_norm_of_torch
 
 import customops
 
-pytest.importorskip("numpy")
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
+ops: Any = None  # helpers.triton_ops, where the tests run
+
+
 def setup() -> None:
+    global ops
     os.environ["TRITON_INTERPRET"] = "1"
+    ops = importlib.import_module("helpers.triton_ops")
 
 
 interpreted = isolated(setup)
 
 
-def skip_without_triton() -> None:
-    pytest.importorskip("triton")
-
-
 @pytest.fixture(autouse=True)
 def _triton() -> None:
-    skip_without_triton()
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
 
 
 def compiled(fn: Any, **options: Any) -> Any:
@@ -39,8 +41,6 @@ def compiled(fn: Any, **options: Any) -> Any:
 
 @interpreted
 def test_values() -> None:
-    from helpers import triton_ops as ops
-
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x, y, weight = torch.randn(5, 7, dtype=dtype), torch.randn(5, 7, dtype=dtype), torch.randn(7, dtype=dtype)
         torch.testing.assert_close(ops.add(x, y), x + y)
@@ -56,8 +56,6 @@ def test_values() -> None:
 
 @interpreted
 def test_gradients_are_those_of_torch() -> None:
-    from helpers import triton_ops as ops
-
     def gradients(fn: Any, *inputs: Tensor) -> Any:
         leaves = [x.clone().requires_grad_() for x in inputs]
         return torch.autograd.grad(fn(*leaves).square().sum(), leaves)
@@ -76,8 +74,6 @@ def test_gradients_are_those_of_torch() -> None:
 
 @interpreted
 def test_compiled() -> None:
-    from helpers import triton_ops as ops
-
     def model(x: Tensor, y: Tensor) -> Tensor:
         return ops.softmax(ops.add(x, y).sin())
 
@@ -99,8 +95,6 @@ def test_compiled() -> None:
 
 @interpreted
 def test_contexts() -> None:
-    from helpers import triton_ops as ops
-
     x, y, weight = torch.randn(5, 7), torch.randn(5, 7), torch.randn(7)
     with torch.inference_mode():
         torch.testing.assert_close(ops.add(x, y), x + y)
@@ -124,15 +118,11 @@ def first(x: Tensor) -> Tensor:
 
 class Softmax(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        from helpers import triton_ops as ops
-
         return ops.softmax(x)
 
 
 @interpreted
 def test_opcheck() -> None:
-    from helpers import triton_ops as ops
-
     for op, args in (
         (ops.add, (torch.randn(3, 5), torch.randn(3, 5))),
         (ops.softmax, (torch.randn(3, 5),)),
@@ -147,8 +137,6 @@ def test_opcheck() -> None:
 
 @interpreted
 def test_a_kernel_of_ones_own_for_a_device() -> None:
-    from helpers import triton_ops as ops
-
     x = torch.randn(3, 5)
     fn = compiled(lambda x: ops.softmax(x) * 2, backend="aot_eager")
     torch.testing.assert_close(fn(x), x.softmax(-1) * 2)
