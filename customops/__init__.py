@@ -37,6 +37,7 @@ from customops.library import (
 if TYPE_CHECKING:
     from customops.checking import check
     from customops.checks import opcheck
+    from customops.languages import from_tvm_ffi
 
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "define",
     "errors",
     "fallthrough_kernel",
+    "from_tvm_ffi",
     "get_ctx",
     "get_kernel",
     "impl",
@@ -84,7 +86,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # The checks are loaded on first use: an op's users need them only in tests.
+    # Loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
     if name == "check":
         from customops.checking import check
 
@@ -93,4 +95,8 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "from_tvm_ffi":
+        from customops.languages import from_tvm_ffi
+
+        return from_tvm_ffi
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,6 +38,7 @@ ROOMS = (
     "checks",
     "__init__",
     "fake_profile",
+    "languages",
     "legacy",
     "testing",
     "checking",
@@ -57,6 +58,13 @@ HEAVY = [
     "expecttest",
     "hypothesis",
     "rich",
+    "triton",
+    "numba",
+    "jax",
+    "warp",
+    "tvm_ffi",
+    "cffi",
+    "cupy",
 ]
 
 
