@@ -129,11 +129,26 @@ class WrappedKernel:
             return _compat.triton.capture(self.kernel, grid, args, kwargs)
         if _compat.triton.is_fake(tensors):
             return None
-        guard = _interpreter if _compat.triton.is_interpreted(self.kernel) else self._guard(tensors)
+        if _compat.triton.is_interpreted(self.kernel):
+            return self._interpret(grid, args, kwargs)
+        guard = self._guard(tensors)
         if guard is None:
             return self.kernel[grid](*args, **kwargs)
         with guard:
             return self.kernel[grid](*args, **kwargs)
+
+    def _interpret(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _interpreter:
+            try:
+                return self.kernel[grid](*args, **kwargs)
+            except Exception as error:
+                if "Cannot call @triton.jit'd" not in str(error):
+                    raise
+                raise UnsupportedError(
+                    "a kernel that is interpreted calls a function of Triton that is not",
+                    op=_name(self.kernel),
+                    fix="set TRITON_INTERPRET=1 before triton is first imported, be it by torch.compile",
+                ) from error
 
     def _guard(self, tensors: list[Tensor]) -> Any:
         """A context in which the device of the tensors is the current one, or None if it is."""

@@ -14,7 +14,7 @@ from customops.languages import from_warp
 
 wp = pytest.importorskip("warp")
 pytestmark = pytest.mark.slow
-wp.config.quiet = True
+wp.config.log_level = wp.LOG_WARNING
 
 
 @wp.kernel  # type: ignore[untyped-decorator]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +148,47 @@ def test_a_kernel_of_ones_own_for_a_device() -> None:
         ops.softmax.register_kernel("cpu", lambda x: x + 1)
         torch.testing.assert_close(fn(x), (x + 1) * 2)
     torch.testing.assert_close(fn(x), x.softmax(-1) * 2)
+
+
+@interpreted
+def test_threads_take_turns() -> None:
+    x = torch.randn(5, 7)
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: ops.add(x, x), range(40)):
+            torch.testing.assert_close(result, x + x)
+
+
+def test_the_interpreter_has_to_be_there_first() -> None:
+    script = """if True:
+        import triton, os, torch, customops
+        os.environ["TRITON_INTERPRET"] = "1"
+        from helpers import triton_ops
+        try:
+            triton_ops.softmax(torch.randn(3, 5))
+        except customops.errors.UnsupportedError as error:
+            print(error)
+    """
+    done = in_process("-c", script)
+    assert "before triton is first imported" in done
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "triton_rms_norm.py"
+
+
+def test_the_example_runs() -> None:
+    assert "are those of torch" in in_process(str(EXAMPLE))
+
+
+def test_the_example_is_right() -> None:
+    table = in_process("-m", "customops", "check", str(EXAMPLE))
+    assert "7 passed, 0 failed" in table
+
+
+def in_process(*arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    folders = [str(EXAMPLE.parents[1]), str(EXAMPLE.parents[1] / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ driver: Any = None
 
 def setup() -> None:
     global ops, driver
+    os.environ.pop("TRITON_INTERPRET", None)
     ops = importlib.import_module("helpers.triton_ops")
     driver = importlib.import_module("helpers.triton_driver")
     driver.install()
@@ -281,7 +283,7 @@ print(fingerprint.fingerprint({"triton_ops::add"}))
 
 
 @pytest.fixture
-def other_source(tmp_path: Any) -> Iterator[Any]:
+def other_source(tmp_path: Any) -> Any:
     """A folder with the module of the ops, where one kernel multiplies."""
     spec = importlib.util.find_spec("helpers.triton_ops")
     assert spec is not None
@@ -291,7 +293,7 @@ def other_source(tmp_path: Any) -> Iterator[Any]:
     (tmp_path / "helpers").mkdir()
     (tmp_path / "helpers" / "__init__.py").touch()
     (tmp_path / "helpers" / "triton_ops.py").write_text(text)
-    yield tmp_path
+    return tmp_path
 
 
 def test_caches_tell_kernels_apart(other_source: Any) -> None:
