@@ -61,6 +61,7 @@ def _() -> Iterator[tuple[Tensor]]:
 @gelu_backward.register_samples(vary={"x.dtype": FLOATS, "grad.dtype": FLOATS})
 def _() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.randn(3, 4), torch.randn(3, 4)
+    yield torch.randn(4, 3).t(), torch.randn(3, 4)
 
 
 def main() -> None:

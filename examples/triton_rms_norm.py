@@ -1,7 +1,7 @@
 """RMSNorm in Triton, forward and backward: compilers see the kernels, and torch sees an op.
 
-`triton_op` takes the place of `custom_op`, and `wrap_triton` stands around each kernel that is launched. No fake impl is
-needed. Without a GPU the kernels run under Triton's interpreter, on CPU tensors: slowly, and with the same results.
+`triton_op` takes the place of `custom_op`, and `wrap_triton` stands around each kernel that is launched. No fake impl
+is needed. Without a GPU the kernels run under Triton's interpreter, on CPU tensors: slowly, and with the same results.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def from_jax(fn: None = None, /, *, copy: bool = False) -> Callable[[F], F]: ...
 def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
     """A function of JAX arrays, as one of tensors, on the devices that JAX has, too. It cannot write to them.
 
-    The call returns when JAX is done: until then, it reads the memory of the tensors. What it returns has to be computed
-    in the call: a constant of the module would be shared with torch, which may write to it.
+    The call returns when JAX is done: until then, it reads the memory of the tensors. What it returns has to be
+    computed in the call: a constant of the module would be shared with torch, which may write to it.
 
     Args:
         fn: takes arrays for tensors, everything else as it is, and returns new arrays; mostly made by ``jax.jit``.
