@@ -5,6 +5,7 @@ There is no GPU here, so the graphs are looked at. Triton's interpreter runs the
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib.util
 import os
@@ -19,6 +20,7 @@ from helpers.isolated import isolated
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 import customops
 from customops.errors import ArgumentError, UnsupportedError
@@ -173,6 +175,36 @@ def test_defaults_and_a_schema_of_ones_own() -> None:
     torch.testing.assert_close(graphs.compile(lambda x: plus(x, x, n=2))(x), 4 * x)
     assert graphs.launches(0)
     assert graphs.launches(1)
+
+
+@traced
+def test_an_op_that_returns_what_it_writes_and_types_that_are_lowered() -> None:
+    @customops.triton_op("triton_ops::twice_", mutates_args=("x",), tags=torch.Tag.inplace)
+    def twice_(x: Tensor, times: Times = Times.ONCE) -> Tensor:
+        for _ in range(times.value):
+            customops.wrap_triton(ops.add_kernel)[(1,)](x, x, x, x.numel(), ops.wide(x), BLOCK=16)
+        return x
+
+    graphs, x = Graphs(), torch.randn(5)
+    fn = graphs.compile(lambda x: twice_(x, Times.TWICE) + x)
+    before = x.clone()
+    torch.testing.assert_close(fn(x), 8 * before)
+    torch.testing.assert_close(x, 4 * before)
+    assert len(graphs.launches()) == 2
+
+
+class Times(enum.Enum):
+    ONCE = 1
+    TWICE = 2
+
+
+@traced
+def test_a_subclass_has_the_first_say() -> None:
+    graphs = Graphs()
+    a, b, c, d = (torch.randn(5, 7) for _ in range(4))
+    result = graphs.compile(lambda x, y: ops.add(x, y))(TwoTensor(a, b), TwoTensor(c, d))
+    torch.testing.assert_close((result.a, result.b), (a + c, b + d))
+    assert len(graphs.launches()) == 2
 
 
 @traced
