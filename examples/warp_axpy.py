@@ -11,7 +11,7 @@ from torch import Tensor
 from customops import Mut, custom_op
 from customops.languages import from_warp
 
-wp.config.log_level = wp.LOG_WARNING
+wp.config.log_level = wp.LOG_ERROR
 
 
 @wp.kernel  # type: ignore[untyped-decorator]
