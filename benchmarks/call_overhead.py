@@ -9,6 +9,9 @@ A case is one statement, timed for each contender with the same kernel function 
 
 In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True).
 
+In the rows of Triton, `customops` and `custom_op` stand for the ``triton_op`` of each. They need Triton, and run its
+interpreter; without a launch, what is left is the way to the kernel.
+
 Contenders take turns, so that what disturbs the machine disturbs all of them; a ratio is that of two medians. The
 kernels do next to nothing, on tensors of four elements: what is measured is the way to them and back.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import json
 import platform
@@ -324,10 +328,22 @@ def cases() -> list[Case]:
         Case("lists of tensors", "f([x, y, x, y], y)", defined(ADD_EACH)),
         Case("defaults, by keyword", "f(x, 2.0, flag=False)", defined(WITH_DEFAULTS)),
         Case("graph direct", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
+        *triton_cases(),
         Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),
         *bypassing(),
+    ]
+
+
+def triton_cases() -> list[Case]:
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton_row import contenders  # noqa: PLC0415 (the other rows do without it)
+
+    return [
+        Case("Triton, interpreted", "f(x, y)", contenders(1), context=torch.no_grad, calls=2),
+        Case("Triton, no launch", "f(x, y)", contenders(0), context=torch.no_grad),
     ]
 
 

@@ -12,6 +12,7 @@ from customops._registry import default as default_registry
 from customops._samples import Sample
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
+from customops._triton import triton_op, wrap_triton
 from customops.errors import CustomOpsError, OpCheckError
 from customops.library import (
     Library,
@@ -36,6 +37,7 @@ from customops.library import (
 if TYPE_CHECKING:
     from customops.checking import check
     from customops.checks import opcheck
+    from customops.languages import from_tvm_ffi
 
 
 __version__ = "0.1.0"
@@ -58,6 +60,7 @@ __all__ = [
     "define",
     "errors",
     "fallthrough_kernel",
+    "from_tvm_ffi",
     "get_ctx",
     "get_kernel",
     "impl",
@@ -73,6 +76,8 @@ __all__ = [
     "register_torch_dispatch",
     "register_vmap",
     "schema",
+    "triton_op",
+    "wrap_triton",
 ]
 
 
@@ -81,7 +86,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # The checks are loaded on first use: an op's users need them only in tests.
+    # Loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
     if name == "check":
         from customops.checking import check
 
@@ -90,4 +95,8 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "from_tvm_ffi":
+        from customops.languages import from_tvm_ffi
+
+        return from_tvm_ffi
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

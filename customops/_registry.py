@@ -30,7 +30,6 @@ from customops._schema.writes import mutates_args_names
 from customops.errors import DefinitionError, UnregisteredError, brief, user_source
 
 P = ParamSpec("P")
-
 R = TypeVar("R")
 
 
@@ -96,6 +95,7 @@ class Registry:
         check: CheckPolicy | None = None,
         bypass: bool = False,
         direct_in_graphs: bool | None = None,
+        traceable: bool = False,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
     ) -> Any:
@@ -120,6 +120,7 @@ class Registry:
             bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
             direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
                 as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
+            traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -143,6 +144,7 @@ class Registry:
             "check": check,
             "bypass": bypass,
             "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
+            "traceable": traceable,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }

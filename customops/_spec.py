@@ -85,6 +85,7 @@ class DefinitionOptions(TypedDict, total=False):
     check: CheckPolicy | None
     bypass: bool
     direct_in_graphs: bool | None
+    traceable: bool
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
 
@@ -101,6 +102,7 @@ def spec_of(
     check: CheckPolicy | None,
     bypass: bool,
     direct_in_graphs: bool,
+    traceable: bool,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
@@ -128,6 +130,7 @@ def spec_of(
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=bypass,
         direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
+        traceable=traceable,
         source=user_source(),
     )
 
@@ -143,6 +146,9 @@ def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
     if not isinstance(spec.bypass, bool):
         raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
+    for option, value in (("bypass", spec.bypass), ("traceable", spec.traceable)):
+        if not isinstance(value, bool):
+            raise DefinitionError(f"{option} must be True or False", op=spec.qualname, got=brief(value))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:

@@ -32,11 +32,13 @@ ROOMS = (
     "_op",
     "_spec",
     "_registry",
+    "_triton",
     "schema",
     "library",
     "checks",
     "__init__",
     "fake_profile",
+    "languages",
     "legacy",
     "testing",
     "checking",
@@ -56,6 +58,13 @@ HEAVY = [
     "expecttest",
     "hypothesis",
     "rich",
+    "triton",
+    "numba",
+    "jax",
+    "warp",
+    "tvm_ffi",
+    "cffi",
+    "cupy",
 ]
 
 

@@ -7,7 +7,7 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
 `late` < `replacement`, `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state` <
 `guards`, `registries`, `tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`,
-`reinplace`, `symbols`. Importing these loads neither Dynamo nor inductor.
+`reinplace`, `symbols`, `triton`. Importing these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -28,3 +28,4 @@ from customops._compat import replacement as replacement
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols
 from customops._compat import tracing as tracing
+from customops._compat import triton as triton

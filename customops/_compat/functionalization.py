@@ -13,9 +13,17 @@ from typing import Any
 import torch.fx.traceback
 import torch.utils.checkpoint
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 
 from customops._compat.late import when_imported
+
+
+def is_of_torch(cls: type) -> bool:
+    """Is this a class of the tensors that tracing itself makes?"""
+    return cls is torch.Tensor or issubclass(cls, (FakeTensor, FunctionalTensor))
+
 
 #: Is a call of one of our ops being functionalized in this context?
 _functionalizing: ContextVar[bool] = ContextVar("customops.functionalizing", default=False)

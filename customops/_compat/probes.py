@@ -181,6 +181,14 @@ PROBES = (
         torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode""",
     ),
     _probe(
+        "triton",
+        "compilers do not see the Triton kernels of an op",
+        """torch._higher_order_ops.triton_kernel_wrap
+        torch._higher_order_ops.triton_kernel_wrap.TraceableTritonKernelWrapper torch._functorch.config
+        torch._C._TorchDispatchModeKey torch._C._get_dispatch_mode torch._C._len_torch_dispatch_stack
+        torch._C._dispatch_keys torch._subclasses.fake_tensor.FakeTensor""",
+    ),
+    _probe(
         "tracing",
         "opcheck does not work",
         """torch._functorch.aot_autograd torch._functorch.config torch._functorch.partitioners

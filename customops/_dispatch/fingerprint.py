@@ -154,7 +154,10 @@ class _Walk:
 
     def _add_new(self, value: Any) -> None:
         name = _name_of(value)
-        if name is not None:
+        parts = _compat.triton.parts_of(value)
+        if parts is not None:
+            self._all("triton kernel", parts)
+        elif name is not None:
             self._text(name)
         elif isinstance(value, types.FunctionType):
             self._add_function(value)

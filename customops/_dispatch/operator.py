@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -276,17 +276,21 @@ class OperatorHandle:
 
     def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
         """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
-        if backend is None or self.removed is not None or self.fast_path.tangents_seen:
+        if backend is None or self.fast_path.tangents_seen:
+            return None
+        current_kernel = self.kernel_on(backend, above)
+        return current_kernel if current_kernel is not None and current_kernel.direct is not None else None
+
+    def kernel_on(self, backend: str, above: Iterable[str] = ()) -> CurrentKernel | None:
+        """The kernel that a device runs, or None if one at a key on the way to it is not a rule's."""
+        if self.removed is not None:
             return None
         counts = _compat.dispatch.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
             if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
                 return None
-        current_kernel = next(
-            (self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None
-        )
-        return current_kernel if current_kernel is not None and current_kernel.direct is not None else None
+        return next((self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None)
 
     def explain(self, error: RuntimeError) -> None:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines; or add what to do."""

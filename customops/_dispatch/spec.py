@@ -39,6 +39,8 @@ class OpSpec:
     bypass: bool = False
     #: May the code of a graph run the kernel without the dispatcher?
     direct_in_graphs: bool = True
+    #: May compilers trace into `fn`, and run it on tensors without data?
+    traceable: bool = False
     #: ``file:line`` of the definition.
     source: str = ""
 

@@ -88,7 +88,8 @@ class Rules:
         self.vmap.bind(operator)
         for rule in self._others.values():
             rule.bind(operator)
-        for module in (ad_inplace_or_view, functionalization, checkpointing, graph_calls):
+        functionalization.bind(operator, self.kernel.default)
+        for module in (ad_inplace_or_view, checkpointing, graph_calls):
             module.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
@@ -105,6 +106,7 @@ class Rules:
             self.vmap.rules,
             torch_dispatch.rules if torch_dispatch else {},
             [self._others[kind].traced() for kind in _FOR_COMPILERS if kind in self._others],
+            self.kernel.traced(),
         )
 
     def equivalents(self) -> list[Callable[..., Any]]:

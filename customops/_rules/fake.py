@@ -48,7 +48,15 @@ class FakeRule:
     @property
     def fn(self) -> Fn | None:
         fake = self._slots.values.get(None)
-        return fake.fn if fake is not None else None
+        return fake.fn if fake is not None else self._kernel
+
+    @functools.cached_property
+    def _kernel(self) -> Fn | None:
+        """The function of the op, where that runs without data. Where the schema says what comes out, none is run."""
+        spec = self.operator.spec
+        if not spec.traceable or spec.kernel is None or self.trivial():
+            return None
+        return bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator

@@ -93,6 +93,12 @@ class KernelRule:
         """Let every trampoline call what is registered and switched on now."""
         for device_type, current_kernel in self._current_kernels.items():
             current_kernel.set(self._active(device_type))
+        if self.operator.spec.traceable:
+            self.operator.recompile()
+
+    def traced(self) -> dict[str | None, Fn]:
+        """The kernels of an op that compilers trace into: of another they see none."""
+        return {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
 
     def _disabled(self, device_type: str | None) -> bool:
         """The newest switch counts. Contexts of several threads may end in any order."""

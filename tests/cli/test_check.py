@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import os
 import pickle
 import re
@@ -408,9 +409,11 @@ def test_examples_pass() -> None:
     """In a pipe there are no escape codes, and nothing is cut."""
     files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py"))
     files = [file for file in files if not file.endswith("_device.py")]  # these define no op
+    needs = {"triton": "triton", "numba": "numba", "tvm": "tvm_ffi", "jax": "jax", "warp": "warp"}
+    files = [file for file in files if importlib.util.find_spec(needs.get(Path(file).stem.split("_")[0], "torch"))]
     code, out, err = in_shell("check", *files, COLUMNS="40")
     assert code == 0, out + err
-    assert err == ""
+    assert [line for line in err.splitlines() if not line.startswith("Warp CUDA warning")] == []
     assert "\x1b" not in out
     assert "…" not in out
     assert re.search(r"examples::linear_gelu +1  passed     passed       passed     passed", out)

@@ -18,8 +18,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Pages that make a device: in a process of their own, because a device stays.
-MAKE_A_DEVICE = {"backend"}
+#: Pages in a process of their own: one makes a device, which stays, one runs Triton's interpreter, which comes first.
+APART = {"backend", "triton"}
+#: What pages need besides what all of them do.
+NEEDS = {"triton": ("triton",), "languages": ("numba", "tvm_ffi")}
 PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
 SHELL = {"sh", "bash", "zsh", "shell", "shell-session", "console"}
 
@@ -58,7 +60,9 @@ def test_blocks_are_marked_one_way(page: Path) -> None:
 
 @every_page
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    if page.stem in MAKE_A_DEVICE:
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
+    if page.stem in APART:
         run_isolated(run_blocks, page, cwd=tmp_path, timeout=300)
         return
     with pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,15 @@ pytestmark = pytest.mark.compile
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: They make a device, each in a process of its own (see below), and define no op.
 DEVICES = {"numpy_device"}
-PATHS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in DEVICES)
+#: Under Triton's interpreter, which has to be there before Triton is imported: in processes of their own, too.
+INTERPRETED = {"triton_rms_norm"}
+#: What examples need besides torch.
+NEEDS = {"numba_scan": "numba", "tvm_ffi_add": "tvm_ffi", "jax_gelu": "jax", "warp_axpy": "warp"}
+PATHS = sorted(
+    path
+    for path in EXAMPLES.glob("*.py")
+    if path.stem not in DEVICES | INTERPRETED and importlib.util.find_spec(NEEDS.get(path.stem, "torch"))
+)
 STEMS = [path.stem for path in PATHS]
 OPS = [
     (path.stem, name)

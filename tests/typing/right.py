@@ -32,7 +32,8 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 import customops
-from customops import CustomOpDef, Registry, Sample, custom_op
+from customops import CustomOpDef, Registry, Sample, custom_op, triton_op
+from customops.languages import from_jax, from_numpy
 
 one = torch.ones(2)
 
@@ -58,6 +59,10 @@ assert_type(custom_op("typing::twice", twice)(one), Tensor)
 assert_type(custom_op("typing::twice", twice, mutates_args=())(one), Tensor)
 assert_type(Registry().custom_op("typing::twice", twice)(one), Tensor)
 as_op: CustomOpDef[[Tensor], Tensor] = custom_op("typing::as_op", twice)
+assert_type(triton_op("typing::twice", twice, mutates_args=())(one), Tensor)
+assert_type(triton_op("typing::twice", registry=Registry())(twice)(one), Tensor)
+assert_type(from_numpy(twice)(one), Tensor)
+assert_type(from_jax(copy=True)(twice)(one), Tensor)
 custom_op("typing::on_cuda", mutates_args="unknown", device_types="cuda")(twice)
 custom_op("typing::by_schema", schema="(Tensor x) -> Tensor", nondiff_args="x")(twice)
 

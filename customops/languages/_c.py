@@ -1,0 +1,194 @@
+"""C functions, loaded with ctypes or cffi: tensors as pointers to their data, or as DLPack's DLTensor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+from customops.errors import ArgumentError, name_of
+from customops.languages._arguments import Arguments
+
+
+class DLTensor(ctypes.Structure):
+    """DLPack's tensor, for ``argtypes``: ``POINTER(DLTensor)``. It says shape, strides, dtype and device."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype_code", ctypes.c_uint8),
+        ("dtype_bits", ctypes.c_uint8),
+        ("dtype_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_FLOATS = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "_Bool": torch.bool,
+    "float _Complex": torch.complex64,
+    "double _Complex": torch.complex128,
+}
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+#: What is passed for a tensor of the name, and what has to live as long as the call.
+Convert = Callable[[Tensor, str], tuple[Any, Any]]
+
+
+def from_c(fn: Any, /) -> Callable[..., Any]:
+    """A C function, of ctypes or cffi, as one that takes CPU tensors for its pointers; the rest goes as it is.
+
+    For a pointer to a number type, a tensor has to be contiguous and of the dtype which is that type; for ``void *`` it
+    has to be contiguous. For a pointer to a `DLTensor` any will do: that says its strides and its dtype. Nothing is
+    copied, so the function may write. It returns what the C function does.
+
+    Args:
+        fn: a function of ``ctypes.CDLL`` with ``argtypes``, or of a library of cffi.
+
+    Raises:
+        ArgumentError: `fn` does not say what it takes.
+        UnsupportedError: in a call, for a tensor of another device, dtype or layout.
+
+    Example:
+        >>> lib.scale.argtypes = [POINTER(c_float), POINTER(c_float), c_int64, c_float]
+        >>> scale = from_c(lib.scale)
+        >>> @custom_op("mylib::double", mutates_args=())
+        ... def double(x: Tensor) -> Tensor:
+        ...     out = torch.empty_like(x)
+        ...     scale(out, x, x.numel(), 2.0)
+        ...     return out
+    """
+    arguments = Arguments(fn, "C", names=())
+    is_ctypes = isinstance(fn, ctypes._CFuncPtr)  # type: ignore[attr-defined]
+    converts = _of_ctypes(fn, arguments) if is_ctypes else _of_cffi(fn, arguments)
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        passed, alive = list(args), []
+        for i, value in enumerate(args):
+            if isinstance(value, Tensor):
+                convert = converts[i] if i < len(converts) else None
+                if convert is None:
+                    raise arguments.refusal(f"argument {i}", "the C function takes no pointer here", got="a tensor")
+                passed[i], keep = convert(value, f"argument {i}")
+                alive.append(keep)
+        return fn(*passed)
+
+    return call
+
+
+def _of_ctypes(fn: Any, arguments: Arguments) -> list[Convert | None]:
+    if fn.argtypes is None:
+        raise ArgumentError(
+            "ctypes does not know what the function takes: it would pass half of each pointer",
+            op=name_of(fn),
+            fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
+        )
+    return [_for_ctype(each, arguments) for each in fn.argtypes]
+
+
+def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
+    if kind is ctypes.c_void_p:
+        return functools.partial(_pointer, arguments, None, lambda address: address)
+    target = getattr(kind, "_type_", None)
+    if not isinstance(target, type):  # no pointer
+        return None
+    cast = functools.partial(_cast, kind)
+    if target.__name__ == DLTensor.__name__:
+        return functools.partial(_dlpack, arguments, cast)
+    return functools.partial(_pointer, arguments, _dtype_of_ctype(target), cast)
+
+
+def _cast(kind: Any, address: int) -> Any:
+    return ctypes.cast(ctypes.c_void_p(address), kind)
+
+
+def _dtype_of_ctype(kind: Any) -> torch.dtype:
+    if kind in (ctypes.c_float, ctypes.c_double, ctypes.c_bool):
+        return {ctypes.c_float: torch.float32, ctypes.c_double: torch.float64, ctypes.c_bool: torch.bool}[kind]
+    letter = getattr(kind, "_type_", "")
+    if isinstance(letter, str) and letter in "bhilqBHILQ" and letter:
+        return (_SIGNED if letter.islower() else _UNSIGNED)[ctypes.sizeof(kind)]
+    raise _no_dtype(kind.__name__)
+
+
+def _of_cffi(fn: Any, arguments: Arguments) -> list[Convert | None]:
+    backend = sys.modules.get("_cffi_backend")
+    try:
+        if backend is None:
+            raise TypeError
+        ffi: Any = backend.FFI()
+        kinds = ffi.typeof(fn).args
+    except (TypeError, AttributeError):
+        raise ArgumentError(
+            "from_c takes a C function", argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__
+        ) from None
+    return [_for_cffi(ffi, kind, arguments) for kind in kinds]
+
+
+def _for_cffi(ffi: Any, kind: Any, arguments: Arguments) -> Convert | None:
+    if kind.kind != "pointer":
+        return None
+    cast = functools.partial(ffi.cast, kind)
+    target = kind.item
+    if target.kind == "void":
+        return functools.partial(_pointer, arguments, None, cast)
+    if target.kind == "struct" and target.cname.removeprefix("struct ") == DLTensor.__name__:
+        return functools.partial(_dlpack, arguments, cast)
+    return functools.partial(_pointer, arguments, _dtype_of_cffi(ffi, target), cast)
+
+
+def _dtype_of_cffi(ffi: Any, kind: Any) -> torch.dtype:
+    if kind.cname in _FLOATS:
+        return _FLOATS[kind.cname]
+    if kind.kind != "primitive":
+        raise _no_dtype(kind.cname)
+    signed = int(ffi.cast(kind, -1)) < 0 if "char" != kind.cname else True
+    return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(kind)]
+
+
+def _no_dtype(name: str) -> ArgumentError:
+    return ArgumentError(
+        "a C function takes a pointer to what no tensor holds",
+        argument="fn",
+        expected="pointers to numbers, to void, or to a DLTensor",
+        got=f"{name} *",
+    )
+
+
+def _pointer(
+    arguments: Arguments, dtype: torch.dtype | None, cast: Callable[[int], Any], tensor: Tensor, name: str
+) -> tuple[Any, Any]:
+    tensor = arguments.plain(tensor, name, ("cpu",))
+    if dtype is not None and tensor.dtype != dtype:
+        raise arguments.wrong_dtype(name, tensor, f"x.to({dtype})", expected=str(dtype))
+    if not tensor.is_contiguous():
+        raise arguments.refusal(
+            name,
+            "a pointer says nothing of strides, and the tensor is not contiguous",
+            got=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+            fix="x.contiguous(); or let the C function take a DLTensor",
+        )
+    return cast(tensor.data_ptr()), tensor
+
+
+def _dlpack(arguments: Arguments, cast: Callable[[int], Any], tensor: Tensor, name: str) -> tuple[Any, Any]:
+    capsule = to_dlpack(arguments.plain(tensor, name, ("cpu",)))
+    return cast(_capsule_pointer(capsule, b"dltensor")), capsule
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_size_t
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

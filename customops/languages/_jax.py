@@ -1,0 +1,93 @@
+"""JAX: functions of its arrays, by DLPack."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import jax
+import torch
+from torch import Tensor
+
+from customops.languages._arguments import Arguments, results
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def from_jax(fn: F, /, *, copy: bool = False) -> F: ...
+@overload
+def from_jax(fn: None = None, /, *, copy: bool = False) -> Callable[[F], F]: ...
+def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
+    """A function of JAX arrays, as one of tensors, on the devices that JAX has, too. It cannot write to them.
+
+    The call returns when JAX is done: until then, it reads the memory of the tensors. What it returns has to be
+    computed in the call: a constant of the module would be shared with torch, which may write to it.
+
+    Args:
+        fn: takes arrays for tensors, everything else as it is, and returns new arrays; mostly made by ``jax.jit``.
+            Without it, a decorator is returned. If it has the hints of an op, so has the result.
+        copy: pass a contiguous copy of a tensor whose strides JAX does not take, instead of raising. It takes
+            permutations of contiguous memory.
+
+    Raises:
+        UnsupportedError: in a call, for strides that JAX does not take, or for a dtype that it would narrow: float64
+            and int64, unless ``jax_enable_x64`` is set.
+
+    Example:
+        >>> @custom_op("mylib::gelu", mutates_args=())
+        ... @from_jax
+        ... def gelu(x: Tensor) -> Tensor:
+        ...     return jax.nn.gelu(x)
+    """
+    if fn is None:
+        return functools.partial(from_jax, copy=copy)
+    arguments = Arguments(fn, "JAX")
+    convert = functools.partial(_array, arguments, copy)
+
+    @functools.wraps(fn)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = arguments.each(convert, args, kwargs)  # type: ignore[assignment]
+        return results(_tensor, jax.block_until_ready(fn(*args, **kwargs)))
+
+    return kernel
+
+
+def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
+    tensor = arguments.plain(tensor, name)
+    if not _is_permuted(tensor):
+        if not copy:
+            raise arguments.refusal(
+                name,
+                "JAX takes contiguous memory, or a permutation of it",
+                got=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+                fix=f"{name}.contiguous(), or from_jax(copy=True)",
+            )
+        tensor = tensor.contiguous()
+    try:
+        array = jax.dlpack.from_dlpack(tensor)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=_described(tensor)) from error
+    if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
+        raise arguments.wrong_dtype(
+            name,
+            tensor,
+            'jax.config.update("jax_enable_x64", True) before JAX is first used, or a narrower dtype',
+            expected=f"a dtype that JAX has now: it would make {array.dtype} of this one",
+        )
+    return array
+
+
+def _is_permuted(tensor: Tensor) -> bool:
+    """Is it contiguous, but for the order of its dimensions?"""
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
+
+
+def _tensor(value: Any) -> Any:
+    return torch.from_dlpack(value) if isinstance(value, jax.Array) else value  # type: ignore[attr-defined]

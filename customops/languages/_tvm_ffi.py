@@ -1,0 +1,63 @@
+"""Functions of TVM-FFI: what TVM, TileLang, FlashInfer, CuteDSL and others compile kernels to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import tvm_ffi
+
+from customops.errors import ArgumentError, brief, name_of
+from customops.languages._arguments import Arguments
+
+
+def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
+    """A ``tvm_ffi.Function`` as a function of tensors. It gets them as DLPack tensors of the same memory.
+
+    It takes tensors of any device, dtype and strides: what the kernel is not made for, it refuses itself. On a GPU it
+    runs on torch's current stream. A tensor that it returns is one of torch; an array of them, a tuple.
+
+    Args:
+        fn: a function of a loaded module (``tvm_ffi.load_module(path).f``), a global one, or what a compiler made.
+
+    Raises:
+        ArgumentError: `fn` is no such function; in a call, for arguments by keyword, which it cannot take.
+        UnsupportedError: in a call, for a tensor whose memory is not its values (sparse, conjugated).
+
+    Example:
+        >>> add = from_tvm_ffi(tvm_ffi.load_module("add.so").add)
+        >>> @custom_op("mylib::add", mutates_args=())
+        ... def add_op(x: Tensor, y: Tensor) -> Tensor:
+        ...     out = torch.empty_like(x)
+        ...     add(x, y, out)
+        ...     return out
+    """
+    if not isinstance(fn, tvm_ffi.Function):
+        raise ArgumentError(
+            "from_tvm_ffi takes a function of TVM-FFI",
+            argument="fn",
+            expected="a tvm_ffi.Function",
+            got=brief(fn),
+            fix="tvm_ffi.load_module(path).name, or tvm_ffi.get_global_func(name)",
+        )
+    arguments = Arguments(fn, "TVM-FFI", names=())
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise ArgumentError(
+                "a function of TVM-FFI takes arguments by position alone", op=name_of(fn), got=", ".join(kwargs)
+            )
+        positional, _ = arguments.each(arguments.plain, args, {})
+        return _tensors(fn(*positional))
+
+    return functools.update_wrapper(kernel, fn, assigned=("__name__", "__doc__"), updated=())
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, tvm_ffi.Tensor):
+        return torch.from_dlpack(value)  # type: ignore[attr-defined]
+    if isinstance(value, (tvm_ffi.Array, tvm_ffi.List)):
+        return tuple(map(_tensors, value))
+    return value

@@ -1,0 +1,64 @@
+"""NVIDIA Warp: kernels over arrays, on the CPU and on GPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import warp
+from torch import Tensor
+
+from customops.errors import ArgumentError, brief
+from customops.languages._arguments import Arguments
+
+
+def from_warp(kernel: Any, /) -> Callable[..., None]:
+    """A kernel of Warp as a function that launches it: ``launch(dim, *args)``, with tensors for its arrays.
+
+    Arrays share the memory of the tensors, strides included, so the kernel writes to them. It runs on their device; on
+    a GPU, on torch's current stream. For an array of vectors or matrices, the last dimensions of the tensor are their
+    elements.
+
+    Args:
+        kernel: made by ``warp.kernel``, with hints that are not generic.
+
+    Raises:
+        ArgumentError: `kernel` is something else.
+        UnsupportedError: in a call, for a tensor whose dtype is not that of the array.
+
+    Example:
+        >>> launch = from_warp(axpy_kernel)
+        >>> @custom_op("mylib::axpy", mutates_args=("y",))
+        ... def axpy(a: float, x: Tensor, y: Tensor) -> None:
+        ...     launch(x.numel(), a, x, y)
+    """
+    if not isinstance(kernel, warp.Kernel):
+        raise ArgumentError("from_warp takes a kernel of Warp", argument="kernel", got=brief(kernel))
+    warp.init()
+    parameters = kernel.adj.args
+    arguments = Arguments(kernel.func, "Warp", names=[each.label for each in parameters])
+    types = {each.label: getattr(each.type, "dtype", None) for each in parameters}
+    convert = functools.partial(_array, arguments, types)
+
+    @functools.wraps(kernel.func)
+    def launch(dim: int | Sequence[int], /, *args: Any) -> None:
+        inputs, _ = arguments.each(convert, args, {})
+        device = next((value.device for value in args if isinstance(value, Tensor)), torch.device("cpu"))
+        stream = warp.stream_from_torch(device) if device.type == "cuda" else None
+        warp.launch(kernel, dim=dim, inputs=inputs, device=warp.device_from_torch(device), stream=stream)
+
+    return launch
+
+
+def _array(arguments: Arguments, types: dict[str, Any], tensor: Tensor, name: str) -> Any:
+    tensor = arguments.plain(tensor, name, ("cpu", "cuda"))
+    kind = types.get(name)
+    scalar = getattr(kind, "_wp_scalar_type_", kind)
+    if kind is None:
+        raise arguments.refusal(name, "the kernel takes no array here", got="a tensor")
+    if warp.dtype_to_torch(scalar) != tensor.dtype:
+        wanted = warp.dtype_to_torch(scalar)
+        raise arguments.wrong_dtype(name, tensor, f"{name}.to({wanted})", expected=str(wanted))
+    return warp.from_torch(tensor, dtype=kind, requires_grad=False)
