@@ -6,7 +6,7 @@ of its subsystem, and the rest of the package calls a function that does the rig
     _compat.dispatch.key_set("CPU")
 
 `late` < `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `registries`, `tracing`, `dynamo`,
-`inductor`, `functionalization`, `symbols`. Importing these loads neither Dynamo nor inductor.
+`inductor`, `functionalization`, `symbols`, `out_variants`. Importing these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -18,6 +18,7 @@ from customops._compat import inductor as inductor
 from customops._compat import kernel_state as kernel_state
 from customops._compat import libraries as libraries
 from customops._compat import memory as memory
+from customops._compat import out_variants as out_variants
 from customops._compat import registries as registries
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols
