@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: So many calls are remembered of an op.
 _MOST = 256
+
+#: What of a call the fake impl may go by.
+Key = tuple[Any, ...]
 
 #: Is a fake impl being asked?
 _asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
@@ -61,8 +64,23 @@ class Foresight:
 
     def __init__(self, overload: OpOverload, op: str, fake: Callable[[], Any]) -> None:
         self._overload, self._op, self._fake = overload, op, fake
-        self._known: dict[Any, tuple[Expected, ...]] = {}
+        self._known: dict[Key, tuple[Expected, ...]] = {}
         self._known_of: Any = None
+        #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
+        self.accepted: dict[Key, tuple[Expected, ...]] = {}
+
+    def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
+        """Equal for calls of which the fake impl says the same; None where that cannot be told."""
+        fake = self._fake()
+        if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
+            self.forget()
+            self._known_of = fake
+        try:
+            key = (torch.get_default_dtype(), *map(_key, args), *((name, _key(x)) for name, x in kwargs.items()))
+            hash(key)
+        except (TypeError, RuntimeError):  # of a layout without strides, or an argument that cannot be hashed
+            return None
+        return key
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         """What the results of a call will be, or None if the op has no fake impl.
@@ -70,21 +88,17 @@ class Foresight:
         Raises:
             UnsupportedError: that depends on data.
         """
-        fake = self._fake()
-        if fake is not self._known_of or len(self._known) >= _MOST:
-            self._known, self._known_of = {}, fake
-        try:
-            key = (torch.get_default_dtype(), *map(_key, args), *((name, _key(x)) for name, x in kwargs.items()))
-            found = self._known.get(key)
-        except TypeError:  # an argument that cannot be hashed
-            return self._ask(args, kwargs)
-        if found is None and (found := self._ask(args, kwargs)) is not None:
-            self._known[key] = found
+        key = self.key(args, kwargs)
+        found = self._known.get(key) if key is not None else None
+        if found is None:
+            found = self._ask(args, kwargs)
+            if found is not None and key is not None:
+                self._known[key] = found
         return found
 
     def forget(self) -> None:
         """A fake impl may go by more than its arguments, which then is not what it was."""
-        self._known = {}
+        self._known, self.accepted = {}, {}
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         if _asking.get():  # a kernel runs in the place of the fake impl: there is none
@@ -112,7 +126,7 @@ class Foresight:
 def _key(value: Any) -> Any:
     """Equal for values of which the fake impl says the same."""
     if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.layout, value.storage_offset()
+        return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, (list, tuple)):
         return tuple(map(_key, value))
     return type(value), value
