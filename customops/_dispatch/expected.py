@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ _MOST = 256
 
 #: What of a call the fake impl may go by.
 Key = tuple[Any, ...]
+_FACTS = attrgetter("shape", "dtype", "device")
 
 #: Is a fake impl being asked?
 _asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
@@ -55,6 +58,9 @@ class Expected(NamedTuple):
         return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
 
 
+Known = dict[Key | None, tuple[Expected, ...]]
+
+
 class Foresight:
     """Asks the fake impl of an op, once for all calls with the same shapes and numbers.
 
@@ -64,10 +70,10 @@ class Foresight:
 
     def __init__(self, overload: OpOverload, op: str, fake: Callable[[], Any]) -> None:
         self._overload, self._op, self._fake = overload, op, fake
-        self._known: dict[Key, tuple[Expected, ...]] = {}
+        self._known: Known = {}
         self._known_of: Any = None
         #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
-        self.accepted: dict[Key, tuple[Expected, ...]] = {}
+        self.accepted: Known = {}
 
     def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
         """Equal for calls of which the fake impl says the same; None where that cannot be told."""
@@ -75,12 +81,19 @@ class Foresight:
         if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
             self.forget()
             self._known_of = fake
+        key = [torch.get_default_dtype(), *kwargs]
         try:
-            key = (torch.get_default_dtype(), *map(_key, args), *((name, _key(x)) for name, x in kwargs.items()))
-            hash(key)
-        except (TypeError, RuntimeError):  # of a layout without strides, or an argument that cannot be hashed
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor):
+                    key += _FACTS(value)
+                    key.append(value.stride())
+                elif isinstance(value, (list, tuple)):
+                    key.append(tuple((*_FACTS(x), x.stride()) if isinstance(x, Tensor) else x for x in value))
+                else:
+                    key += (type(value), value)
+        except RuntimeError:  # of a layout without strides
             return None
-        return key
+        return tuple(key)
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         """What the results of a call will be, or None if the op has no fake impl.
@@ -89,11 +102,11 @@ class Foresight:
             UnsupportedError: that depends on data.
         """
         key = self.key(args, kwargs)
-        found = self._known.get(key) if key is not None else None
+        found = lookup(self._known, key)
         if found is None:
             found = self._ask(args, kwargs)
-            if found is not None and key is not None:
-                self._known[key] = found
+            if found is not None:
+                remember(self._known, key, found)
         return found
 
     def forget(self) -> None:
@@ -123,10 +136,14 @@ class Foresight:
         return tuple(map(Expected.like, tensors))
 
 
-def _key(value: Any) -> Any:
-    """Equal for values of which the fake impl says the same."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    return type(value), value
+def lookup(known: Known, key: Key | None) -> tuple[Expected, ...] | None:
+    try:
+        return known.get(key)
+    except TypeError:  # an argument that cannot be hashed
+        return None
+
+
+def remember(known: Known, key: Key | None, expected: tuple[Expected, ...]) -> None:
+    with contextlib.suppress(TypeError):
+        if key is not None:
+            known[key] = expected

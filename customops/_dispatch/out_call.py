@@ -15,7 +15,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.expected import Expected, Foresight
+from customops._dispatch.expected import Expected, Foresight, lookup, remember
 from customops._dispatch.results import describe, tensors_in
 from customops._schema.model import Schema
 from customops._schema.outs import out_names
@@ -90,14 +90,14 @@ class Checked:
         outs = tuple(kwargs.pop(name) for name in self.names)
         foresight = self.rule.foresight
         key = foresight.key((*args, *outs), kwargs)
-        expected, targets = foresight.accepted.get(key) if key is not None else None, outs
+        expected, targets = lookup(foresight.accepted, key), outs
         if expected is None:
             expected = self._expected(args, kwargs, outs)
             targets = tuple(
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
             )
-            if key is not None and all(map(is_, targets, outs)):
-                foresight.accepted[key] = expected
+            if all(map(is_, targets, outs)):
+                remember(foresight.accepted, key, expected)
         if _compat.memory.any_alias(args, kwargs, outs):
             targets = self._apart(args, kwargs, outs, targets, expected)
         self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
