@@ -545,7 +545,7 @@ def test_adopted(lib: Library, ns: str, x: Tensor) -> None:
     lib.impl("axpy", axpy, "CPU")
     op = customops.adopt(f"{ns}::axpy")
     op.register_fake(lambda x, by, y: torch.empty_like(x))
-    op.register_out(axpy_out)
+    assert customops.register_out(f"{ns}::axpy", axpy_out) is axpy_out
     exact(op.out(x, 2.0, x, out=torch.empty(3, 4)), x * 3)
     exact(getattr(torch.ops, ns).axpy(x, 2.0, x), x * 3)
     op.unregister()
