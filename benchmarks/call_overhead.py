@@ -64,6 +64,10 @@ def add_out(x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
     return torch.add(x, y, out=out)
 
 
+def plus_out(x: Tensor, y: Tensor, by: float, *, out: Tensor) -> Tensor:
+    return torch.add(x, y, out=out)
+
+
 def many(
     a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor, g: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,6 +116,12 @@ PLUS = Kernel(plus, "(Tensor x, Tensor y, float by) -> Tensor")
 ADD_TO = Kernel(add_to, "(Tensor(a!) x, Tensor y) -> ()", ("x",))
 ADD_ = Kernel(add_, "(Tensor(a!) x, Tensor y) -> Tensor(a!)", ("x",), (torch.Tag.inplace,))
 ADD_OUT = Kernel(add_out, "(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", ("out",), (torch.Tag.out,))
+PLUS_OUT = Kernel(
+    plus_out,
+    "(Tensor x, Tensor y, float by, *, Tensor(a!) out) -> Tensor(a!)",
+    ("out",),
+    (torch.Tag.out,),
+)
 MANY = Kernel(many, f"({', '.join(f'Tensor {name}' for name in 'abcdefghij')}) -> (Tensor, Tensor, Tensor)")
 ADD_EACH = Kernel(add_each, "(Tensor[] xs, Tensor y) -> Tensor[]")
 WITH_DEFAULTS = Kernel(
@@ -233,6 +243,21 @@ def ten_times(op: Fn) -> Fn:
     return ten
 
 
+def with_out_variant() -> tuple[dict[str, Fn], dict[str, Fn]]:
+    """Ops with an out variant: that variant, and ten calls of the op in a graph, which inductor makes it of."""
+    ops = {contender: define("plus_with_out", PLUS) for contender, define in DEFINE.items()}
+    for contender in (OURS, "custom_op"):
+        ops[contender].register_fake(lambda x, y, by: torch.empty_like(x))
+    LIBRARIES[-1]._register_fake("plus_with_out", lambda x, y, by: torch.empty_like(x))
+    ops[OURS].register_out(plus_out)
+    LIBRARIES[-1].define(f"plus_with_out.out{PLUS_OUT.schema}", tags=PLUS_OUT.tags)
+    LIBRARIES[-1].impl("plus_with_out.out", plus_out, "CompositeExplicitAutograd")
+    variants = {OURS: ops[OURS].out, "Library": torch.ops.bench_library.plus_with_out.out}
+    variants["custom_op"] = define_custom_op("plus_out", PLUS_OUT)
+    graphs = {contender: ten_times(op) for contender, op in ops.items() if contender != "Library"}  # its call is wrong
+    return variants, {name: torch.compile(ten, fullgraph=True, dynamic=False) for name, ten in graphs.items()}
+
+
 # Cases ----------------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +340,7 @@ def bypassing() -> list[Case]:
 
 def cases() -> list[Case]:
     plain, with_gradient = defined(PLUS), differentiable()
+    out_variant, with_out_in_a_graph = with_out_variant()
     return [
         Case("no gradient", "f(x, y, 2.0)", plain),
         Case("no gradient, torch.ops", "f(x, y, 2.0)", packets("plus")),
@@ -324,11 +350,13 @@ def cases() -> list[Case]:
         Case("mutates, returns None", "f(x, y)", defined(ADD_TO)),
         Case("in-place", "f(x, y)", defined(ADD_)),
         Case("out=", "f(x, y, out=out)", defined(ADD_OUT)),
+        Case("out variant", "f(x, y, 2.0, out=out)", out_variant),
         Case("10 inputs, 3 outputs", "f(x, y, x, y, x, y, x, y, x, y)", defined(MANY)),
         Case("lists of tensors", "f([x, y, x, y], y)", defined(ADD_EACH)),
         Case("defaults, by keyword", "f(x, 2.0, flag=False)", defined(WITH_DEFAULTS)),
         Case("graph direct", "f(x, y)", in_a_graph(), context=torch.no_grad, calls=40),
         *triton_cases(),
+        Case("the same, out variant", "f(x, y)", with_out_in_a_graph, context=torch.no_grad, calls=40),
         Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),

@@ -1,4 +1,8 @@
-"""Print what `import torch` costs and what `import customops` adds, in fresh interpreters."""
+"""Print what `import torch` costs, what `import customops` adds, and what a module with many ops costs on top.
+
+Each in fresh interpreters. An op of the module has two tensors, a number with a default, and a fake impl; the same ones
+are defined with `torch.library.custom_op`, and by hand in a `Library` of each op.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,49 @@ print(json.dumps([1e3 * (middle - start), 1e3 * (end - middle)]))
 """
 
 
+#: How a module defines an op, by the way that it goes.
+WAYS = {
+    "customops": """
+@customops.custom_op("bench_import::op{i}", mutates_args=())
+def op{i}(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
+    return x + y
+op{i}.register_fake(lambda x, y, by: torch.empty_like(x))
+""",
+    "custom_op": """
+@torch.library.custom_op("bench_import::op{i}", mutates_args=())
+def op{i}(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
+    return x + y
+op{i}.register_fake(lambda x, y, by: torch.empty_like(x))
+""",
+    "Library": """
+def op{i}(x, y, by=2.0):
+    return x + y
+libraries.append(torch.library.Library("bench_import", "FRAGMENT"))
+libraries[-1].define("op{i}(Tensor x, Tensor y, float by=2.0) -> Tensor")
+libraries[-1].impl("op{i}", op{i}, "CompositeExplicitAutograd")
+torch.library.register_fake("bench_import::op{i}", lambda x, y, by: torch.empty_like(x), lib=libraries[-1])
+""",
+}
+
+MEASURE_OPS = """
+import sys, time
+import torch, customops
+from torch import Tensor
+libraries = []
+code = compile(sys.stdin.read(), "ops", "exec")
+start = time.process_time()
+exec(code)
+print(1e3 * (time.process_time() - start))
+"""
+
+
+def measure_ops(way: str, count: int) -> float:
+    """Milliseconds for a module with so many ops, compiled before."""
+    source = "".join(WAYS[way].format(i=i) for i in range(count))
+    run = subprocess.run([sys.executable, "-c", MEASURE_OPS], check=True, capture_output=True, text=True, input=source)
+    return float(run.stdout)
+
+
 def measure_once() -> tuple[float, float]:
     """Return the milliseconds of `import torch` and of `import customops` after it."""
     run = subprocess.run([sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True)
@@ -29,13 +76,18 @@ def measure_once() -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--repeats", type=int, default=9, help="how many interpreters")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--ops", type=int, default=500, help="how many ops the module has; 0 leaves it out")
+    options = parser.parse_args()
+    repeats = options.repeats
 
     measure_once()  # writes the .pyc files and warms the disk cache
     runs = [measure_once() for _ in range(repeats)]
     of_torch, of_customops = (statistics.median(column) for column in zip(*runs, strict=True))
     print(f"import torch      {of_torch:8.1f} ms")
     print(f"import customops +{of_customops:8.1f} ms   (medians of {repeats})")
+    for way in WAYS if options.ops else ():
+        milliseconds = statistics.median(measure_ops(way, options.ops) for _ in range(repeats))
+        print(f"{options.ops} ops, {way:10}{milliseconds:8.1f} ms")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from customops.library import (
     register_fake,
     register_jvp,
     register_kernel,
+    register_out,
     register_torch_dispatch,
     register_vmap,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "register_fake",
     "register_jvp",
     "register_kernel",
+    "register_out",
     "register_torch_dispatch",
     "register_vmap",
     "schema",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
 from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.spec import OpSpec
 from customops.errors import UnregisteredError
 
 
@@ -17,6 +18,9 @@ class Owner(Protocol):
 
     def record(self, registration: Registration) -> bool:
         """Something was registered on an op. Will it be unregistered when a scope ends?"""
+
+    def add(self, spec: OpSpec) -> Any:
+        """Define an op whose name is free."""
 
     def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""

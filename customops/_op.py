@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -15,7 +16,8 @@ from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch import fingerprint
-from customops._dispatch.callbacks import bind
+from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
@@ -23,7 +25,9 @@ from customops._lifetime import Owner
 from customops._rules import Rules
 from customops._rules.fits import YieldsArguments
 from customops._rules.methods import Register
+from customops._rules.out import samples_with_out
 from customops._samples import Constraints, Sample, Samples, samples_of, samples_with
+from customops._schema.differentiability import Names
 from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
 from customops.errors import UnregisteredError
@@ -224,6 +228,7 @@ class CustomOpDef(Register[P, R]):
         with lock:
             before, self._samples = self._samples, samples
             self._record(functools.partial(self._unset_samples, samples, before))
+            self._join_out()
         return fn
 
     def _parameters(self) -> dict[str, bool]:
@@ -291,6 +296,9 @@ class CustomOpDef(Register[P, R]):
     def _rebind(self) -> None:
         """Come back after having been removed."""
         self._bind(OperatorHandle.define(self._definition.spec))
+        if self._rules.has_out:
+            self._rules.out.restore()
+            self._join_out()
 
     def _unbind(self, error: UnregisteredError) -> None:
         """Take everything out of the dispatcher and torch's tables; calls raise `error` if the op was one of ours."""
@@ -300,8 +308,24 @@ class CustomOpDef(Register[P, R]):
 
     def _end(self, error: UnregisteredError) -> None:
         """`_unbind`, but for the tables: who destroyed the op's library sees to these."""
+        if self._rules.has_out:
+            self._rules.out.end(error)
         remove(self._definition, error)
         self._compute_entry()
+
+    def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
+        registration = self._rules.out.register(self, self._owner.add, device_types, fn, inplace)
+        self._join_out()
+        return registration
+
+    def _join_out(self) -> None:
+        """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
+        variant = self._rules.out_variant
+        if variant is not None:
+            self._rules.autocast.follow(variant._definition)
+            _compat.out_variants.plan_with(self._opoverload)
+            if self._samples is not None:
+                variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
 
     def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""

@@ -161,14 +161,15 @@ class Registry:
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
             if existing is None:
-                return self._add(spec)
+                return self.add(spec)
             if on_conflict == "replace":
                 return self._replace(spec)
             if on_conflict == "reuse":
                 return self._reuse(spec)
             raise self._conflict(spec, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
-    def _add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+    def add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+        """Define an op whose name is free."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
             self.drop(stale, _spec.replaced_error(spec))
         gone = _compat.registries.torch_library_of(spec.qualname)
@@ -195,7 +196,7 @@ class Registry:
             _compat.libraries.destroy_library(library)
             if overload is not None:
                 _compat.libraries.retire_overload(overload, _spec.replaced_error(spec))
-            return self._add(spec)
+            return self.add(spec)
         _spec.check_spec(spec)
         old._owner.drop(old, _spec.replaced_error(spec))
         try:

@@ -21,6 +21,7 @@ from customops._dispatch.devices import DeviceTypes
 from customops._op import CustomOpDef
 from customops._registry import default
 from customops._rules.fits import AnySetupContext, Backward, ResultAndDims, Strategy, TakesModeAndCall
+from customops._schema.differentiability import Names
 from customops._schema.tags import Tags
 from customops.errors import RegistrationError
 
@@ -166,6 +167,19 @@ def register_torch_dispatch(
 ) -> Any:
     """`CustomOpDef.register_torch_dispatch` on any op."""
     return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
+
+
+def register_out(
+    op: Op,
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    device_types: DeviceTypes = None,
+    inplace: Names = (),
+    lib: Library | None = None,
+) -> Any:
+    """`CustomOpDef.register_out` on any op."""
+    return adopt(op).register_out(fn, device_types=device_types, inplace=inplace, lib=lib)
 
 
 def register_effect(op: Op, effect: Any) -> None:

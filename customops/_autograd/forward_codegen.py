@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 from customops import _compat
 from customops._autograd.context import Outputs, SetUp, mask
@@ -20,14 +21,15 @@ def forward({parameters}):
     $result = $kernel({call})
     {arrange_result}
     {needs}
+    $kept = $ctx.__dict__
     {set_up}
     {finish}
     if not $compares.is_on:
-        $ctx._customops_expected = {expected_unknown}
+        $kept['_customops_expected'] = {expected_unknown}
     elif $type($kernel) is $partial:
-        $ctx._customops_expected = {expected_of_any}
+        $kept['_customops_expected'] = {expected_of_any}
     else:
-        $ctx._customops_expected = {expected_of_plain}
+        $kept['_customops_expected'] = {expected_of_plain}
     {return_flat}
 """
 
@@ -43,6 +45,7 @@ def forward({parameters}):
     $outputs = $mutation.end($ctx, $outcome, $inputs, {outputs}, $dirty)
     {take_changed}
     {needs}
+    $kept = $ctx.__dict__
     {set_up}
     {finish}
     if not $compares.is_on:
@@ -60,6 +63,7 @@ def forward(
     source = Source("forward", arguments.schema)
     source.objects |= {
         "compares": compares,
+        "facts": operator.attrgetter("shape", "dtype", "device"),
         "finish": finish,
         "flatten": flatten,
         "left_out": LEFT_OUT,
@@ -91,7 +95,7 @@ def forward(
         finish=_emit_finish(arguments, finish),
         expected_unknown=_expected(arguments, None),
         expected_of_any=_expected(arguments, "$metadata({0})"),
-        expected_of_plain=_expected(arguments, "({0}.shape, {0}.dtype, {0}.device)"),
+        expected_of_plain=_expected(arguments, "$facts({0})"),
         return_flat=_emit_return(arguments),
     )
     return source.build()
@@ -245,7 +249,7 @@ def _expected_of(arguments: NodeArguments, i: int, metadata: str | None) -> str:
 def _emit_finish(arguments: NodeArguments, finish: Outputs) -> list[str]:
     outputs = "$outputs" if arguments.schema.mutated else _outputs(arguments)
     call = f"$finish($ctx, {arguments.flat}, {outputs})"
-    return ["if '_customops_materialize' in $ctx.__dict__:", f"    {call}"] if finish.is_idle else [call]
+    return ["if '_customops_materialize' in $kept:", f"    {call}"] if finish.is_idle else [call]
 
 
 def _emit_set_up(
@@ -265,7 +269,7 @@ def _emit_set_up(
         source.objects |= {"transforms_active": _compat.dispatch.transforms_active, "callback": set_up.simple}
         named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
         lines += [
-            "if $transforms_active():",
+            f"if {'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active():",
             f"    {call}",
             "else:",
             f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",
@@ -287,8 +291,10 @@ def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp:
     returns = _differentiable_returns(arguments)
     saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
     lines = [
-        "$kept = $ctx.__dict__",
-        "$untracked = $ctx.non_differentiable or ($kept and not $no_tensors.issuperset($map($type, $kept.values())))",
+        "$untracked = $ctx.non_differentiable",
+        "for $value in $kept.values():",
+        "    if $type($value) not in $no_tensors:",
+        "        $untracked = True",
     ]
     if arguments.has_lists or any(name.startswith("*") for name in returns):
         known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"

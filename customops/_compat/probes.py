@@ -173,6 +173,12 @@ PROBES = (
         torch.utils._python_dispatch._disable_current_modes""",
     ),
     _probe(
+        "out_variants",
+        "inductor does not call out variants, or calls them with other arguments",
+        """torch._inductor.ir.AllocatingMultiOutput torch._inductor.ir.ExternKernelMultiOut
+        torch._inductor.virtualized torch._library._out_variant.to_out_variant""",
+    ),
+    _probe(
         "functionalization",
         "ops that mutate arguments cannot be compiled, or checkpointed selectively",
         """torch._higher_order_ops.auto_functionalize torch._higher_order_ops.auto_functionalize.can_auto_functionalize

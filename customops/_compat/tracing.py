@@ -47,6 +47,14 @@ def fake_mode() -> Any:
     return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
 
 
+def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``op(*args, **kwargs)`` on fakes of the tensors: nothing is computed. Sizes that depend on data raise."""
+    mode = torch._subclasses.FakeTensorMode()
+    args, kwargs = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    with torch.no_grad(), mode:
+        return op(*args, **kwargs)
+
+
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
     """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced."""
     aot = importlib.import_module("torch._functorch.aot_autograd")  # torch's AOT stack, with dynamo

@@ -215,6 +215,8 @@ class OperatorHandle:
     def recompile(self) -> None:
         """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
         _compat.dynamo.recompile(self.qualname)
+        if torch.Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
+            _compat.dynamo.recompile(self.name.packet)
 
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""

@@ -14,6 +14,7 @@ from customops._rules.effect import EffectRule
 from customops._rules.fake import FakeRule
 from customops._rules.inductor_lowering import InductorLoweringRule
 from customops._rules.kernel import KernelRule
+from customops._rules.out import OutRule
 from customops._rules.raw import RawRule
 from customops._rules.replacement import ReplacementRule
 from customops._rules.torch_dispatch import TorchDispatchRule
@@ -62,6 +63,20 @@ class Rules:
     @property
     def replacement(self) -> ReplacementRule:
         return self._other(ReplacementRule)
+
+    @property
+    def out(self) -> OutRule:
+        return self._other(OutRule)
+
+    @property
+    def has_out(self) -> bool:
+        """Was a kernel of an out variant ever registered?"""
+        return OutRule in self._others
+
+    @property
+    def out_variant(self) -> Any:
+        """The `CustomOpDef` of the out variant that is there, or None."""
+        return self.out.variant if self.has_out and self.out.is_there else None
 
     @property
     def torch_dispatch(self) -> TorchDispatchRule:

@@ -22,6 +22,8 @@ class AutocastRule:
 
     def __init__(self) -> None:
         self._slots: Slots[str, torch.dtype] = Slots(self._install_at, self._recompile)
+        self._follower: OperatorHandle | None = None
+        self._followed: set[str] = set()
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
@@ -55,9 +57,25 @@ class AutocastRule:
     def _recompile(self) -> None:
         self.operator.recompile()
 
+    def follow(self, variant: OperatorHandle) -> None:
+        """Let the inputs of the op's out variant be cast, too, as those of the op are."""
+        self._follower, self._followed = variant, set()
+        for device_type in self.dtypes:
+            self._install_at_follower(device_type)
+
     def _install_at(self, device_type: str, own_library: bool) -> Undo:
+        self._install_at_follower(device_type)
         key = "Autocast" + _compat.dispatch.device_key(device_type)
-        return self.operator.impl(_trampoline(self, device_type, key), key, own_library=own_library)
+        return self.operator.impl(_trampoline(self, self.operator, device_type, key), key, own_library=own_library)
+
+    def _install_at_follower(self, device_type: str) -> None:
+        """It stays there as long as the variant: without a dtype it does nothing."""
+        variant = self._follower
+        if variant is None or variant.removed is not None or device_type in self._followed:
+            return
+        key = "Autocast" + _compat.dispatch.device_key(device_type)
+        variant.impl(_trampoline(self, variant, device_type, key), key, own_library=True)
+        self._followed.add(device_type)
 
 
 def _has_autocast(device_type: str, op: str) -> bool:
@@ -68,9 +86,8 @@ def _has_autocast(device_type: str, op: str) -> bool:
         raise RegistrationError(f"unknown device type: {reason}", op=op, got=brief(device_type)) from error
 
 
-def _trampoline(rule: AutocastRule, device_type: str, key: str) -> Callable[..., Any]:
+def _trampoline(rule: AutocastRule, operator: OperatorHandle, device_type: str, key: str) -> Callable[..., Any]:
     """The function at a device's autocast key. Without a dtype it was taken back while a call was on its way."""
-    operator = rule.operator
     return casting(operator.overload, operator.schema, device_type, key, lambda: rule.dtypes.get(device_type))
 
 

@@ -44,6 +44,8 @@ class FakeRule:
 
     def __init__(self) -> None:
         self._slots: Slots[None, Fake] = Slots(self._install_trampoline, self._tell_torch)
+        #: What is called as long as none is registered.
+        self.default: Fn | None = None
 
     @property
     def fn(self) -> Fn | None:
@@ -155,7 +157,7 @@ def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         _compat.dynamo.traced(overload, op)
-        fn, fill, mutated = rule.fn, rule.fill, rule.mutated
+        fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if fn is None and not rule.trivial():

@@ -14,6 +14,7 @@ from typing_extensions import Never
 from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, device_list
+from customops._dispatch.registrations import Registration
 from customops._rules.compiler_methods import RegisterForCompilers
 from customops._rules.fits import (
     Decorator,
@@ -31,6 +32,7 @@ from customops._rules.fits import (
     Strategy,
     TakesModeAndCall,
 )
+from customops._schema.differentiability import Names
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -161,6 +163,85 @@ class Register(RegisterForCompilers[P, R]):
     def _abstract_fn(self) -> Fn | None:
         """What torch asks its own ops for to know whether they have a fake."""
         return self._rules.fake.fn
+
+    # Out variant ------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_out(
+        self,
+        fn: None = None,
+        /,
+        *,
+        device_types: DeviceTypes = None,
+        inplace: Names = (),
+        lib: Library | None = None,
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_out(
+        self, fn: F, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Library | None = None
+    ) -> F: ...
+    def register_out(
+        self,
+        fn: Fn | None = None,
+        /,
+        *,
+        device_types: DeviceTypes = None,
+        inplace: Names = (),
+        lib: Library | None = None,
+    ) -> Any:
+        """Register a kernel that writes the results into tensors of the caller: ``fn(*args, out=...)``.
+
+        The first one makes the op's out variant ``ns::name.out``: `out` calls it, and inductor does, too, in the place
+        of the op, so that it plans the memory of the results. Where the op has no kernel for a device, it gets one that
+        allocates what the fake impl says and has that filled.
+
+        Args:
+            fn: takes every argument of the op, and by keyword `out`: a tensor of the shape, strides and dtype that the
+                fake impl says, or a tuple of such tensors where the op returns one. It fills them, and returns nothing,
+                or `out`. Without it, a decorator is returned.
+            device_types: the device types that it is the kernel for; None stands for every device without one.
+            inplace: names of tensors that may be given as `out`, too: `fn` has read an element of them before it writes
+                the one at that place. Else the result goes by way of a tensor of its own.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: the op writes, or returns a view or anything but a fixed number of tensors; or an op of
+                the name ``ns::name.out`` exists.
+            CallbackError: `fn` cannot be called with the op's arguments and `out`.
+
+        Example:
+            >>> @double.register_out
+            ... def _(x, *, out):
+            ...     torch.mul(x, 2, out=out)
+            >>> double.out(torch.ones(2), out=torch.empty(2))
+            tensor([2., 2.])
+        """
+        devices: Any = device_list(device_types, self._qualname)
+        if fn is None:
+            return functools.partial(self.register_out, device_types=devices, inplace=inplace, lib=lib)
+        self._register(lib, self._register_out, devices, fn, inplace)
+        return fn
+
+    def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
+        """`register_out`; what it did is undone by the registration."""
+        raise NotImplementedError
+
+    @property
+    def out(self) -> Any:
+        """The op's out variant, an operator of its own: ``op.out(*args, out=...)`` fills `out`, and returns it.
+
+        `out` is a tensor of the shape and dtype of the result, on its device, or a tuple of such tensors. It is neither
+        resized nor cast. Tensors that require grad are refused, as by torch's functions.
+
+        Raises:
+            AttributeError: there is none; `register_out` makes it.
+        """
+        variant = self._rules.out_variant
+        if variant is None:
+            raise AttributeError(
+                f"{self._qualname} has no out variant: op.register_out(fn) makes it", name="out", obj=self
+            )
+        return variant
 
     # Autocast ---------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ class VmapRule:
     def __init__(self) -> None:
         self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._recompile)
         self._default: Fn | None = None
+        #: What is called with batched tensors as long as no rule is registered, if it is another than the default rule.
+        self.without_rule: Fn | None = None
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator, self._default = operator, None
@@ -101,6 +103,8 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
         fill, operands = rule.fill, rule.operands
         if fill is not None:
             args, kwargs = fill(args, kwargs)
+        if rule.registered is None and rule.without_rule is not None:
+            return rule.without_rule(*args, **kwargs)
         fn = functools.partial(_call_current, rule)
         if not operands.names:
             return _compat.functorch.call_vmap_rule(fn, overload, args, kwargs)

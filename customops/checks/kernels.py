@@ -1,9 +1,9 @@
 """test_kernels: kernels of one operator agree, and with a plain function if there is one.
 
 Compared are, where they exist: the operator and a reference function; the operator and what compilers take for it,
-decompositions, lowerings and replacements; a device's kernel and the one for all devices,
-which it stands in for; the kernels of two devices. For the kernels of one device, also with other values: NaN, zeros,
-halves, negative and large ones, and other numbers and flags.
+decompositions, lowerings and replacements; a device's kernel and the one for all devices, which it stands in for; the
+kernels of two devices; the operator and its out variant, on tensors that hold NaN. For the kernels of one device, also
+with other values: NaN, zeros, halves, negative and large ones, and other numbers and flags.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from customops.checks._calls import (
 from customops.checks._compare import difference, tolerance_of
 from customops.checks._other_inputs import other_numbers
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial
+from customops.checks._trial import Trial, failed_call
 from customops.errors import CheckError, where
 
 
@@ -43,6 +43,7 @@ def check(trial: Trial) -> None:
         _check_for_compilers(trial, expected),
         _check_kernel_for_all(trial, expected),
         _check_devices(trial, expected),
+        _check_out_variant(trial),
     ]
     if not any(tried):
         raise NotExercised(
@@ -230,6 +231,41 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
                 fix="one of the two kernels is wrong for these inputs",
             )
     return tried
+
+
+def _check_out_variant(trial: Trial) -> bool:
+    """The operator and its out variant, which has to fill what it is given, whatever that held before."""
+    variant: Any = trial.custom_op._rules.out_variant if trial.custom_op is not None else None
+    if variant is None:
+        return False
+    tried = False
+    for changed in (trial, *_other_values(trial)):
+        right = attempt(changed)
+        if right is None:
+            continue
+        tried = True
+        outs = [_filled(value) for value in right.values() if isinstance(value, torch.Tensor)]
+        copy, names = changed.copy(), [argument.name for argument in variant.schema.mutated]
+        try:
+            variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
+        except Exception as error:
+            raise failed_call(trial.name, "the out variant fails on inputs that the operator takes", error) from error
+        _judge(
+            changed,
+            "the out variant writes other results than the operator returns",
+            dict(zip(right, outs, strict=True)),
+            right,
+            "write every element of out, and the same as the operator returns",
+            expected="the results of the operator",
+            where=where(variant._init_fn),
+        )
+    return tried
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor like another, of values that no result has."""
+    value = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 77
+    return torch.full_like(tensor, value)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -127,7 +127,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
                 where=where(fn) if fn is not None else None,
                 fix="choose another name, or remove that op first: customops.legacy._destroy",
             )
-        return default._add(spec, Rules(LateFake(), GatedAutograd(Pair(op, schema))))
+        return default.add(spec, Rules(LateFake(), GatedAutograd(Pair(op, schema))))
 
 
 def _parse(name: Name, text: str) -> Schema:

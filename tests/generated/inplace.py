@@ -114,7 +114,8 @@ def forward(_ctx, _kernel, _outcome, _passed, x, y, alpha):
     alpha = _inputs[2]
     _needs = _ctx.needs_input_grad[3:]
     _ctx.needs_input_grad = (_needs[0], _needs[1], False)[:_passed]
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, _flat, _outputs)
     if not _compares.is_on:
         _ctx._customops_expected = (None, None, _left_out if _passed <= 2 else None)

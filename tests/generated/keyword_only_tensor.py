@@ -80,14 +80,15 @@ def forward(_ctx, _kernel, x, y):
     _result = _kernel(x, y=y)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = (_needs[0], _needs[1])
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (x, y), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None, _left_out if y is None else None)
+        _kept['_customops_expected'] = (None, _left_out if y is None else None)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _left_out if y is None else _metadata(y) if _needs[1] else None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _left_out if y is None else _metadata(y) if _needs[1] else None)
     else:
-        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, _left_out if y is None else (y.shape, y.dtype, y.device) if _needs[1] else None)
+        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _left_out if y is None else _facts(y) if _needs[1] else None)
     return _result
 
 # Autograd, backward

@@ -73,14 +73,15 @@ def forward(___ctx, ___kernel, ___from, _____debug__, *___rest):
     ___result = ___kernel(___from, _____debug__, *___rest)
     ___needs = ___ctx.needs_input_grad[1:]
     ___ctx.needs_input_grad = ___needs
-    if '_customops_materialize' in ___ctx.__dict__:
+    ___kept = ___ctx.__dict__
+    if '_customops_materialize' in ___kept:
         ___finish(___ctx, (___from, _____debug__, *___rest), (___result,))
     if not ___compares.is_on:
-        ___ctx._customops_expected = (None,) * ___len(___needs)
+        ___kept['_customops_expected'] = (None,) * ___len(___needs)
     elif ___type(___kernel) is ___partial:
-        ___ctx._customops_expected = (___metadata(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
+        ___kept['_customops_expected'] = (___metadata(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
     else:
-        ___ctx._customops_expected = ((___from.shape, ___from.dtype, ___from.device) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
+        ___kept['_customops_expected'] = (___facts(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
     return ___result
 
 # Autograd, backward

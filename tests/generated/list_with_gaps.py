@@ -78,13 +78,14 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     _needs = _ctx.needs_input_grad[2:]
     _needs_xs = _list(_needs[0:])
     _ctx.needs_input_grad = (_needs_xs,)
+    _kept = _ctx.__dict__
     _finish(_ctx, _flat, _result)
     if not _compares.is_on:
-        _ctx._customops_expected = ([None] * _len(xs),)
+        _kept['_customops_expected'] = ([None] * _len(xs),)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = ([_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
+        _kept['_customops_expected'] = ([_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
     else:
-        _ctx._customops_expected = ([(x.shape, x.dtype, x.device) if flag else None for x, flag in _zip(xs, _needs_xs)],)
+        _kept['_customops_expected'] = ([_facts(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
     _result, _outcome.lengths = _flatten(_result, (False, True))
     _ctx._customops_outputs = _outcome.lengths
     return _result

@@ -79,13 +79,14 @@ def forward(_ctx, _kernel, *_flat):
     _needs = _ctx.needs_input_grad[1:]
     _needs_xs = _list(_needs[1:])
     _ctx.needs_input_grad = (_needs_xs, _needs[0])
+    _kept = _ctx.__dict__
     _finish(_ctx, _flat, (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None, [None] * _len(xs))
+        _kept['_customops_expected'] = (None, [None] * _len(xs))
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(y) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
+        _kept['_customops_expected'] = (_metadata(y) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
     else:
-        _ctx._customops_expected = ((y.shape, y.dtype, y.device) if _needs[0] else None, [(x.shape, x.dtype, x.device) if flag else None for x, flag in _zip(xs, _needs_xs)])
+        _kept['_customops_expected'] = (_facts(y) if _needs[0] else None, [_facts(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
     return _tuple(_result)
 
 # Autograd, backward

@@ -79,14 +79,15 @@ def forward(_ctx, _kernel, a, b, c, d):
     _result = _kernel(a, b, c, d)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (a, b, c, d), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None,) * _len(_needs)
+        _kept['_customops_expected'] = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(a) if _needs[0] else None, _metadata(b) if _needs[1] else None, _metadata(c) if _needs[2] else None, _metadata(d) if _needs[3] else None)
+        _kept['_customops_expected'] = (_metadata(a) if _needs[0] else None, _metadata(b) if _needs[1] else None, _metadata(c) if _needs[2] else None, _metadata(d) if _needs[3] else None)
     else:
-        _ctx._customops_expected = ((a.shape, a.dtype, a.device) if _needs[0] else None, (b.shape, b.dtype, b.device) if _needs[1] else None, (c.shape, c.dtype, c.device) if _needs[2] else None, (d.shape, d.dtype, d.device) if _needs[3] else None)
+        _kept['_customops_expected'] = (_facts(a) if _needs[0] else None, _facts(b) if _needs[1] else None, _facts(c) if _needs[2] else None, _facts(d) if _needs[3] else None)
     return _result
 
 # Autograd, backward

@@ -75,14 +75,15 @@ def forward(___ctx, ___kernel, _result, __fn, type, len):
     ___result = ___kernel(_result, __fn, type, len)
     ___needs = ___ctx.needs_input_grad[1:]
     ___ctx.needs_input_grad = ___needs
-    if '_customops_materialize' in ___ctx.__dict__:
+    ___kept = ___ctx.__dict__
+    if '_customops_materialize' in ___kept:
         ___finish(___ctx, (_result, __fn, type, len), (___result,))
     if not ___compares.is_on:
-        ___ctx._customops_expected = (None,) * ___len(___needs)
+        ___kept['_customops_expected'] = (None,) * ___len(___needs)
     elif ___type(___kernel) is ___partial:
-        ___ctx._customops_expected = (___metadata(_result) if ___needs[0] else None, ___metadata(__fn) if ___needs[1] else None, None, None)
+        ___kept['_customops_expected'] = (___metadata(_result) if ___needs[0] else None, ___metadata(__fn) if ___needs[1] else None, None, None)
     else:
-        ___ctx._customops_expected = ((_result.shape, _result.dtype, _result.device) if ___needs[0] else None, (__fn.shape, __fn.dtype, __fn.device) if ___needs[1] else None, None, None)
+        ___kept['_customops_expected'] = (___facts(_result) if ___needs[0] else None, ___facts(__fn) if ___needs[1] else None, None, None)
     return ___result
 
 # Autograd, backward

@@ -57,12 +57,13 @@ def forward(_ctx, _kernel, _named, size):
     _result = _kernel(_list(size), **_named)
     _needs = _ctx.needs_input_grad[2:]
     _ctx.needs_input_grad = (False,)
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (size,), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None,)
+        _kept['_customops_expected'] = (None,)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (None,)
+        _kept['_customops_expected'] = (None,)
     else:
-        _ctx._customops_expected = (None,)
+        _kept['_customops_expected'] = (None,)
     return _result

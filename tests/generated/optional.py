@@ -75,14 +75,15 @@ def forward(_ctx, _kernel, x, y, *_rest):
     _result = _kernel(x, y, *_rest)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (x, y, *_rest), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None,) * _len(_needs)
+        _kept['_customops_expected'] = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[2:])))
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[2:])))
     else:
-        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, (y.shape, y.dtype, y.device) if _needs[1] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[2:])))
+        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _facts(y) if _needs[1] else None, *(_metadata(x) if flag else None for x, flag in _zip(_rest, _needs[2:])))
     return _result
 
 # Autograd, backward

@@ -76,12 +76,15 @@ def forward(_ctx, _kernel, x, y, by):
     _result = _kernel(x, y, by)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if _transforms_active():
+    _kept = _ctx.__dict__
+    if _type(_kernel) is _partial and _transforms_active():
         _set_up(_ctx, (x, y, by), {}, _result)
     else:
         _callback(ctx=_ctx, inputs=(x, y, by), output=_result)
-    _kept = _ctx.__dict__
-    _untracked = _ctx.non_differentiable or (_kept and not _no_tensors.issuperset(_map(_type, _kept.values())))
+    _untracked = _ctx.non_differentiable
+    for _value in _kept.values():
+        if _type(_value) not in _no_tensors:
+            _untracked = True
     for _saved in _ctx.to_save or ():
         if _saved is not x and _saved is not y and _saved is not _result:
             _untracked = True
@@ -89,14 +92,14 @@ def forward(_ctx, _kernel, x, y, by):
         _record_untracked(_ctx, (x, y, by), (*(x, y, by), _result))
     if _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
-    if '_customops_materialize' in _ctx.__dict__:
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (x, y, by), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None,) * _len(_needs)
+        _kept['_customops_expected'] = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, None)
     else:
-        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, (y.shape, y.dtype, y.device) if _needs[1] else None, None)
+        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _facts(y) if _needs[1] else None, None)
     return _result
 
 # Autograd, backward

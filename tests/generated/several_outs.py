@@ -112,6 +112,7 @@ def forward(_ctx, _kernel, _outcome, x, u, v):
     v = _inputs[2]
     _needs = _ctx.needs_input_grad[2:]
     _ctx.needs_input_grad = (_needs[0], _needs[1], _needs[2])
+    _kept = _ctx.__dict__
     _finish(_ctx, _flat, _outputs)
     if not _compares.is_on:
         _ctx._customops_expected = (None, None, None)

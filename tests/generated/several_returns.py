@@ -86,12 +86,15 @@ def forward(_ctx, _kernel, x, y):
         _result = _tuple(_result)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if _transforms_active():
+    _kept = _ctx.__dict__
+    if _type(_kernel) is _partial and _transforms_active():
         _set_up(_ctx, (x, y), {}, _result)
     else:
         _callback(ctx=_ctx, inputs=(x, y), output=_result)
-    _kept = _ctx.__dict__
-    _untracked = _ctx.non_differentiable or (_kept and not _no_tensors.issuperset(_map(_type, _kept.values())))
+    _untracked = _ctx.non_differentiable
+    for _value in _kept.values():
+        if _type(_value) not in _no_tensors:
+            _untracked = True
     for _saved in _ctx.to_save or ():
         if _saved is not x and _saved is not y and _saved is not _result[0] and _saved is not _result[1]:
             _untracked = True
@@ -101,11 +104,11 @@ def forward(_ctx, _kernel, x, y):
         _ctx._customops_hooked = True
     _finish(_ctx, (x, y), _result)
     if not _compares.is_on:
-        _ctx._customops_expected = (None,) * _len(_needs)
+        _kept['_customops_expected'] = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None)
     else:
-        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, (y.shape, y.dtype, y.device) if _needs[1] else None)
+        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _facts(y) if _needs[1] else None)
     return _result
 
 # Autograd, backward

@@ -51,14 +51,15 @@ def forward(_ctx, _kernel, x, dim):
     _result = _kernel(x, dim)
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
-    if '_customops_materialize' in _ctx.__dict__:
+    _kept = _ctx.__dict__
+    if '_customops_materialize' in _kept:
         _finish(_ctx, (x, dim), (_result,))
     if not _compares.is_on:
-        _ctx._customops_expected = (None,) * _len(_needs)
+        _kept['_customops_expected'] = (None,) * _len(_needs)
     elif _type(_kernel) is _partial:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, None)
     else:
-        _ctx._customops_expected = ((x.shape, x.dtype, x.device) if _needs[0] else None, None)
+        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, None)
     return _result
 
 # Autograd, backward
