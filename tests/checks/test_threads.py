@@ -67,7 +67,7 @@ def test_what_only_one_thread_has(op: Finds) -> None:
 def test_calls_that_wait_for_each_other(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_PATIENCE", 0.3)
     monkeypatch.setattr(threads, "_CALLS", 1)
-    released = threading.Event()
+    released, before = threading.Event(), set(threading.enumerate())
 
     def f(x: Tensor) -> Tensor:
         if threading.current_thread() is not threading.main_thread():
@@ -76,6 +76,8 @@ def test_calls_that_wait_for_each_other(op: Finds, monkeypatch: pytest.MonkeyPat
 
     op.finds(f, torch.randn(5), match="do not end")
     released.set()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)  # the op is to outlive its calls
 
 
 def test_right_operators(op: Finds) -> None:
