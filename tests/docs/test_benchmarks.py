@@ -43,7 +43,8 @@ def test_figures(tmp_path: Path) -> None:
     assert len(figures) == CASES
     for case, contenders in figures.items():
         assert case in table
-        assert {"customops", "Library"} <= set(contenders)
+        assert "customops" in contenders
+        assert len(contenders) > 1
         for name, numbers in contenders.items():
             assert numbers["ratio"] == pytest.approx(contenders["customops"]["us"] / numbers["us"])
             assert f"{numbers['us']:.2f}" in table, name
