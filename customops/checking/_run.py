@@ -19,12 +19,14 @@ from customops.checks._outcome import NotExercised, in_short, is_alias, torch_re
 from customops.checks._settings import Settings
 from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
-from customops.errors import CheckError
+from customops.errors import CheckError, where
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
 INPUTS = "inputs"
 _SHRINK = "shrink"
+#: The checks whose faults are mostly those of the fake impl.
+_OF_FAKES = ("test_faketensor", "test_symbolic_sizes")
 #: What else can be done about inputs that the author did not mean to allow, by what was changed.
 _REFUSE = {
     "dtype": "refuse the dtype in kernel and fake impl, with torch._check(...); "
@@ -282,10 +284,16 @@ class Run:
             fails(shrunk.trial)
             fault.error, fault.cases[0] = latest[-1], shrunk
 
+    def _place_of_fake(self) -> str | None:
+        fn = None if self.custom_op is None else self.custom_op._rules.fake.fn
+        return None if fn is None else where(fn)
+
     def _failure(self, name: str, fault: _Fault) -> Failure:
         case = fault.cases[0]
         if case.kind in _REFUSE:
             fault.error.fix = f"{fault.error.fix or 'make it right for this input'}; or {_REFUSE[case.kind]}"
+        if name in _OF_FAKES and fault.error.where is None:
+            fault.error.where = self._place_of_fake()
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 

@@ -226,6 +226,8 @@ def test_what_else_can_be_done_about_a_derived_input(registry: Registry, ns: str
     rows.register_fake(lambda x: x.new_empty(x.shape[-1]))
     report = customops.check(rows, [(torch.randn(3, 4),)], only="test_faketensor")
     assert any("constraints= of register_samples" in failure.error.fix for failure in report.failures)
+    line = rows._rules.fake.fn.__code__.co_firstlineno
+    assert all(f"{__file__}:{line}" in failure.error.where for failure in report.failures)
 
 
 def test_progress_is_shown_where_asked(double: CustomOpDef[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
