@@ -1,7 +1,8 @@
 """A call in the code of inductor: it runs the kernel without the dispatcher, where that cannot be told apart.
 
 What the tensors are was known when the graph was compiled, and guards see to it that it stays so: dense, of one device,
-and neither conjugate nor negative views. What is left to find out is what is active in the thread when the graph runs.
+and not conjugate. What is left to find out is what is active in the thread when the graph runs, and whether a tensor is
+a negative view, or zeros without memory: there are no guards on the gradients that a compiled backward is given.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def graph_call({parameters}):
         and not $mode_count()
         and $transform() is None
         and not $is_torch_function_mode_enabled()
-        and not $profiling()
-        and not $is_excluded($conjugate)
+        and not $profiler._is_profiler_enabled
+        and not $is_excluded({lowest})
         and $forward_ad._current_level < 0
         {are_plain}
         {nothing_to_differentiate}
@@ -39,16 +40,24 @@ def graph_call({parameters}):
     return $dispatched({arguments})
 """
 
+
+def _is_lazy(tensor: torch.Tensor | None) -> bool:
+    """Is a tensor, if there is one, a negative view, or zeros without memory?"""
+    return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
+
+
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
+    "ad_inplace_or_view": _compat.dispatch.DispatchKey.ADInplaceOrView,
     "conjugate": _compat.dispatch.DispatchKey.Conjugate,
+    "is_lazy": _is_lazy,
     "forward_ad": _compat.autograd.forward_ad,
     "is_excluded": _compat.dispatch.is_excluded,
     "is_grad_enabled": torch.is_grad_enabled,
     "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
     "mode_count": _compat.dispatch.mode_count,
     "plain_types": {torch.Tensor, torch.nn.Parameter},
-    "profiling": _compat.dispatch.profiling,
+    "profiler": _compat.dispatch.profiler,
     "transform": _compat.dispatch.innermost_transform,
     "types_in_lists": {torch.Tensor, torch.nn.Parameter, type(None)},
 }
@@ -76,6 +85,7 @@ def _source(shape: Shape) -> Source:
     source.template = fill(
         GRAPH_CALL,
         parameters=emit_parameters(source),
+        lowest="$conjugate) and not $is_excluded($ad_inplace_or_view" if schema.mutated else "$conjugate",
         are_plain="\n".join(f"and {_emit_is_plain(argument, may_be_none(argument, schema))}" for argument in tensors),
         nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(names)}))",
         defaults=emit_defaults(source),
@@ -90,7 +100,7 @@ def _emit_is_plain(argument: Argument, may_be_none: bool) -> str:
     """The condition under which what is given for an argument has no subclass of tensors in it."""
     name = variable_name(argument)
     if argument.is_tensor_list:
-        test = f"$types_in_lists.issuperset($map($type, {name}))"
+        test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
         return f"({name} is None or {test})" if argument.type.endswith("?") else test
-    test = f"$type({name}) in $plain_types"
+    test = f"$type({name}) in $plain_types and not ({name}.is_neg() or {name}._is_zerotensor())"
     return f"({test} or {name} is None)" if may_be_none else test

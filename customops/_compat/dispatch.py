@@ -85,9 +85,6 @@ mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 #: The innermost functorch transform that is running, or None.
 innermost_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 
-#: Does a profiler record this thread?
-profiling: Callable[[], bool] = _C._autograd._profiler_enabled
-
 
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
@@ -128,8 +125,16 @@ def plain_tensors(tensors: Iterable[torch.Tensor]) -> str | None:
     keys = DispatchKeySet.from_raw_repr(0)
     for tensor in tensors:
         keys = keys | keys_of(tensor)
-    quiet, included = key_set("BackendSelect"), included_keys()
-    if included not in (quiet, quiet | key_set("ADInplaceOrView")) or is_excluded(DispatchKey.ADInplaceOrView):
+    if is_excluded(DispatchKey.ADInplaceOrView):
+        return None
+    return _plain_tensors(keys.raw_repr(), included_keys().raw_repr())
+
+
+@functools.cache
+def _plain_tensors(raw_keys: int, raw_included: int) -> str | None:
+    keys, included = DispatchKeySet.from_raw_repr(raw_keys), DispatchKeySet.from_raw_repr(raw_included)
+    quiet = key_set("BackendSelect")
+    if included not in (quiet, quiet | key_set("ADInplaceOrView")):
         return None
     top = keys.highestPriorityTypeId().name
     if top.startswith("Autocast"):

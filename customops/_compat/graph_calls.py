@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,9 @@ def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
     if not _may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
         return None
-    name = f"customops_{re.sub(r'[^0-9A-Za-z_]', '_', overload._name)}_{device}"
+    # Of two ops, perhaps: the number tells them apart.
+    readable = re.sub(r"[^0-9A-Za-z_]", "_", overload._name)
+    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
     module, function = _source

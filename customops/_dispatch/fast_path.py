@@ -33,36 +33,46 @@ class FastPath:
         #: The same by the key of a device, for what is called past the dispatcher, and in compiled graphs.
         self.by_device: dict[str | None, Any] = {}
         self.in_graphs: dict[str, Any] = {}
-        #: The kinds of call that go past the dispatcher; first what was looked for last, and was not among the first.
-        self.kinds: list[Kind] = []
-        #: The first of them.
+        #: The kinds of call that go past the dispatcher, by what tells most of them apart.
+        self.kinds: dict[Any, list[Kind]] = {}
+        #: Those that were looked for last.
         self.recent: tuple[Kind, ...] = ()
 
     def clear(self) -> None:
         self.by_keyset.clear()
         self.by_device.clear()
         self.in_graphs.clear()
-        self.kinds, self.recent = [], ()
+        self.kinds, self.recent = {}, ()
 
     def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:
         """The kind of a call with these tensors, which comes first from now on."""
-        for i, kind in enumerate(self.kinds):
-            looks_same, count, *_ = kind
-            if count == len(tensors) and looks_same(*tensors):
-                self.kinds.insert(0, self.kinds.pop(i))
-                self.recent = tuple(self.kinds[:_RECENT])
+        for kind in self.kinds.get(_key(tensors), ()):
+            if kind[0](*tensors):
+                self._comes_first(kind)
                 return kind
         return None
 
+    def _comes_first(self, kind: Kind) -> None:
+        self.recent = (kind, *(each for each in self.recent if each is not kind))[:_RECENT]
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.kinds.values())) >= _KINDS
+
     def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
         """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
-        looks_same = _compat.guards.look_of(tensors) if len(self.kinds) < _KINDS else None
+        looks_same = None if self.is_full else _compat.guards.look_of(tensors)
         if looks_same is None:
             return False
         needs_grad = any(tensor.requires_grad for tensor in tensors)
-        self.kinds.insert(0, (looks_same, len(tensors), needs_grad, current_kernel))
-        self.recent = tuple(self.kinds[:_RECENT])
+        kind = (looks_same, len(tensors), needs_grad, current_kernel)
+        self.kinds.setdefault(_key(tensors), []).append(kind)
+        self._comes_first(kind)
         return True
+
+
+def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
 
 
 #: By the name of the op: objects of several registries may stand for one op.

@@ -250,11 +250,15 @@ class OperatorHandle:
             return None
         if _compat.dispatch.any_dispatch_mode() or _compat.dispatch.transforms_active():
             return None
+        if _compat.kernel_state.autocast_is_on():
+            return None
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         with lock:
             kind = path.kind_of(tensors)
             if kind is not None:
                 return kind[-1]
+            if path.is_full:
+                return None
             backend = _compat.dispatch.plain_tensors(tensors)
             if backend not in path.by_device:
                 path.by_device[backend] = self._find_kernel_of(backend)

@@ -141,7 +141,8 @@ class Checked:
                     fix="give tensors in memory of their own",
                 )
         replaced = [args[i] for i in self.positions if i < len(args)] + list(map(kwargs.get, self.keywords))
-        others = tensors_in((*args, *kwargs.values()))
+        others = tensors_in([each for i, each in enumerate(args) if i not in self.positions])
+        others += tensors_in([each for name, each in kwargs.items() if name not in self.keywords])
         return tuple(
             each.allocate() if target is out and self._is_read(out, others, replaced) else target
             for each, out, target in zip(expected, outs, targets, strict=True)
@@ -150,8 +151,8 @@ class Checked:
     @staticmethod
     def _is_read(out: Tensor, others: Sequence[Tensor], replaced: Sequence[Any]) -> bool:
         """Does a tensor to write to lie in memory that the kernel still has to read?"""
-        return any(
-            _overlap(out, x) and not (_is_same_view(out, x) and any(x is each for each in replaced)) for x in others
+        return any(_overlap(out, x) for x in others) or any(
+            _overlap(out, x) and not _is_same_view(out, x) for x in replaced if isinstance(x, Tensor)
         )
 
     def _resized(self, name: str, expected: Expected, target: Tensor) -> KernelError:

@@ -387,3 +387,47 @@ def test_the_cache_on_disk(tmp_path: Path) -> None:
         [values, f"{dispatched} 0"],
         [values, f"{dispatched} 1"],
     ]
+
+
+def test_ops_of_like_names_are_told_apart(registry: Registry, ns: str) -> None:
+    ops = []
+    for name, factor in ((f"{ns}::f.x", 10), (f"{ns}::f_x", 100)):
+        op = registry.custom_op(name, lambda x, factor=factor: x * factor, schema="(Tensor x) -> Tensor")
+        op.register_fake(lambda x: torch.empty_like(x))
+        ops.append(op)
+    one, other = ops
+    compiled = torch.compile(lambda x: one(x) - other(x), fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [-90.0, -90.0]
+
+
+@pytest.mark.parametrize("lazy", ["negative view", "no memory"])
+def test_gradients_are_plain_memory(registry: Registry, ns: str, lazy: str) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    @registry.custom_op(f"{ns}::backward", schema="(Tensor g) -> Tensor")
+    def backward(g: Tensor) -> Tensor:
+        seen.append((g.is_neg(), g._is_zerotensor()))
+        return g * 2
+
+    backward.register_fake(lambda g: torch.empty_like(g))
+    op = registry.custom_op(f"{ns}::double", lambda x: x * 2, schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty_like(x))
+    op.register_autograd(lambda ctx, g: backward(g), setup_context=lambda ctx, inputs, output: None)
+    given = torch._neg_view(torch.tensor([-1.0, -2.0])) if lazy == "negative view" else torch._efficientzerotensor(2)
+
+    class Given(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return given
+
+    compiled = torch.compile(lambda x: op(x), fullgraph=True)
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        x.grad = None
+        Given.apply(compiled(x)).sum().backward()
+        assert_close(x.grad, 2 * given.resolve_neg() if lazy == "negative view" else torch.zeros(2))
+    assert seen[-1] == (False, False)

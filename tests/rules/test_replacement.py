@@ -152,6 +152,43 @@ def test_what_is_refused(registry: Registry, ns: str, op: Any) -> None:
         op.register_replacement(lambda x: x)
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (torch.randn(1, 4), torch.randn(3, 4)),
+        (torch.randn(3, 4), torch.randn(1, 4)),
+        (torch.randn(3, 4), torch.randn(3, 4).double()),
+        (torch.randn(3, 4).double(), torch.randn(3, 4).double()),
+        (torch.randn(3, 4), 2.0),
+    ],
+)
+def test_code_of_other_tensors_is_not_replaced(registry: Registry, ns: str, x: torch.Tensor, y: Any) -> None:
+    calls = []
+
+    @registry.custom_op(f"{ns}::mul", schema="(Tensor x, Tensor y) -> Tensor")
+    def mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.sin() * y
+
+    mul.register_fake(lambda x, y: torch.empty_like(x))
+    mul.register_replacement(lambda x, y: x.sin() * y, samples=lambda: [(torch.ones(3, 4), torch.ones(3, 4))])
+    program = torch.compile(lambda x: x.sin() * y, fullgraph=True)
+    torch.testing.assert_close(program(x), x.sin() * y)
+    assert not calls
+
+
+@pytest.mark.compile
+def test_a_pattern_that_fails_is_left_out(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::sin", lambda x: x.sin(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    op.register_replacement(lambda x: 1 / 0, samples=lambda: [(torch.ones(3),)])
+    x = torch.ones(5)
+    with pytest.warns(UserWarning, match="a pattern of register_replacement cannot be traced"):
+        result = torch.compile(lambda x: x.cos() + 3, fullgraph=True)(x)
+    torch.testing.assert_close(result, x.cos() + 3)
+
+
 PROGRAM = """
     import sys, torch
     from torch import Tensor
