@@ -30,7 +30,8 @@ def graph_call({parameters}):
         and $transform() is None
         and not $is_torch_function_mode_enabled()
         and not $profiler._is_profiler_enabled
-        and not $is_excluded({lowest})
+        and not $is_excluded($conjugate)
+        {counts_versions}
         and $forward_ad._current_level < 0
         {are_plain}
         {nothing_to_differentiate}
@@ -85,7 +86,7 @@ def _source(shape: Shape) -> Source:
     source.template = fill(
         GRAPH_CALL,
         parameters=emit_parameters(source),
-        lowest="$conjugate) and not $is_excluded($ad_inplace_or_view" if schema.mutated else "$conjugate",
+        counts_versions="and not $is_excluded($ad_inplace_or_view)" if schema.mutated else "",
         are_plain="\n".join(f"and {_emit_is_plain(argument, may_be_none(argument, schema))}" for argument in tensors),
         nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(names)}))",
         defaults=emit_defaults(source),

@@ -56,13 +56,12 @@ class _Pass:
     def apply(self, graph: Any) -> int:
         if not _patterns:
             return 0
-        if self.traced is None:
+        traced = self.traced  # another thread may forget it meanwhile
+        if traced is None:
             matcher = importlib.import_module("torch._inductor.pattern_matcher")
             with torch.utils._python_dispatch._disable_current_modes(), torch.random.fork_rng(devices=()):
                 examples = [(pattern, list(pattern.examples())) for pattern in _patterns]
             traced = matcher.init_once_fakemode(functools.partial(self._trace_all, matcher, examples))()
-        else:
-            traced = self.traced
         count: int = traced.apply(graph)
         return count
 
