@@ -27,6 +27,7 @@ from customops._compat import registries as registries
 from customops._compat import reinplace as reinplace
 from customops._compat import replacement as replacement
 from customops._compat import schemas as schemas
+from customops._compat import substitution as substitution
 from customops._compat import symbols as symbols
 from customops._compat import tracing as tracing
 from customops._compat import triton as triton

@@ -168,16 +168,8 @@ class Checked:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Do the spans of memory of two tensors meet?"""
-    (a, end_of_a), (b, end_of_b) = _span(one), _span(other)
-    return a < end_of_b and b < end_of_a
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    if not tensor.numel():
-        return 0, 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    """May two tensors have an element in common?"""
+    return _compat.memory.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
 def _is_same_view(one: Tensor, other: Tensor) -> bool:

@@ -329,6 +329,16 @@ def test_two_outs_in_one_memory(registry: Registry, ns: str, x: Tensor) -> None:
         op.out([x, x], out=(out, out))
 
 
+def test_two_outs_in_one_buffer_without_common_elements(registry: Registry, ns: str, x: Tensor) -> None:
+    op, expected = define_bounds(registry, ns), bounds([x, -x])
+    buffer = torch.empty(3, 8)
+    parts = [(buffer[:, :4], buffer[:, 4:]), (buffer[:, ::2], buffer[:, 1::2]), buffer.view(6, 4).split(3)]
+    for low, high in parts:
+        exact(op.out([x, -x], out=(low, high)), expected)
+    with pytest.raises(AliasError, match="argument: out1"):
+        op.out([x, x], out=(buffer[:, :4], buffer[:, 3:7]))
+
+
 def test_no_elements(op: Any) -> None:
     x = torch.empty(0, 4)
     assert op.out(x, 2.0, x, out=torch.empty(0, 4)).shape == (0, 4)
