@@ -229,6 +229,16 @@ def test_a_fake_that_goes_by_a_setting(registry: Registry, ns: str, x: Tensor) -
     exact(op.out(x, out=torch.empty(5)), torch.ones(5))  # what was remembered is no reason to refuse it
 
 
+def test_what_is_remembered_of_a_fake(registry: Registry, ns: str, x: Tensor) -> None:
+    registry.define(f"{ns}::fill", "(Tensor x, Scalar[] sizes) -> Tensor")
+    op = registry.adopt(f"{ns}::fill")
+    op.register_out(lambda x, sizes, *, out: out.fill_(1))
+    kinds = {int: torch.int64, float: torch.float32, bool: torch.bool}
+    op.register_fake(lambda x, sizes: torch.empty(len(sizes), dtype=kinds[type(sizes[0])]))
+    for sizes in ([1, 2], [1.0, 2.0], [True, 2]):
+        exact(op(x, sizes), torch.ones(2, dtype=kinds[type(sizes[0])]))
+
+
 # What the caller gives ------------------------------------------------------------------------------------------
 
 
