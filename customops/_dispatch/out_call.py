@@ -39,6 +39,13 @@ def misfit(op: str, argument: str, expected: Expected, out: Tensor) -> ArgumentE
     )
 
 
+def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
+    """Raise if one is None: the dispatcher takes that for a tensor."""
+    for name, out in zip(names, outs, strict=True):
+        if out is None:
+            raise ArgumentError("there is no tensor to write to", op=op, argument=name, expected="a tensor", got="None")
+
+
 class ReturnsOut:
     """A kernel of the user as one that returns ``out``: it may return nothing, or that."""
 
@@ -111,6 +118,7 @@ class Checked:
     def _expected(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tensor, ...]
     ) -> tuple[Expected, ...]:
+        check_given(self.op, self.names, outs)
         foresight = self.rule.foresight
         expected = foresight.of(args, kwargs)
         if expected is None:

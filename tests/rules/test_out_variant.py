@@ -256,6 +256,11 @@ def test_other_tensors_are_refused(op: Any, x: Tensor, out: Tensor) -> None:
         assert "torch.empty((3, 4), dtype=torch.float32" in str(caught.value.fix)
 
 
+def test_no_tensor_is_refused(op: Any, x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)argument: out\n.*got: +None"):
+        op.out(x, 2.0, x, out=None)
+
+
 def test_the_second_out_is_named(registry: Registry, ns: str, x: Tensor) -> None:
     op = define_bounds(registry, ns)
     with pytest.raises(ArgumentError, match="argument: out1"):
