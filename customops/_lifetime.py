@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
-from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.spec import OpSpec
 from customops.errors import UnregisteredError
 
@@ -21,6 +21,12 @@ class Owner(Protocol):
 
     def add(self, spec: OpSpec) -> Any:
         """Define an op whose name is free."""
+
+    def enter(self, op: Any, undo: Undo) -> None:
+        """An op was defined; `undo` undoes it."""
+
+    def find(self, qualname: str) -> Any:
+        """The op of a name, if this owner or the default one has it."""
 
     def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""

@@ -39,25 +39,6 @@ def check_on_conflict(value: Any, op: str) -> None:
         )
 
 
-def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: str) -> DefinitionError:
-    """The error for an op that exists, defined at a place."""
-    return DefinitionError(
-        f"an op of this name exists, defined at {place}: {reason}",
-        op=spec.qualname,
-        where=where(spec.fn) if spec.fn is not None else None,
-        fix=fix,
-        **fields,
-    )
-
-
-AGAIN = "define it again, or use the new object"
-
-
-def replaced_error(spec: OpSpec) -> UnregisteredError:
-    """What calls of an op raise once this one has its name."""
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
-
-
 def _direct_in_graphs(given: Any, op: str) -> bool:
     """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
     value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")

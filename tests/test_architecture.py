@@ -31,6 +31,8 @@ ROOMS = (
     "_rules",
     "_op",
     "_spec",
+    "_conflict",
+    "_schema_only",
     "_registry",
     "_triton",
     "schema",
