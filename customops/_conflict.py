@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from customops import _compat, _spec
+from customops._dispatch.name import Name
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
 from customops._op import CustomOpDef
@@ -31,9 +32,9 @@ def conflict(spec: OpSpec, owner: Owner, reason: str, fix: str, **fields: str) -
     )
 
 
-def replaced(spec: OpSpec) -> UnregisteredError:
-    """What calls of an op raise once this one has its name."""
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
+def replaced(qualname: str, place: str) -> UnregisteredError:
+    """What calls of an op raise once the one of this place has its name."""
+    return UnregisteredError(f"the op was replaced by the definition at {place}", op=qualname, fix=AGAIN)
 
 
 def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
@@ -42,13 +43,13 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     if not isinstance(old, CustomOpDef):
         return _replace_torchs(spec, owner)
     _spec.check_spec(spec)
-    old._owner.drop(old, replaced(spec))
+    old._owner.drop(old, replaced(spec.qualname, spec.place))
     try:
         op = _spec.define_op(spec, owner)
     except BaseException:
         old._owner.restore(old)
         raise
-    owner.enter(op, functools.partial(_swap_back, op, old))
+    owner.enter(op, functools.partial(swap_back, op, old))
     return op
 
 
@@ -61,14 +62,15 @@ def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
     _compat.libraries.destroy_library(library)
     if overload is not None:
-        _compat.libraries.retire_overload(overload, replaced(spec))
+        _compat.libraries.retire_overload(overload, replaced(spec.qualname, spec.place))
     op: CustomOpDef[Any, Any] = owner.add(spec)
     return op
 
 
-def _swap_back(new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
+def swap_back(new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
     new._owner.drop(new)
-    if _compat.libraries.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
+    name = Name.parse(new._qualname)
+    if not _compat.libraries.is_defined(name.packet, name.overload):
         old._owner.restore(old)
 
 

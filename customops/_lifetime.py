@@ -19,7 +19,7 @@ class Owner(Protocol):
     def record(self, registration: Registration) -> bool:
         """Something was registered on an op. Will it be unregistered when a scope ends?"""
 
-    def add(self, spec: OpSpec) -> Any:
+    def add(self, spec: OpSpec, rules: Any = None, make: Any = ...) -> Any:
         """Define an op whose name is free."""
 
     def enter(self, op: Any, undo: Undo) -> None:
@@ -66,6 +66,21 @@ def open_scope(owner: Owner) -> Iterator[None]:
         _scopes.reset(token)
         with lock:
             scope.undos.close()
+
+
+@contextmanager
+def outside_scopes() -> Iterator[None]:
+    """What is registered in the context ends with no scope that is open now."""
+    token = _scopes.set(())
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def in_scope(owner: Owner) -> bool:
+    """Is a scope of `owner` open here?"""
+    return any(scope.owner is owner for scope in _scopes.get())
 
 
 def record_in_scope(owner: Owner, registration: Registration) -> bool:

@@ -11,13 +11,15 @@ from typing_extensions import Unpack
 
 from customops import _compat, _conflict, _spec
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
+from customops._dispatch import first_use
 from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.lookup import find_op
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import CheckPolicy
 from customops._dispatch.spec import OpSpec
+from customops._lazy import LazyOp
 from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
@@ -26,7 +28,7 @@ from customops._schema.layout import Layout
 from customops._schema.tags import Tags
 from customops._schema.writes import mutates_args_names
 from customops._schema_only import SchemaOnly
-from customops.errors import DefinitionError, UnregisteredError, brief, user_source
+from customops.errors import DefinitionError, UnregisteredError, brief, location_of, user_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +41,7 @@ class Registry(SchemaOnly):
     The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
 
     Args:
-        direct_in_graphs: what `custom_op` takes, for all ops that do not say it themselves.
+        direct_in_graphs, lazy: what `custom_op` takes, for all ops that do not say it themselves.
 
     Example:
         >>> registry = Registry()
@@ -49,9 +51,10 @@ class Registry(SchemaOnly):
         >>> registry.clear()
     """
 
-    def __init__(self, *, direct_in_graphs: bool = True) -> None:
+    def __init__(self, *, direct_in_graphs: bool = True, lazy: bool = False) -> None:
         super().__init__()
         self.direct_in_graphs = direct_in_graphs
+        self.lazy = lazy
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
 
@@ -97,6 +100,8 @@ class Registry(SchemaOnly):
         traceable: bool = False,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
+        lib: Library | None = None,
+        lazy: bool | None = None,
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -111,8 +116,8 @@ class Registry(SchemaOnly):
                 write to.
             layout: the strides that inductor has to give the op's tensors: "needs_contiguous", "exact_strides" (those
                 without a compiler, the default of torch), "stride_order" or "flexible".
-            on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
-                schema and tags (and raise if it has not).
+            on_conflict: if an op of the name exists: "replace" it, raise an "error", "reuse" it if it has the same
+                schema and tags (and raise if it has not), or "skip": `adopt` it, whatever it is, and define nothing.
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
                 for the "first" call of each kernel, or "never". The default, None, is "always". The environment
                 variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
@@ -122,6 +127,8 @@ class Registry(SchemaOnly):
             traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
+            lib: the op lives as long as this library, of its namespace. Else it lives as long as the registry.
+            lazy: define the op when it is first used, and what is registered on it, too. None: as the registry says.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
@@ -147,41 +154,83 @@ class Registry(SchemaOnly):
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, parsed, on_conflict, options)
+        _spec.check_on_conflict(on_conflict, name)
+        check_library(lib, parsed.namespace, name)
+        define = self._declare if _spec.is_lazy(self.lazy if lazy is None else lazy, name) else self._define
+        request = functools.partial(self._defined, define, lib, parsed, on_conflict, options)
         return request if fn is None else request(fn)
+
+    def _defined(
+        self,
+        define: Callable[..., CustomOpDef[Any, Any]],
+        lib: Library | None,
+        name: Name,
+        on_conflict: _spec.OnConflict,
+        options: dict[str, Any],
+        fn: Callable[..., Any],
+        /,
+    ) -> CustomOpDef[Any, Any]:
+        if not callable(fn):
+            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
+        with lock:
+            exists = first_use.declared(str(name)) or _compat.libraries.is_defined(name.packet, name.overload)
+            if exists and on_conflict == "skip":
+                return self.adopt(str(name))
+            op = define(name, on_conflict, options, fn)
+            if lib is not None and not (exists and on_conflict == "reuse"):
+                Registration(functools.partial(self.drop, op)).end_with(lib)
+        return op
+
+    def _declare(
+        self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
+    ) -> CustomOpDef[Any, Any]:
+        """Have an op defined on its first use, if its name is free, or to be taken from such an op."""
+        old = first_use.declared(str(name))
+        if _compat.libraries.is_defined(name.packet, name.overload) or (old is not None and on_conflict != "replace"):
+            return self._define(name, on_conflict, options, fn)
+        if old is not None:
+            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn)))
+        op = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
+        self.enter(
+            op, functools.partial(self.drop, op) if old is None else functools.partial(_conflict.swap_back, op, old)
+        )
+        return op
 
     def _define(
         self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
-        if not callable(fn):
-            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        _spec.check_on_conflict(on_conflict, str(name))
         spec = _spec.spec_of(name, fn, **options)
         with lock:
-            existing = _compat.libraries.find_overload(name.packet, name.overload)
-            if existing is None:
+            exists = first_use.declared(str(name)) or _compat.libraries.is_defined(name.packet, name.overload)
+            if not exists:
                 return self.add(spec)
             if on_conflict == "replace":
                 return _conflict.replace(spec, self)
             if on_conflict == "reuse":
                 return _conflict.reuse(spec, self)
-            fix = 'on_conflict="replace" or "reuse", or another name'
+            fix = 'on_conflict="replace", "reuse" or "skip", or another name'
             raise _conflict.conflict(spec, self, "on_conflict='error'", fix)
 
-    def add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+    def add(self, spec: OpSpec, rules: Rules | None = None, make: _spec.Make = _spec.make) -> CustomOpDef[Any, Any]:
         """Define an op whose name is free."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _conflict.replaced(spec))
+            self.drop(stale, _conflict.replaced(spec.qualname, spec.place))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = _spec.define_op(spec, self, rules)
+        op = _spec.define_op(spec, self, rules, make)
         self.enter(op, functools.partial(self.drop, op))
         return op
 
     def enter(self, op: CustomOpDef[Any, Any], undo: Undo) -> None:
-        """An op was defined; `undo` undoes it."""
+        """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
         self._ops[op._qualname] = op
+        if not isinstance(op, LazyOp):
+            try:
+                first_use.defined(first_use.packet_of(op._qualname))
+            except BaseException:
+                undo()
+                raise
         self.record(Registration(undo))
 
     def find(self, qualname: str) -> CustomOpDef[Any, Any] | None:

@@ -32,6 +32,7 @@ ROOMS = (
     "_op",
     "_spec",
     "_conflict",
+    "_lazy",
     "_schema_only",
     "_registry",
     "_triton",

@@ -28,6 +28,12 @@ PROBES = (
         "torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace",
     ),
     _probe(
+        "namespaces",
+        "lazy ops, callbacks of when_defined and entry points are not found",
+        """torch._library.custom_ops torch._ops._OpNamespace
+        torch.utils._python_dispatch._disable_current_modes""",
+    ),
+    _probe(
         "schemas",
         "classes of register_opaque_type are no parameter types",
         "torch._library.opaque_object torch._library.opaque_object._resolve_opaque_type_info",
