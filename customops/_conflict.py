@@ -7,6 +7,7 @@ from typing import Any
 
 from customops import _compat, _spec
 from customops._dispatch.name import Name
+from customops._dispatch.registrations import Undo
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
 from customops._op import CustomOpDef
@@ -43,14 +44,21 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     if not isinstance(old, CustomOpDef):
         return _replace_torchs(spec, owner)
     _spec.check_spec(spec)
-    old._owner.drop(old, replaced(spec.qualname, spec.place))
+    undo = put_aside(old, spec.qualname, spec.place)
     try:
         op = _spec.define_op(spec, owner)
     except BaseException:
-        old._owner.restore(old)
+        undo()
         raise
     owner.enter(op, functools.partial(swap_back, op, old))
     return op
+
+
+def put_aside(old: CustomOpDef[Any, Any], qualname: str, place: str) -> Undo:
+    """Remove an op, for one that is defined at a place; what is returned brings it back."""
+    owner = old._owner
+    owner.drop(old, replaced(qualname, place))
+    return functools.partial(owner.restore, old)
 
 
 def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:

@@ -21,6 +21,7 @@ from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner, in_scope, outside_scopes
 from customops._op import CustomOpDef
 from customops._rules import Rules
+from customops._rules.like import Like
 from customops.errors import (
     DefinitionError,
     RegistrationError,
@@ -155,7 +156,7 @@ class LazyOp(CustomOpDef[P, R]):
             if position is not None and fn is None:
                 return functools.partial(self._remember_fn, method, args[:position], kwargs)
             _signature(method).bind(self, *args, **kwargs)
-            if not (fn is None or callable(fn) or isinstance(fn, str)):
+            if not (fn is None or callable(fn) or isinstance(fn, (str, Like, tuple, list))):
                 raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
             self._lazy.remembered.append(_Remembered(method, args, kwargs, user_source()))
         return fn
@@ -202,7 +203,7 @@ class LazyOp(CustomOpDef[P, R]):
                 lazy.definer = None
             lazy.call, lazy.is_defined = cls.__call__, True
             first_use.retract(lazy.qualname)
-            self.__class__ = cls
+            self.__class__ = cast(Any, cls)
         first_use.defined(lazy.name.packet)
 
     def _define_now(self) -> type[CustomOpDef[Any, Any]]:

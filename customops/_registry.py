@@ -28,13 +28,14 @@ from customops._schema.layout import Layout
 from customops._schema.tags import Tags
 from customops._schema.writes import mutates_args_names
 from customops._schema_only import SchemaOnly
+from customops._when_defined import WhenDefined
 from customops.errors import DefinitionError, UnregisteredError, brief, location_of, user_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry(SchemaOnly):
+class Registry(SchemaOnly, WhenDefined):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
@@ -173,11 +174,11 @@ class Registry(SchemaOnly):
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
         with lock:
-            exists = first_use.declared(str(name)) or _compat.libraries.is_defined(name.packet, name.overload)
-            if exists and on_conflict == "skip":
+            if on_conflict == "skip" and first_use.exists(name):
                 return self.adopt(str(name))
+            reuses = lib is not None and on_conflict == "reuse" and first_use.exists(name)
             op = define(name, on_conflict, options, fn)
-            if lib is not None and not (exists and on_conflict == "reuse"):
+            if lib is not None and not reuses:
                 Registration(functools.partial(self.drop, op)).end_with(lib)
         return op
 
@@ -190,7 +191,7 @@ class Registry(SchemaOnly):
             return self._define(name, on_conflict, options, fn)
         if old is not None:
             old._owner.drop(old, _conflict.replaced(str(name), location_of(fn)))
-        op = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
+        op: CustomOpDef[Any, Any] = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
         self.enter(
             op, functools.partial(self.drop, op) if old is None else functools.partial(_conflict.swap_back, op, old)
         )
@@ -201,8 +202,7 @@ class Registry(SchemaOnly):
     ) -> CustomOpDef[Any, Any]:
         spec = _spec.spec_of(name, fn, **options)
         with lock:
-            exists = first_use.declared(str(name)) or _compat.libraries.is_defined(name.packet, name.overload)
-            if not exists:
+            if not first_use.exists(name):
                 return self.add(spec)
             if on_conflict == "replace":
                 return _conflict.replace(spec, self)
@@ -227,7 +227,7 @@ class Registry(SchemaOnly):
         self._ops[op._qualname] = op
         if not isinstance(op, LazyOp):
             try:
-                first_use.defined(first_use.packet_of(op._qualname))
+                first_use.defined(op._definition.name.packet)
             except BaseException:
                 undo()
                 raise
@@ -283,8 +283,9 @@ class Registry(SchemaOnly):
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self.drop(op)
-            while self._early:
-                self._early.pop().unregister()
+            for waiting in (self._early, self._callbacks):
+                while waiting:
+                    waiting.pop().unregister()
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""

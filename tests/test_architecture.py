@@ -34,6 +34,7 @@ ROOMS = (
     "_conflict",
     "_lazy",
     "_schema_only",
+    "_when_defined",
     "_registry",
     "_triton",
     "schema",

@@ -7,15 +7,19 @@ All three come to `look_up`: `torch.ops` calls it before it looks for an op (see
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from customops import _compat
+from customops._dispatch.name import RESERVED_NAMESPACES, Name
 from customops._dispatch.registrations import lock
 from customops.errors import RegistrationError
 
 __tracebackhide__ = True  # pytest leaves the frames out
+
+log = logging.getLogger("customops")
 
 #: The group of entry points: the name is a namespace, the value a module, or a function to be called.
 GROUP = "customops.ops"
@@ -81,14 +85,16 @@ def retract(qualname: str) -> None:
 
 def declared(qualname: str) -> Any | None:
     """The lazy op of a name, if it is not defined yet."""
-    return _lazy.get(packet_of(qualname), {}).get(qualname)
+    return _lazy.get(packet_of(qualname), {}).get(qualname) if _lazy else None
+
+
+def exists(name: Name) -> bool:
+    """Is an op of this name defined, or declared?"""
+    return _compat.libraries.is_defined(name.packet, name.overload) or declared(str(name)) is not None
 
 
 def call_when_defined(callback: Callback) -> None:
-    """Call it now, if the op is there, or as soon as it is."""
-    if is_defined(callback.qualname):
-        callback()
-        return
+    """Call it as soon as the op is there."""
     packet = packet_of(callback.qualname)
     _compat.namespaces.watch(packet.partition("::")[0])
     with lock:
@@ -129,6 +135,8 @@ def look_up(packet: str, is_use: bool = True) -> None:
 
 def defined(packet: str | None) -> None:
     """Call back who waits for an op that may be there now; None stands for all ops."""
+    if not _callbacks:
+        return
     for each in [packet] if packet is not None else list(_callbacks):
         if each not in _callbacks or each in _being_defined:
             continue
@@ -154,24 +162,26 @@ _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
 _loading = threading.local()
 
 
-def _found() -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """The entry points of the installed packages that are not loaded yet, looked for with the first op."""
-    global _entry_points
-    if _entry_points is None:
-        with lock:
-            if _entry_points is None:
-                found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-                for each in importlib.metadata.entry_points(group=GROUP):
-                    found.setdefault(each.name, []).append(each)
-                for namespace in found:
-                    _compat.namespaces.hold(namespace)
-                _entry_points = found
-    return _entry_points
-
-
 def waits(namespace: str) -> bool:
-    """Are there entry points of a namespace that are not loaded yet?"""
-    return namespace in _found()
+    """Are there entry points of a namespace that are not loaded yet? They are looked for once, with the first op."""
+    return namespace in (_find() if _entry_points is None else _entry_points)
+
+
+def _find() -> dict[str, list[importlib.metadata.EntryPoint]]:
+    """The entry points of the installed packages."""
+    global _entry_points
+    with lock:
+        if _entry_points is None:
+            found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+            for each in importlib.metadata.entry_points(group=GROUP):
+                if each.name in RESERVED_NAMESPACES:
+                    log.warning("an entry point %s of %s is for a namespace of torch: ignored", each.value, GROUP)
+                else:
+                    found.setdefault(each.name, []).append(each)
+            for namespace in found:
+                _compat.namespaces.hold(namespace)
+            _entry_points = found
+    return _entry_points
 
 
 def use(namespace: str) -> None:
@@ -179,7 +189,7 @@ def use(namespace: str) -> None:
 
     Without the lock: threads that import modules wait for each other already, and two locks could wait crosswise.
     """
-    waiting = _found().get(namespace)
+    waiting = (_find() if _entry_points is None else _entry_points).get(namespace)
     if waiting is None or namespace in _loading_here():
         return
     _loading_here().add(namespace)
@@ -189,7 +199,7 @@ def use(namespace: str) -> None:
                 _load(entry_point, waiting)
     finally:
         _loading_here().discard(namespace)
-    _found().pop(namespace, None)
+    _find().pop(namespace, None)
     _compat.namespaces.release(namespace)
 
 
