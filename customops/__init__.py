@@ -13,7 +13,7 @@ from customops._samples import Sample
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._triton import triton_op, wrap_triton
-from customops.errors import CustomOpsError, OpCheckError
+from customops.errors import CustomOpsError, OpCheckError, helper
 from customops.library import (
     Library,
     adopt,
@@ -23,6 +23,7 @@ from customops.library import (
     get_ctx,
     get_kernel,
     impl,
+    like,
     register_autocast,
     register_autograd,
     register_autograd_from,
@@ -33,6 +34,7 @@ from customops.library import (
     register_out,
     register_torch_dispatch,
     register_vmap,
+    when_defined,
 )
 
 if TYPE_CHECKING:
@@ -64,8 +66,10 @@ __all__ = [
     "from_tvm_ffi",
     "get_ctx",
     "get_kernel",
+    "helper",
     "impl",
     "infer_schema",
+    "like",
     "opcheck",
     "register_autocast",
     "register_autograd",
@@ -79,6 +83,7 @@ __all__ = [
     "register_vmap",
     "schema",
     "triton_op",
+    "when_defined",
     "wrap_triton",
 ]
 

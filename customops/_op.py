@@ -15,10 +15,10 @@ from customops import _compat
 from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
-from customops._dispatch import fingerprint
+from customops._dispatch import fingerprint, first_use
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.devices import DeviceTypes
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
 from customops._lifetime import Owner
@@ -44,8 +44,7 @@ class _SignatureOfOp:
     def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
         if op is None:
             return None
-        fn = op._definition.spec.fn
-        if fn is not None and has_signature(fn):
+        if op._init_fn is not None and has_signature(op._init_fn):
             raise AttributeError("__signature__", name="__signature__", obj=op)
         return signature_of(op.schema)
 
@@ -292,6 +291,16 @@ class CustomOpDef(Register[P, R]):
         """Find out what a call of this object comes to: the C++ function, unless the rules have something before it."""
         entry = _compat.libraries.entry_of(self._opoverload)
         self._entry = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        if self._definition.removed is None and first_use.waits(self._definition.name.namespace):
+            self._entry = functools.partial(self._first_call, self._entry)
+
+    def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:
+        """A call before which the entry points of the namespace are loaded. If these make it, they are being loaded."""
+        first_use.use(self._definition.name.namespace)
+        if not first_use.waits(self._definition.name.namespace):
+            self._compute_entry()
+            entry = self._entry
+        return entry(*args, **kwargs)
 
     def _rebind(self) -> None:
         """Come back after having been removed."""
@@ -333,8 +342,8 @@ class CustomOpDef(Register[P, R]):
             if self._definition.removed is not None:
                 raise self._definition.removed
             ends_with_lib = lib is not None and lib is not self._definition.library
-            if lib is not None and ends_with_lib:
-                self._definition.check_library(lib)
+            if ends_with_lib:
+                check_library(lib, self._definition.name.namespace, self._qualname)
             registration = register(*args)
             ends_with_scope = self._owner.record(registration)
             if lib is not None and ends_with_lib:

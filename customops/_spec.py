@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from customops import _compat
 from customops._codegen import bypass
 from customops._codegen.function import variable_name
+from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.name import Name
@@ -29,33 +30,20 @@ from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, user_source, where
 
 #: What `custom_op` does where an op of the name exists.
-OnConflict = Literal["replace", "error", "reuse"]
+OnConflict = Literal["replace", "error", "reuse", "skip"]
 
 
 def check_on_conflict(value: Any, op: str) -> None:
     if value not in get_args(OnConflict):
         raise DefinitionError(
-            "on_conflict has no such value", op=op, expected='"replace", "error" or "reuse"', got=brief(value)
+            "on_conflict has no such value", op=op, expected='"replace", "error", "reuse" or "skip"', got=brief(value)
         )
 
 
-def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: str) -> DefinitionError:
-    """The error for an op that exists, defined at a place."""
-    return DefinitionError(
-        f"an op of this name exists, defined at {place}: {reason}",
-        op=spec.qualname,
-        where=where(spec.fn) if spec.fn is not None else None,
-        fix=fix,
-        **fields,
-    )
-
-
-AGAIN = "define it again, or use the new object"
-
-
-def replaced_error(spec: OpSpec) -> UnregisteredError:
-    """What calls of an op raise once this one has its name."""
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
+def is_lazy(value: Any, op: str) -> bool:
+    if not isinstance(value, bool):
+        raise DefinitionError("lazy must be True, False or None", op=op, got=brief(value))
+    return value
 
 
 def _direct_in_graphs(given: Any, op: str) -> bool:
@@ -88,6 +76,8 @@ class DefinitionOptions(TypedDict, total=False):
     traceable: bool
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
+    lib: Library | None
+    lazy: bool | None
 
 
 def spec_of(
@@ -164,7 +154,8 @@ def _check_variant(spec: OpSpec) -> None:
     name = spec.mutation_only.name
     taken = _compat.libraries.find_overload(name.packet, name.overload)
     replaced = _compat.registries.torch_op_of(spec.qualname)
-    variant = replaced._definition.mutation_only if isinstance(replaced, CustomOpDef) else None
+    definition = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
+    variant = definition.mutation_only if definition is not None else None
     if taken is not None and (variant is None or variant.overload is not taken):
         raise DefinitionError(
             f"an op {name} exists: the variant of this one that returns nothing has that name",
@@ -173,17 +164,25 @@ def _check_variant(spec: OpSpec) -> None:
         )
 
 
-def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+#: Makes the object of an op, of a class that is made for it.
+Make = Callable[[type[CustomOpDef[Any, Any]], Owner, OperatorHandle, Rules | None], CustomOpDef[Any, Any]]
+
+
+def make(cls: type[CustomOpDef[Any, Any]], *args: Any) -> CustomOpDef[Any, Any]:
+    return cls(*args)
+
+
+def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None, make: Make = make) -> CustomOpDef[Any, Any]:
     """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
     check_spec(spec)
-    known = _compat.libraries.namespace_exists(spec.name.namespace)
+    known = _compat.namespaces.exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
-        return _class_of(spec)(owner, operator, rules)
+        return make(_class_of(spec), owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         if not known:
-            _compat.libraries.forget_namespace(spec.name.namespace)
+            _compat.namespaces.forget(spec.name.namespace)
         raise
 
 

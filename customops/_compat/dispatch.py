@@ -56,6 +56,11 @@ def is_dispatch_key(text: str) -> bool:
     return bool(_C._parse_dispatch_key(text))
 
 
+def is_known(qualname: str) -> bool:
+    """Has the dispatcher an op of this name, or kernels that wait for one?"""
+    return bool(_C._dispatch_has_kernel(qualname))
+
+
 def has_kernel(qualname: str, key: str) -> bool:
     """Is a kernel registered at exactly this dispatch key?"""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))

@@ -15,6 +15,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _refresh_packet
 from torch.library import Library as Library
 
+from customops._compat import namespaces
 from customops._compat.dispatch import has_kernel
 from customops._compat.late import followed as followed
 
@@ -23,11 +24,14 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+def is_defined(qualname: str, overload: str = "") -> bool:
+    """Does the dispatcher have an op?"""
+    return any(schema.overload_name == overload for schema in _C._jit_get_schemas_for_operator(qualname))
+
+
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
-    if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
-        return None
-    return overload_of(qualname, overload)
+    return overload_of(qualname, overload) if is_defined(qualname, overload) else None
 
 
 def name_of_overload(overload: OpOverload) -> str:
@@ -36,8 +40,7 @@ def name_of_overload(overload: OpOverload) -> str:
 
 def overload_of(qualname: str, overload: str = "") -> OpOverload:
     """The OpOverload of an op that is defined."""
-    namespace, name = qualname.split("::")
-    return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
+    return cast(OpOverload, getattr(namespaces.packet(qualname), overload or "default"))
 
 
 def entry_of(overload: OpOverload) -> Callable[..., Any]:
@@ -151,7 +154,7 @@ def retire_overload(overload: OpOverload, error: Exception) -> None:
     if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
         _refresh_packet(packet)
         namespace, name = qualname.split("::")
-        setattr(getattr(torch.ops, namespace), name, packet)
+        setattr(namespaces.namespace(namespace), name, packet)
     else:
         packet._op = dead
 
@@ -169,17 +172,6 @@ class _Retired:
 
     def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
         raise self._error
-
-
-def namespace_exists(namespace: str) -> bool:  # torch makes ``torch.ops.<namespace>`` on first look
-    return namespace in vars(torch.ops)
-
-
-def forget_namespace(namespace: str) -> None:
-    """Undo that look."""
-    vars(torch.ops).pop(namespace, None)
-    if namespace in torch.ops._dir:
-        torch.ops._dir.remove(namespace)
 
 
 def forget_signature(qualname: str, overload: str) -> None:

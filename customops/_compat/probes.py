@@ -28,6 +28,12 @@ PROBES = (
         "torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace",
     ),
     _probe(
+        "namespaces",
+        "lazy ops, callbacks of when_defined and entry points are not found",
+        """torch._library.custom_ops torch._ops._OpNamespace
+        torch.utils._python_dispatch._disable_current_modes""",
+    ),
+    _probe(
         "schemas",
         "classes of register_opaque_type are no parameter types",
         "torch._library.opaque_object torch._library.opaque_object._resolve_opaque_type_info",
@@ -38,8 +44,8 @@ PROBES = (
         """torch._C.DispatchKey torch._C.DispatchKeySet torch._C._AutoDispatchBelowAutograd
         torch._C._ExcludeDispatchKeyGuard torch._C._after_ADInplaceOrView_keyset torch._C._after_autograd_keyset
         torch._C._dispatch_get_computed_kernel_for_dispatch_key torch._C._dispatch_has_kernel_for_dispatch_key
-        torch._C._dispatch_dump torch._C._dispatch_key_for_device torch._C._parse_dispatch_key
-        torch._C._get_privateuse1_backend_name""",
+        torch._C._dispatch_has_kernel torch._C._dispatch_dump torch._C._dispatch_key_for_device
+        torch._C._parse_dispatch_key torch._C._get_privateuse1_backend_name""",
     ),
     _probe(
         "dispatch",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
+from customops._dispatch import first_use
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
@@ -115,20 +116,6 @@ class OperatorHandle:
         check = check_policy(None, str(name))
         spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
         return cls(spec, overload)
-
-    def check_library(self, lib: Library) -> None:
-        """Raise unless registrations on the op can end with `lib`."""
-        if not isinstance(lib, Library):
-            raise RegistrationError("lib= must be a torch.library.Library", op=self.qualname, got=brief(lib))
-        if not _compat.libraries.library_alive(lib):
-            raise RegistrationError("the library given as lib= has been destroyed", op=self.qualname)
-        if lib.ns != self.name.namespace:
-            raise RegistrationError(
-                "the library given as lib= is of another namespace than the op",
-                op=self.qualname,
-                got=f"a Library of namespace {lib.ns!r}",
-                fix=f'Library("{self.name.namespace}", "FRAGMENT")',
-            )
 
     def impl(
         self,
@@ -252,6 +239,7 @@ class OperatorHandle:
             return None
         if _compat.kernel_state.autocast_is_on():
             return None
+        first_use.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         with lock:
             kind = path.kind_of(tensors)
@@ -346,9 +334,26 @@ class OperatorHandle:
         return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
 
 
+def check_library(lib: Library | None, namespace: str, op: str) -> None:
+    """Raise unless an op, or registrations on it, can end with `lib`."""
+    if lib is None:
+        return
+    if not isinstance(lib, Library):
+        raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
+    if not _compat.libraries.library_alive(lib):
+        raise RegistrationError("the library given as lib= has been destroyed", op=op)
+    if lib.ns != namespace:
+        raise RegistrationError(
+            "the library given as lib= is of another namespace than the op",
+            op=op,
+            got=f"a Library of namespace {lib.ns!r}",
+            fix=f'Library("{namespace}", "FRAGMENT")',
+        )
+
+
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
     """Define an op in a library of its own. Nothing is left behind where torch refuses."""
-    known = _compat.libraries.namespace_exists(name.namespace)
+    known = _compat.namespaces.exists(name.namespace)
     library = Library(name.namespace, "FRAGMENT")
     try:
         define_in(library, name, text, tags)
@@ -356,7 +361,7 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library
     except Exception:
         _compat.libraries.destroy_library(library)
         if not known:
-            _compat.libraries.forget_namespace(name.namespace)
+            _compat.namespaces.forget(name.namespace)
         raise
 
 
