@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from typing_extensions import Unpack
 
 from customops import _compat, _spec
+from customops._calls.settings import Configurable
+from customops._calls.undefined import Undefined, is_wanted
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
@@ -33,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry:
+class Registry(Configurable):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
@@ -55,6 +57,7 @@ class Registry:
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
         self._early: list[Registration] = []  # of kernels that came before their op
+        super().__init__()
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
         """The ops defined here, oldest first."""
@@ -94,8 +97,11 @@ class Registry:
         on_conflict: _spec.OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        eager: bool = False,
         direct_in_graphs: bool | None = None,
         traceable: bool = False,
+        computed_args: _spec.ComputedArgs = None,
+        when: _spec.When = True,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
     ) -> Any:
@@ -115,12 +121,14 @@ class Registry:
             on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
                 schema and tags (and raise if it has not).
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
-                for the "first" call of each kernel, or "never". The default, None, is "always". The environment
-                variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
+                for the "first" call of each kernel, or "never". The default, None, is "always". `configure` and the
+                environment (``CUSTOMOPS_CHECK``, ``CUSTOMOPS_BYPASS``, ...) override this and the next three.
             bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
-            direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
-                as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
+            eager: the same, and as a plain function: what it returns is not checked, and lists are not copied.
+            direct_in_graphs: the same in code of inductor. None: as the registry says.
             traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
+            computed_args: functions for arguments that calls leave out: each takes others by name. Compilers trace it.
+            when: a bool, or a function that returns one. False: calls run the function, and no op is defined.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
 
@@ -143,20 +151,24 @@ class Registry:
             "layout": layout,
             "check": check,
             "bypass": bypass,
+            "eager": eager,
             "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
             "traceable": traceable,
+            "computed_args": computed_args,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, parsed, on_conflict, options)
+        request = functools.partial(self._define, parsed, on_conflict, when, options)
         return request if fn is None else request(fn)
 
     def _define(
-        self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
+        self, name: Name, on_conflict: _spec.OnConflict, when: Any, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
         _spec.check_on_conflict(on_conflict, str(name))
+        if not is_wanted(when, str(name)):
+            return Undefined(str(name), fn)
         spec = _spec.spec_of(name, fn, **options)
         with lock:
             existing = _compat.libraries.find_overload(name.packet, name.overload)
@@ -165,7 +177,7 @@ class Registry:
             if on_conflict == "replace":
                 return self._replace(spec)
             if on_conflict == "reuse":
-                return self._reuse(spec)
+                return _spec.reused(spec, _compat.registries.torch_op_of(spec.qualname), self._place(spec.qualname))
             raise self._conflict(spec, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
 
     def add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
@@ -175,9 +187,13 @@ class Registry:
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = _spec.define_op(spec, self, rules)
-        self._ops[op._qualname] = op
+        op = self._new(spec, rules)
         self.record(Registration(functools.partial(self.drop, op)))
+        return op
+
+    def _new(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+        op = self._ops[spec.qualname] = _spec.define_op(spec, self, rules)
+        self._settings.apply([op])
         return op
 
     def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
@@ -200,30 +216,12 @@ class Registry:
         _spec.check_spec(spec)
         old._owner.drop(old, _spec.replaced_error(spec))
         try:
-            op = _spec.define_op(spec, self)
+            op = self._new(spec)
         except BaseException:
             old._owner.restore(old)
             raise
-        self._ops[qualname] = op
         self.record(Registration(functools.partial(self._swap_back, op, old)))
         return op
-
-    def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
-        """The existing op, if it is the same one."""
-        old = _compat.registries.torch_op_of(spec.qualname)
-        if not isinstance(old, CustomOpDef):
-            raise self._conflict(spec, "it was not made by custom_op, so it cannot be reused", "choose another name")
-        known = old._definition
-        is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
-        if not is_same or known.spec.signature != spec.signature:
-            raise self._conflict(
-                spec,
-                f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
-                'on_conflict="replace", or another name',
-                expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
-                got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
-            )
-        return old
 
     def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
         return _spec.conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
@@ -343,6 +341,7 @@ class Registry:
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self.drop(op)
+            self._settings.clear()
             while self._early:
                 self._early.pop().unregister()
 
@@ -372,6 +371,7 @@ class Registry:
         """Put a removed op back, with the rules it had."""
         op._rebind()
         self._ops[op._qualname] = op
+        self._settings.apply([op])
 
     def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
         self.drop(new)

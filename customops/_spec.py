@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from customops import _compat
-from customops._codegen import bypass
+from customops._calls import computed
+from customops._calls.classes import class_of
 from customops._codegen.function import variable_name
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
+from customops._dispatch.environment import of_environment
 from customops._dispatch.name import Name
 from customops._dispatch.operator import OperatorHandle, with_pt2_compliant
 from customops._dispatch.removal import remove
@@ -50,6 +51,24 @@ def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: st
     )
 
 
+def reused(spec: OpSpec, old: Any, place: str) -> CustomOpDef[Any, Any]:
+    """The existing op, if it is the same one."""
+    if not isinstance(old, CustomOpDef):
+        raise conflict_error(spec, place, "it was not made by custom_op, so it cannot be reused", "choose another name")
+    known = old._definition
+    is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
+    if not is_same or known.spec.signature != spec.signature:
+        raise conflict_error(
+            spec,
+            place,
+            f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
+            'on_conflict="replace", or another name',
+            expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
+            got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
+        )
+    return old
+
+
 AGAIN = "define it again, or use the new object"
 
 
@@ -58,19 +77,19 @@ def replaced_error(spec: OpSpec) -> UnregisteredError:
     return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
 
 
-def _direct_in_graphs(given: Any, op: str) -> bool:
-    """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
-    value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
-    if value not in (None, "", "0", "1"):
-        raise DefinitionError(
-            "the environment variable CUSTOMOPS_DIRECT_IN_GRAPHS has no such value",
-            op=op,
-            expected='"0" or "1"',
-            got=brief(value),
-        )
+def _switch(option: str, given: Any, op: str) -> bool:
+    """What an op and the environment say together of an option."""
     if not isinstance(given, bool):
-        raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
-    return value == "1" if value else given
+        raise DefinitionError(f"{option} must be True or False", op=op, got=brief(given))
+    value: bool | None = of_environment(option, op)
+    return given if value is None else value
+
+
+#: Arguments that calls leave out -> what computes them of the others.
+ComputedArgs = Mapping[str, Callable[..., Any]] | None
+
+#: Is the op to be defined?
+When = bool | Callable[[], bool]
 
 
 class DefinitionOptions(TypedDict, total=False):
@@ -84,8 +103,11 @@ class DefinitionOptions(TypedDict, total=False):
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    eager: bool
     direct_in_graphs: bool | None
     traceable: bool
+    computed_args: ComputedArgs
+    when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
 
@@ -101,14 +123,17 @@ def spec_of(
     layout: Layout | None,
     check: CheckPolicy | None,
     bypass: bool,
+    eager: bool,
     direct_in_graphs: bool,
     traceable: bool,
+    computed_args: ComputedArgs,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
     op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
     signature = kernel = None
+    starred = False
     if schema is None:
         wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)
     else:
@@ -117,6 +142,8 @@ def spec_of(
     if signature is not None:
         lowering = Lowering(signature, wanted, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
+        starred = any(each.stars for each in signature.parameters)
+    parameters = wanted if signature is None else lowering.parameters
     return OpSpec(
         name,
         wanted,
@@ -128,9 +155,11 @@ def spec_of(
         device_types=_devices(device_types),
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
-        bypass=bypass,
-        direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
+        bypass=_switch("bypass", bypass, op),
+        eager=_switch("eager", eager, op),
+        direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
+        computed_args=computed.read(computed_args, parameters, op, starred=starred),
         source=user_source(),
     )
 
@@ -144,11 +173,8 @@ def _devices(device_types: DeviceTypes) -> DeviceTypes:
 
 def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
-    if not isinstance(spec.bypass, bool):
-        raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
-    for option, value in (("bypass", spec.bypass), ("traceable", spec.traceable)):
-        if not isinstance(value, bool):
-            raise DefinitionError(f"{option} must be True or False", op=spec.qualname, got=brief(value))
+    if not isinstance(spec.traceable, bool):
+        raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:
@@ -179,7 +205,7 @@ def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomO
     known = _compat.libraries.namespace_exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
-        return _class_of(spec)(owner, operator, rules)
+        return class_of(spec, spec.options)(owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         if not known:
@@ -211,20 +237,3 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
             where=where(fn),
         )
     return schema
-
-
-def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
-    """The class of an op's object; of one op, if its ``__call__`` is generated for it."""
-    cls: type[CustomOpDef[Any, Any]] = CustomOpDef
-    if spec.bypass and bypass.obstacle(spec.schema) is None:
-        call = bypass.call(spec.schema, spec.tags, spec.qualname, spec.check)
-        cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
-    if spec.signature is not None:
-        lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-        cls = _calling(cls, lowering.call(cls.__call__ if cls is not CustomOpDef else None), _lowering=lowering)
-    return cls
-
-
-def _calling(cls: type[CustomOpDef[Any, Any]], call: Any, **attributes: Any) -> type[CustomOpDef[Any, Any]]:
-    _compat.dynamo.hidden_files.add(call.__code__.co_filename)
-    return type(CustomOpDef.__name__, (cls,), {"__call__": call, **attributes})

@@ -16,7 +16,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import check_policy
+from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.node_types import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher
@@ -64,7 +64,8 @@ class OperatorHandle:
         self.qualname: Final = spec.qualname
         self.schema: Final = spec.schema
         self.tags: Final = spec.tags
-        self.when: Final = spec.check
+        #: Those of the spec, or what they were configured to be.
+        self.options = spec.options
         self.differentiable: Final = spec.differentiable
         self.overload: Final = overload
         self.library: Final = library
@@ -84,6 +85,11 @@ class OperatorHandle:
     @property
     def _digest_key(self) -> str:
         return self.qualname
+
+    @property
+    def when(self) -> CheckPolicy:
+        """When results are checked."""
+        return self.options.check
 
     @classmethod
     def define(cls, spec: OpSpec) -> OperatorHandle:
