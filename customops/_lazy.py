@@ -201,9 +201,10 @@ class LazyOp(CustomOpDef[P, R]):
                 raise
             finally:
                 lazy.definer = None
-            lazy.call, lazy.is_defined = cls.__call__, True
             first_use.retract(lazy.qualname)
             self.__class__ = cast(Any, cls)
+            self._owner.apply_settings(self)
+            lazy.call, lazy.is_defined = type(self).__call__, True
         first_use.defined(lazy.name.packet)
 
     def _define_now(self) -> type[CustomOpDef[Any, Any]]:

@@ -25,6 +25,9 @@ class Owner(Protocol):
     def enter(self, op: Any, undo: Undo) -> None:
         """An op was defined; `undo` undoes it."""
 
+    def apply_settings(self, op: Any) -> None:
+        """Let an op be called as `Registry.configure` says."""
+
     def find(self, qualname: str) -> Any:
         """The op of a name, if this owner or the default one has it."""
 

@@ -65,6 +65,8 @@ class CustomOpDef(Register[P, R]):
 
     __wrapped__: Callable[P, R]
     _opoverload: OpOverload
+    #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
+    _complete: Callable[..., Any] | None = None
 
     def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
         fn = operator.spec.fn
@@ -133,11 +135,12 @@ class CustomOpDef(Register[P, R]):
             def autograd(_keyset, /, x): ...
         """
         texts: dict[str, str] = {}
-        problem = bypass.obstacle(self.schema) if self._definition.spec.bypass else None
-        if problem is not None:
-            texts["bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
+        options = self._definition.options
+        if (options.bypass or options.eager) and (problem := bypass.obstacle(self.schema, eager=options.eager)):
+            texts["eager=True" if options.eager else "bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
         if type(self) is not CustomOpDef:
-            texts["A call of the object"] = source_of(type(self).__call__)
+            calls = [vars(cls)["__call__"] for cls in type(self).__mro__ if issubclass(cls, CustomOpDef)]
+            texts["A call of the object"] = "\n".join(map(source_of, calls[:-1]))
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.current_kernel is not None and kernel.current_kernel.direct is not kernel.fn:
@@ -152,6 +155,8 @@ class CustomOpDef(Register[P, R]):
             >>> args, kwargs = double.lower(torch.ones(2))
             >>> torch.ops.mylib.double(*args, **kwargs)
         """
+        if self._complete is not None:
+            args, kwargs = self._complete(*args, **kwargs)
         if self._lowering is None:
             return args, kwargs
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
@@ -263,7 +268,7 @@ class CustomOpDef(Register[P, R]):
         definition = self._definition
         said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
         # What formulas see of an enum or a class is not in the schema.
-        return (*said, definition.spec.signature, definition.spec.direct_in_graphs, *self._rules.traced())
+        return (*said, definition.spec.signature, definition.options.direct_in_graphs, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from typing_extensions import Unpack
 
 from customops import _compat, _conflict, _spec
+from customops._calls.settings import Configurable
+from customops._calls.undefined import Undefined, is_wanted
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
 from customops._dispatch import first_use
 from customops._dispatch.devices import DeviceTypes
@@ -35,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry(SchemaOnly, WhenDefined):
+class Registry(SchemaOnly, WhenDefined, Configurable):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
@@ -97,8 +99,11 @@ class Registry(SchemaOnly, WhenDefined):
         on_conflict: _spec.OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        eager: bool = False,
         direct_in_graphs: bool | None = None,
         traceable: bool = False,
+        computed_args: _spec.ComputedArgs = None,
+        when: _spec.When = True,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
         lib: Library | None = None,
@@ -120,12 +125,14 @@ class Registry(SchemaOnly, WhenDefined):
             on_conflict: if an op of the name exists: "replace" it, raise an "error", "reuse" it if it has the same
                 schema and tags (and raise if it has not), or "skip": `adopt` it, whatever it is, and define nothing.
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
-                for the "first" call of each kernel, or "never". The default, None, is "always". The environment
-                variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
+                for the "first" call of each kernel, or "never". The default, None, is "always". `configure` and the
+                environment (``CUSTOMOPS_CHECK``, ``CUSTOMOPS_BYPASS``, ...) override this and the next three.
             bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
-            direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
-                as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
+            eager: the same, and as a plain function: what it returns is not checked, and lists are not copied.
+            direct_in_graphs: the same in code of inductor. None: as the registry says.
             traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
+            computed_args: functions for arguments that calls leave out: each takes others by name. Compilers trace it.
+            when: a bool, or a function that returns one. False: calls run the function, and no op is defined.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
             lib: the op lives as long as this library, of its namespace. Else it lives as long as the registry.
@@ -150,21 +157,24 @@ class Registry(SchemaOnly, WhenDefined):
             "layout": layout,
             "check": check,
             "bypass": bypass,
+            "eager": eager,
             "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
             "traceable": traceable,
+            "computed_args": computed_args,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
         _spec.check_on_conflict(on_conflict, name)
         check_library(lib, parsed.namespace, name)
         define = self._declare if _spec.is_lazy(self.lazy if lazy is None else lazy, name) else self._define
-        request = functools.partial(self._defined, define, lib, parsed, on_conflict, options)
+        request = functools.partial(self._defined, define, lib, when, parsed, on_conflict, options)
         return request if fn is None else request(fn)
 
     def _defined(
         self,
         define: Callable[..., CustomOpDef[Any, Any]],
         lib: Library | None,
+        when: _spec.When,
         name: Name,
         on_conflict: _spec.OnConflict,
         options: dict[str, Any],
@@ -173,6 +183,8 @@ class Registry(SchemaOnly, WhenDefined):
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
+        if not is_wanted(when, str(name)):
+            return Undefined(str(name), fn)
         with lock:
             if on_conflict == "skip" and first_use.exists(name):
                 return self.adopt(str(name))
@@ -226,6 +238,7 @@ class Registry(SchemaOnly, WhenDefined):
         """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
         self._ops[op._qualname] = op
         if not isinstance(op, LazyOp):
+            self.apply_settings(op)
             try:
                 first_use.defined(op._definition.name.packet)
             except BaseException:
@@ -286,6 +299,7 @@ class Registry(SchemaOnly, WhenDefined):
             for waiting in (self._early, self._callbacks):
                 while waiting:
                     waiting.pop().unregister()
+            self._settings.clear()
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
@@ -313,6 +327,7 @@ class Registry(SchemaOnly, WhenDefined):
         """Put a removed op back, with the rules it had."""
         op._rebind()
         self._ops[op._qualname] = op
+        self.apply_settings(op)
 
     def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
         """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from customops import _compat
-from customops._codegen import bypass
+from customops._calls import computed
+from customops._calls.classes import class_of
 from customops._codegen.function import variable_name
 from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
+from customops._dispatch.environment import of_environment
 from customops._dispatch.name import Name
-from customops._dispatch.operator import OperatorHandle, with_pt2_compliant
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.removal import remove
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
@@ -26,7 +27,7 @@ from customops._schema.infer import read
 from customops._schema.layout import Layout, with_layout
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
-from customops._schema.tags import Tags, check_tags, normalize_tags
+from customops._schema.tags import Tags, check_tags, normalize_tags, with_pt2_compliant
 from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, user_source, where
 
 #: What `custom_op` does where an op of the name exists.
@@ -46,19 +47,19 @@ def is_lazy(value: Any, op: str) -> bool:
     return value
 
 
-def _direct_in_graphs(given: Any, op: str) -> bool:
-    """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
-    value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
-    if value not in (None, "", "0", "1"):
-        raise DefinitionError(
-            "the environment variable CUSTOMOPS_DIRECT_IN_GRAPHS has no such value",
-            op=op,
-            expected='"0" or "1"',
-            got=brief(value),
-        )
+def _switch(option: str, given: Any, op: str) -> bool:
+    """What an op and the environment say together of an option."""
     if not isinstance(given, bool):
-        raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
-    return value == "1" if value else given
+        raise DefinitionError(f"{option} must be True or False", op=op, got=brief(given))
+    value: bool | None = of_environment(option, op)
+    return given if value is None else value
+
+
+#: Arguments that calls leave out -> what computes them of the others.
+ComputedArgs = Mapping[str, Callable[..., Any]] | None
+
+#: Is the op to be defined?
+When = bool | Callable[[], bool]
 
 
 class DefinitionOptions(TypedDict, total=False):
@@ -72,8 +73,11 @@ class DefinitionOptions(TypedDict, total=False):
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    eager: bool
     direct_in_graphs: bool | None
     traceable: bool
+    computed_args: ComputedArgs
+    when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
     lib: Library | None
@@ -91,14 +95,17 @@ def spec_of(
     layout: Layout | None,
     check: CheckPolicy | None,
     bypass: bool,
+    eager: bool,
     direct_in_graphs: bool,
     traceable: bool,
+    computed_args: ComputedArgs,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
     op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
     signature = kernel = None
+    starred = False
     if schema is None:
         wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)
     else:
@@ -107,6 +114,8 @@ def spec_of(
     if signature is not None:
         lowering = Lowering(signature, wanted, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
+        starred = any(each.stars for each in signature.parameters)
+    parameters = wanted if signature is None else lowering.parameters
     return OpSpec(
         name,
         wanted,
@@ -118,9 +127,11 @@ def spec_of(
         device_types=_devices(device_types),
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
-        bypass=bypass,
-        direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
+        bypass=_switch("bypass", bypass, op),
+        eager=_switch("eager", eager, op),
+        direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
+        computed_args=computed.read(computed_args, parameters, op, starred=starred),
         source=user_source(),
     )
 
@@ -134,11 +145,8 @@ def _devices(device_types: DeviceTypes) -> DeviceTypes:
 
 def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
-    if not isinstance(spec.bypass, bool):
-        raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
-    for option, value in (("bypass", spec.bypass), ("traceable", spec.traceable)):
-        if not isinstance(value, bool):
-            raise DefinitionError(f"{option} must be True or False", op=spec.qualname, got=brief(value))
+    if not isinstance(spec.traceable, bool):
+        raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:
@@ -178,7 +186,7 @@ def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None, make: Make
     known = _compat.namespaces.exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
-        return make(_class_of(spec), owner, operator, rules)
+        return make(class_of(spec, spec.options), owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         if not known:
@@ -210,20 +218,3 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
             where=where(fn),
         )
     return schema
-
-
-def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
-    """The class of an op's object; of one op, if its ``__call__`` is generated for it."""
-    cls: type[CustomOpDef[Any, Any]] = CustomOpDef
-    if spec.bypass and bypass.obstacle(spec.schema) is None:
-        call = bypass.call(spec.schema, spec.tags, spec.qualname, spec.check)
-        cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
-    if spec.signature is not None:
-        lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-        cls = _calling(cls, lowering.call(cls.__call__ if cls is not CustomOpDef else None), _lowering=lowering)
-    return cls
-
-
-def _calling(cls: type[CustomOpDef[Any, Any]], call: Any, **attributes: Any) -> type[CustomOpDef[Any, Any]]:
-    _compat.dynamo.hidden_files.add(call.__code__.co_filename)
-    return type(CustomOpDef.__name__, (cls,), {"__call__": call, **attributes})

@@ -43,6 +43,7 @@ __all__ = [
     "RegistrationError",
     "SchemaError",
     "TagError",
+    "UndefinedError",
     "UnregisteredError",
     "UnsupportedError",
 ]
@@ -123,6 +124,10 @@ class RegistrationError(CustomOpsError, RuntimeError):
 
 class CallbackError(RegistrationError, TypeError):
     """A callback's parameters do not fit the operator's schema."""
+
+
+class UndefinedError(CustomOpsError, AttributeError):
+    """An op was asked for what there is not, since ``when=`` said that it is not to be defined."""
 
 
 class UnsupportedError(CustomOpsError, NotImplementedError):

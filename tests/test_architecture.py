@@ -30,6 +30,7 @@ ROOMS = (
     "_autograd",
     "_rules",
     "_op",
+    "_calls",
     "_spec",
     "_conflict",
     "_lazy",

@@ -145,6 +145,10 @@ class AutogradRule:
         self.definition.recompile()
         self._guard_changed()
 
+    def regenerate(self) -> None:
+        """Make the node anew: whether gradients are checked has changed."""
+        self._forget_node()
+
     def call_guard(self, entry: Fn) -> Fn:
         """`entry`, or what is to be called in its place."""
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}

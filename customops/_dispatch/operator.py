@@ -17,7 +17,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import check_policy
+from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.node_types import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher
@@ -65,7 +65,8 @@ class OperatorHandle:
         self.qualname: Final = spec.qualname
         self.schema: Final = spec.schema
         self.tags: Final = spec.tags
-        self.when: Final = spec.check
+        #: Those of the spec, or what they were configured to be.
+        self.options = spec.options
         self.differentiable: Final = spec.differentiable
         self.overload: Final = overload
         self.library: Final = library
@@ -85,6 +86,11 @@ class OperatorHandle:
     @property
     def _digest_key(self) -> str:
         return self.qualname
+
+    @property
+    def when(self) -> CheckPolicy:
+        """When results are checked."""
+        return self.options.check
 
     @classmethod
     def define(cls, spec: OpSpec) -> OperatorHandle:
@@ -372,12 +378,6 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
-
-
-def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
-    """The tags of an op that torch.compile may rely on."""
-    compliant = torch.Tag.pt2_compliant_tag
-    return (compliant, *(tag for tag in tags if tag is not compliant))
 
 
 class CurrentKernel:
