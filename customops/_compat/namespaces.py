@@ -35,6 +35,8 @@ _held: dict[str, _OpNamespace] = {}
 class _Watched(_OpNamespace):
     """A namespace that asks before it looks for an op. What was found once is an attribute, and found without it."""
 
+    __module__ = _OpNamespace.__module__  # programs that are saved hold it, in the names of ops
+
     def __getattr__(self, op_name: str) -> Any:
         if not op_name.startswith("__"):
             _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe(1)))

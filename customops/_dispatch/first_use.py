@@ -31,6 +31,9 @@ class Lazy(Protocol):
     def _define(self) -> None:
         """Define it. A second time, and where this thread is just doing so, nothing happens."""
 
+    def _defined_here(self) -> bool:
+        """Is this thread defining it?"""
+
     def _taken(self) -> None:
         """torch.library.custom_op takes the name."""
 
@@ -128,8 +131,11 @@ def look_up(packet: str, is_use: bool = True) -> None:
     """
     if is_use:
         use(packet.partition("::")[0])
-    for op in list(_lazy.get(packet, {}).values()):
-        (op._taken if packet in _being_defined else op._define)()
+    if not any(op._defined_here() for op in _lazy.get(packet, {}).values()):
+        for qualname in list(_lazy.get(packet, ())):
+            op = declared(qualname)  # what came before may have defined it
+            if op is not None:
+                (op._taken if packet in _being_defined else op._define)()
     defined(packet)
 
 
