@@ -234,5 +234,9 @@ def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.me
         waiting.remove(entry_point)
 
 
-_compat.namespaces.follow(use, look_up)
+def _before_use(namespace: str, is_use: bool) -> None:
+    (use if is_use else waits)(namespace)
+
+
+_compat.namespaces.follow(_before_use, look_up)
 _compat.namespaces.watch_definitions(_being_defined.add, _torch_defined)
