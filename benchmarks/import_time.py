@@ -1,7 +1,7 @@
 """Print what `import torch` costs, what `import customops` adds, and what a module with many ops costs on top.
 
 Each in fresh interpreters. An op of the module has two tensors, a number with a default, and a fake impl; the same ones
-are defined with `torch.library.custom_op`, and by hand in a `Library` of each op. Lazy ones are defined later, when they
+are defined with `torch.library.custom_op`, and by hand in a `Library` of each op. Lazy ones are defined when they
 are used; the functions alone are no ops.
 """
 
