@@ -16,7 +16,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import device_list
 from customops._dispatch.name import Name
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import lock
+from customops._dispatch.registrations import lock, nothing
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner, in_scope, outside_scopes
 from customops._op import CustomOpDef
@@ -167,6 +167,9 @@ class LazyOp(CustomOpDef[P, R]):
     def _rebind(self) -> None:
         self._declare()
 
+    def _defined_here(self) -> bool:
+        return self._lazy.defined_here
+
     def _taken(self) -> None:
         """torch.library.custom_op is defining an op of the name."""
         self._owner.drop(self, UnregisteredError("torch.library.custom_op redefined the op", op=self._qualname))
@@ -198,6 +201,7 @@ class LazyOp(CustomOpDef[P, R]):
                 for added in vars(self).keys() - before.keys():
                     del vars(self)[added]
                 self._torch_view = _compat.registries.announce(lazy.qualname, self)
+                self._owner.enter(self, nothing)
                 raise
             finally:
                 lazy.definer = None
@@ -205,7 +209,7 @@ class LazyOp(CustomOpDef[P, R]):
             self.__class__ = cast(Any, cls)
             self._owner.apply_settings(self)
             lazy.call, lazy.is_defined = type(self).__call__, True
-        first_use.defined(lazy.name.packet)
+        first_use.look_up(lazy.name.packet, is_use=False)  # the packet is known now, and not asked for again
 
     def _define_now(self) -> type[CustomOpDef[Any, Any]]:
         lazy = self._lazy
@@ -222,7 +226,8 @@ class LazyOp(CustomOpDef[P, R]):
                 with asked_for_at(each.source):
                     getattr(cls, each.method)(self, *each.args, **each.kwargs)
         except BaseException:
-            CustomOpDef._unbind(self, UnregisteredError("the definition of the op failed", op=lazy.qualname))
+            self.__class__ = cast(Any, cls)
+            self._owner.drop(self, UnregisteredError("the definition of the op failed", op=lazy.qualname))
             raise
         return cls
 

@@ -273,5 +273,9 @@ def asked_for_at(source: str) -> Iterator[None]:
             error.where = source
             error.args = (error._message(),)
         raise
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"asked for at {source}")
+        raise
     finally:
         _source.reset(token)

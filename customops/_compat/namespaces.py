@@ -35,6 +35,8 @@ _held: dict[str, _OpNamespace] = {}
 class _Watched(_OpNamespace):
     """A namespace that asks before it looks for an op. What was found once is an attribute, and found without it."""
 
+    __module__ = _OpNamespace.__module__  # programs that are saved hold it, in the names of ops
+
     def __getattr__(self, op_name: str) -> Any:
         if not op_name.startswith("__"):
             _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe(1)))
@@ -90,19 +92,19 @@ def watch(name: str) -> None:
 
 
 _make_namespace = _Ops.__getattr__
-_before_use: Callable[[str], object]
+_before_use: Callable[[str, bool], object]
 _looks_up: Callable[[str, bool], object]
 
 
 def _namespace(ops: Any, name: str) -> Any:
-    if not name.startswith("__") and _is_use(sys._getframe(1)):
-        _before_use(name)
+    if not name.startswith("__"):
+        _before_use(name, _is_use(sys._getframe(1)))
     return _held.get(name) or vars(ops).get(name) or _make_namespace(ops, name)
 
 
-def follow(before_use: Callable[[str], object], looks_up: Callable[[str, bool], object]) -> None:
-    """Set who hears of uses: ``before_use(namespace)`` of the first one, ``looks_up("ns::op", is_use)`` of ops that are
-    not found yet in namespaces that are watched.
+def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, bool], object]) -> None:
+    """Set who is asked: ``before_use(namespace, is_use)`` before a namespace is made or while it is held,
+    ``looks_up("ns::op", is_use)`` before an op that is not found yet in a namespace that is watched.
 
     torch looks in ``torch.ops.ns`` for what is no attribute yet; that is when, and the only time, this costs anything.
     """

@@ -31,6 +31,9 @@ class Lazy(Protocol):
     def _define(self) -> None:
         """Define it. A second time, and where this thread is just doing so, nothing happens."""
 
+    def _defined_here(self) -> bool:
+        """Is this thread defining it?"""
+
     def _taken(self) -> None:
         """torch.library.custom_op takes the name."""
 
@@ -128,8 +131,11 @@ def look_up(packet: str, is_use: bool = True) -> None:
     """
     if is_use:
         use(packet.partition("::")[0])
-    for op in list(_lazy.get(packet, {}).values()):
-        (op._taken if packet in _being_defined else op._define)()
+    if not any(op._defined_here() for op in _lazy.get(packet, {}).values()):
+        for qualname in list(_lazy.get(packet, ())):
+            op = declared(qualname)  # what came before may have defined it
+            if op is not None:
+                (op._taken if packet in _being_defined else op._define)()
     defined(packet)
 
 
@@ -228,5 +234,9 @@ def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.me
         waiting.remove(entry_point)
 
 
-_compat.namespaces.follow(use, look_up)
+def _before_use(namespace: str, is_use: bool) -> None:
+    (use if is_use else waits)(namespace)
+
+
+_compat.namespaces.follow(_before_use, look_up)
 _compat.namespaces.watch_definitions(_being_defined.add, _torch_defined)
