@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from customops import _compat, _spec
+from customops import _compat, _describe, _spec
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes, dispatch_keys
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry:
+class Registry(_describe.Listed):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.

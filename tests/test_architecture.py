@@ -29,6 +29,7 @@ ROOMS = (
     "_samples",
     "_autograd",
     "_rules",
+    "_describe",
     "_op",
     "_spec",
     "_registry",

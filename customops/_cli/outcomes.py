@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from customops import CustomOpDef, CustomOpsError, Sample
+from customops._describe.values import outlined
 from customops.checks import Outcome, run_check
-from customops.checks._describe import outlined
 
 Op = CustomOpDef[Any, Any]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
-from customops._dispatch.callbacks import Fn
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
@@ -373,18 +373,3 @@ def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
     return (compliant, *(tag for tag in tags if tag is not compliant))
-
-
-class CurrentKernel:
-    """The user's kernel that a generated function calls. Registering again, or switching off, changes `fn`."""
-
-    __slots__ = ("direct", "fn", "unchecked")
-
-    def __init__(self, fn: Fn) -> None:
-        self.set(fn)
-        #: The generated function, for a call on the fast path: it skips the keys between autograd and the device.
-        self.direct: Fn | None = None
-
-    def set(self, fn: Fn) -> None:
-        self.fn = fn
-        self.unchecked = True

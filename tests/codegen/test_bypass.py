@@ -615,5 +615,5 @@ def test_it_comes_back_from_a_scope(registry: Registry, ns: str, scale: Any) -> 
         make(registry, f"{ns}::scale")
     assert scale(ONE, ONE, 2.0, 1, None).tolist() == [4, 4]
     assert Frames(scale)(ONE, ONE, 2.0, 1, None) == 0
-    assert repr(scale) == f"<CustomOpDef({ns}::scale)>"
+    assert repr(scale) == f"<CustomOpDef({ns}::scale) {scale.schema}>"
     assert "fast_path.recent" in scale.explain_call()
