@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
@@ -36,6 +38,7 @@ from customops.library import (
 )
 
 if TYPE_CHECKING:
+    from customops import logging as logging
     from customops.checking import check
     from customops.checks import opcheck
     from customops.languages import from_tvm_ffi
@@ -97,8 +100,14 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "logging":  # not in `__all__`: it would take the place of Python's
+        return importlib.import_module("customops.logging")
     if name == "from_tvm_ffi":
         from customops.languages import from_tvm_ffi
 
         return from_tvm_ffi
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("CUSTOMOPS_LOG"):
+    importlib.import_module("customops.logging._lines").log_as_environment_says()

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "customops"
 #: The package itself (`__init__`) stands after `library`; what is built on the public API may import it.
 ROOMS = (
     "errors",
+    "_timing",
     "_compat",
     "_schema",
     "_dispatch",
@@ -38,6 +39,7 @@ ROOMS = (
     "library",
     "checks",
     "__init__",
+    "logging",
     "fake_profile",
     "languages",
     "legacy",

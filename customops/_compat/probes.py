@@ -48,7 +48,8 @@ PROBES = (
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_local_include_set
         torch._C._TorchDispatchModeKey.FUNCTIONAL torch._C._get_dispatch_mode
         torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack
-        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled""",
+        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled
+        torch._C.DisableTorchFunction torch._C._DisableTorchDispatch""",
     ),
     _probe(
         "dispatch",

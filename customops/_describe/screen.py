@@ -35,13 +35,19 @@ def shorter_place(place: str, room: int = 48) -> str:
 
 def entry(label: str, text: str, width: int, *, column: int = 21, indent: str = "  ") -> str:
     """``  label     text``, with further lines of the text below its first one."""
-    start = f"{indent}{label:<{column}}"
-    if len(start.rstrip()) >= len(indent) + column:
-        start = f"{indent}{label} "
-    blank = " " * (len(indent) + column)
+    start, blank = f"{indent}{label:<{column}}", " " * (len(indent) + column)
+    if len(start) > len(blank):
+        start += " "
+    text = text or "-"
+    if len(start) + len(text.split(maxsplit=1)[0]) > width and len(start) > len(blank):
+        return f"{indent}{label}\n{_wrapped(text, blank, blank, width)}"
+    return _wrapped(text, start, blank, width)
+
+
+def _wrapped(text: str, start: str, blank: str, width: int) -> str:
     return "\n".join(
         textwrap.wrap(
-            text or "-",
+            text,
             width,
             initial_indent=start,
             subsequent_indent=blank,

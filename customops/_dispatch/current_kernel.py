@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import lock
+from customops._schema.model import Schema
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -88,15 +89,15 @@ class CurrentKernel:
     Attributes:
         fn: what is called: the user's function, or what observers put around it.
         registered: the user's function.
-        op, device_type: of what it is the kernel; None stands for all devices without one of their own.
+        op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
         direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
         unchecked: has no result of it been checked yet?
     """
 
-    __slots__ = ("__weakref__", "device_type", "direct", "fn", "op", "registered", "unchecked")
+    __slots__ = ("__weakref__", "device_type", "direct", "fn", "op", "registered", "schema", "unchecked")
 
-    def __init__(self, fn: Fn, op: str = "", device_type: str | None = None) -> None:
-        self.op, self.device_type = op, device_type
+    def __init__(self, fn: Fn, op: str = "", device_type: str | None = None, schema: Schema | None = None) -> None:
+        self.op, self.device_type, self.schema = op, device_type, schema
         self.direct: Fn | None = None
         self.set(fn)
         add_observable(self)

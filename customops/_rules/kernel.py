@@ -135,7 +135,7 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        current_kernel = CurrentKernel(self._active(device_type), operator.qualname, device_type)
+        current_kernel = CurrentKernel(self._active(device_type), operator.qualname, device_type, operator.schema)
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
         undo = operator.impl(
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel

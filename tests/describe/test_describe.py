@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.functions import double_fn
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import customops
 from customops import Mut, Registry
@@ -83,8 +84,6 @@ def test_a_bare_op_lacks_nearly_everything(op: Any) -> None:
 
 def test_what_is_missing_is_what_torch_refuses(op: Any) -> None:
     """The words are compared with what happens."""
-    from torch._subclasses import FakeTensorMode
-
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="register_autograd"):
         op(x).sum().backward()
