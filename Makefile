@@ -31,7 +31,7 @@ $(VENV)/.installed-%: pyproject.toml
 	touch $@
 
 demo: $(TESTING)
-	$(BIN)/python -m customops check $(EXAMPLES)
+	$(BIN)/python -m customops check --effort quick $(EXAMPLES)
 
 test: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q

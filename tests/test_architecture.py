@@ -392,7 +392,7 @@ def test_upward_imports_are_caught(name: str, source: str) -> None:
         ("_rules.fake", "from .._dispatch.callbacks import bind"),
         ("checks.schema", "from ._result import Result\nfrom customops.checks import table"),
         ("backend.device", "from customops import custom_op\nfrom . import memory"),
-        ("__main__", "from customops._cli.check import main"),
+        ("__main__", "from customops._cli.main import main"),
         ("__init__", "from customops.checks import opcheck\nfrom . import backend"),
     ],
 )

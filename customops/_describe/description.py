@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from customops import _compat
 from customops._describe import html
 from customops._describe.data import Rule, Support
 from customops._describe.needs import supports_of
@@ -56,7 +57,7 @@ class Description:
             str(op.schema),
             _signature(spec.fn) if spec.signature is not None else "",
             (inspect.getdoc(spec.fn) or "").partition("\n")[0] if spec.fn is not None else "",
-            spec.place or op.source,
+            spec.place if op._definition.library is not None else _compat.schemas.defined_at(op._qualname),
             tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
             tuple(_options(spec)),
             tuple(rules),

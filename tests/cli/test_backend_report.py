@@ -84,7 +84,7 @@ def test_a_module_that_fails(program: Path) -> None:
     assert done.returncode == 1
     (failed,) = [line for line in lines(done.stdout) if "FAILED" in line]
     assert failed[0].startswith("aten::")
-    assert "RuntimeError:" in failed
+    assert f"\n{failed[0]}: RuntimeError:" in done.stdout
     assert "program ended with RuntimeError" in done.stdout
     assert "Traceback" in done.stderr
 
