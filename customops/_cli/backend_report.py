@@ -122,16 +122,12 @@ def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
 
 
 def _print_ops(record: journal.Journal) -> None:
-    rows = [
-        (
-            row.op,
-            str(row.native or "-"),
-            str(row.fallback or "-"),
-            f"{row.status} {row.error}" if row.error else row.status,
-        )
-        for row in report.rows(record)
-    ]
-    terminal.say(table(rows, ("op", "native", "fallback", "state"), width_of_screen(), right=(1, 2)))
+    found, width = report.rows(record), width_of_screen()
+    rows = [(row.op, str(row.native or "-"), str(row.fallback or "-"), row.status) for row in found]
+    terminal.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
+    for row in found:
+        if row.error:
+            terminal.say(terminal.wrapped(f"{row.op}: {row.error}", width))
     terminal.say()
 
 
