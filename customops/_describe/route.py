@@ -60,16 +60,15 @@ class Route:
                 yield Step("call", "handles", "bypass=True: runs the kernel without the dispatcher", self.kernel.where)
                 return
             yield Step("call", "redispatches", "bypass=True, but this call is not plain: the dispatcher is asked")
-        keyset = _compat.tables.keys_of_call(self.tensors)
-        names = list(_compat.tables.in_order(keyset))
+        names = list(_compat.tables.in_order(_compat.tables.keys_of_call(self.tensors)))
         while names:
-            for step in self._step(names.pop(0), names, keyset):
+            for step in self._step(names.pop(0), names):
                 yield step
                 if step.action in ("handles", "raises"):
                     return
         yield self._backend("Undefined")
 
-    def _step(self, key: str, rest: list[str], keyset: Any) -> Iterator[Step]:
+    def _step(self, key: str, rest: list[str]) -> Iterator[Step]:
         """What is done at a key; `rest` are the keys after it, which may be changed."""
         entry = self.entries.get(key)
         if entry is None:
@@ -85,7 +84,7 @@ class Route:
         elif key.startswith("Autocast"):
             yield self._autocast(key, entry)
         elif key.startswith("Autograd"):
-            yield self._autograd(key, entry, rest, keyset)
+            yield self._autograd(key, entry, rest)
         elif key == "ADInplaceOrView":
             yield self._inplace_or_view(key, entry)
         elif key == "Python":
@@ -123,7 +122,7 @@ class Route:
             return self._of_others(key, entry)
         return Step(key, "redispatches", f"casts floating tensors to {rule.name}", rule.registered)
 
-    def _autograd(self, key: str, entry: Entry, rest: list[str], keyset: Any) -> Step:
+    def _autograd(self, key: str, entry: Entry, rest: list[str]) -> Step:
         own = self.operator.newest_kernels().get("Autograd") or self.operator.newest_kernels().get(key)
         if own is None or autograd_of_others(self.operator):
             if entry.kind == "backend fallback":
@@ -140,16 +139,17 @@ class Route:
         else:
             what = f"{requiring[0]} requires grad, but gradient mode is off" if requiring else "nothing requires grad"
             place = ""
-        if self._goes_to_kernel(keyset):
+        if self._goes_to_kernel([key, *rest]):
             rest[:] = rest[-1:]
             return Step(key, "redispatches", f"{what}; calls the kernel of the device directly", place)
         return Step(key, "redispatches", what, place)
 
-    def _goes_to_kernel(self, keyset: Any) -> bool:
-        """Does the function at Autograd call the kernel without the keys between?"""
-        for key, entry in self.entries.items():
-            if entry.falls_through and hasattr(_compat.dispatch.DispatchKey, key):
-                keyset = keyset.remove(getattr(_compat.dispatch.DispatchKey, key))
+    def _goes_to_kernel(self, keys: list[str]) -> bool:
+        """Does the function at the first of these keys, one of autograd, call the kernel without the keys between?"""
+        entries, keyset = self.entries, _compat.dispatch.key_set(keys[0])
+        for key in keys:
+            if key in entries and not entries[key].falls_through:
+                keyset = keyset | _compat.dispatch.key_set(key)
         forward = _compat.autograd.forward_ad_active()
         return not forward and self.operator.find_fast_path(keyset) is not None
 
