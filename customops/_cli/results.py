@@ -115,7 +115,9 @@ def as_junit(results: Sequence[Checked]) -> str:
 def _suite_without_report(checked: Checked) -> ET.Element:
     is_error = bool(checked.problem)
     counts = {"tests": "1", "failures": "0", "errors": str(int(is_error)), "skipped": str(int(not is_error))}
-    suite = ET.Element("testsuite", name=f"customops.check({checked.op})", time=f"{checked.seconds:.3f}", **counts)
+    suite = ET.Element(
+        "testsuite", {"name": f"customops.check({checked.op})", "time": f"{checked.seconds:.3f}"} | counts
+    )
     case = ET.SubElement(suite, "testcase", classname=checked.op, name="samples", time="0")
     message = checked.problem or "no samples"
     text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message)

@@ -12,7 +12,7 @@ from customops._compat.late import followed
 _profiler: Any = torch.autograd.profiler
 
 #: Context manager: a range of this name, for all profilers of torch, NVTX and ITT (``emit_nvtx``, ``emit_itt``).
-named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast  # type: ignore[attr-defined]
+named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
 
 
 def when_profiling(changed: Callable[[bool], object]) -> None:

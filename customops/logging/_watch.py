@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from customops import _compat
@@ -161,12 +162,13 @@ def patterns_of(ops: Ops) -> list[str] | None:
 
 def _caller() -> tuple[str, bool]:
     """``file:line`` of the user's code that is running, and whether the code of a compiled graph is between."""
-    frame, in_graph = sys._getframe(2), False
+    frame: FrameType | None = sys._getframe(2)
+    in_graph = False
     while frame is not None:
         file = frame.f_code.co_filename
         if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
             in_graph = True  # code that inductor has written
         elif is_users(file) and not file.startswith(("<frozen ", "<eval_with_key>")):
             return f"{file}:{frame.f_lineno}", in_graph
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", in_graph
