@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class Explanation:
         return f"{self.op}({', '.join(f'{name}: {value}' for name, value in self.arguments.items())})"
 
     def _lines(self, width: int) -> Iterator[str]:
-        yield entry("", self._call, width, column=0, indent="").strip()
+        yield textwrap.fill(self._call, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         column = max(len(step.key) for step in self.steps) + 2
         for step in self.steps:
             place = f" ({shorter_place(step.where, width - 30)})" if step.where else ""
