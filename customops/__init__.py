@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
+from customops._describe.description import Description
+from customops._describe.explanation import Explanation
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -49,6 +51,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CustomOpDef",
     "CustomOpsError",
+    "Description",
+    "Explanation",
     "Keys",
     "Library",
     "Mut",
