@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated types-table screens lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated types-table screens lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -31,7 +31,7 @@ $(VENV)/.installed-%: pyproject.toml
 	touch $@
 
 demo: $(TESTING)
-	$(BIN)/python -m customops check $(EXAMPLES)
+	$(BIN)/python -m customops check --effort quick $(EXAMPLES)
 
 test: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
@@ -44,6 +44,10 @@ test-fast: $(TESTING)
 generated: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/cli/test_stubs.py -k golden
+
+# Writes docs/screens.md anew.
+screens: $(TESTING)
+	$(BIN)/python docs/screens.py
 
 # Writes the tables of docs/types.md anew.
 types-table: $(TESTING)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
+from customops._describe.description import Description
+from customops._describe.explanation import Explanation
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -38,6 +42,7 @@ from customops.library import (
 )
 
 if TYPE_CHECKING:
+    from customops import logging as logging
     from customops.checking import check
     from customops.checks import opcheck
     from customops.languages import from_tvm_ffi
@@ -48,6 +53,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CustomOpDef",
     "CustomOpsError",
+    "Description",
+    "Explanation",
     "Keys",
     "Library",
     "Mut",
@@ -102,8 +109,14 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "logging":  # not in `__all__`: it would take the place of Python's
+        return importlib.import_module("customops.logging")
     if name == "from_tvm_ffi":
         from customops.languages import from_tvm_ffi
 
         return from_tvm_ffi
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("CUSTOMOPS_LOG"):
+    importlib.import_module("customops.logging._lines").log_as_environment_says()

@@ -15,8 +15,10 @@ from customops import _compat
 from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
+from customops._describe import Described
 from customops._dispatch import fingerprint, first_use
 from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.current_kernel import add_observable, observed_call
 from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, Undo, lock
@@ -49,7 +51,7 @@ class _SignatureOfOp:
         return signature_of(op.schema)
 
 
-class CustomOpDef(Register[P, R]):
+class CustomOpDef(Described[P], Register[P, R]):
     """An operator: callable, and the place where its rules are registered.
 
     Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
@@ -79,6 +81,7 @@ class CustomOpDef(Register[P, R]):
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
         self._bind(operator)
         fingerprint.ops.add(self)
+        add_observable(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
@@ -93,7 +96,8 @@ class CustomOpDef(Register[P, R]):
     _compat.dynamo.outside_dynamo(__call__)
 
     def __repr__(self) -> str:
-        return f"<CustomOpDef({self._qualname})>"
+        state = self.schema if self._definition.removed is None else "unregistered"
+        return f"<CustomOpDef({self._qualname}) {state}>"
 
     # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
@@ -295,9 +299,12 @@ class CustomOpDef(Register[P, R]):
     def _compute_entry(self) -> None:
         """Find out what a call of this object comes to: the C++ function, unless the rules have something before it."""
         entry = _compat.libraries.entry_of(self._opoverload)
-        self._entry = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        guarded = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        self._entry = observed_call(self, guarded)
         if self._definition.removed is None and first_use.waits(self._definition.name.namespace):
             self._entry = functools.partial(self._first_call, self._entry)
+
+    look_for_observers = _compute_entry
 
     def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:
         """A call before which the entry points of the namespace are loaded. If these make it, they are being loaded."""

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from customops import _compat, _conflict, _spec
+from customops import _compat, _conflict, _describe, _spec
 from customops._calls.settings import Configurable
 from customops._calls.undefined import Undefined, is_wanted
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry(SchemaOnly, WhenDefined, Configurable):
+class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.

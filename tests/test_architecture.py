@@ -20,6 +20,7 @@ PACKAGE = ROOT / "customops"
 #: The package itself (`__init__`) stands after `library`; what is built on the public API may import it.
 ROOMS = (
     "errors",
+    "_timing",
     "_compat",
     "_schema",
     "_dispatch",
@@ -29,6 +30,7 @@ ROOMS = (
     "_samples",
     "_autograd",
     "_rules",
+    "_describe",
     "_op",
     "_calls",
     "_spec",
@@ -42,6 +44,7 @@ ROOMS = (
     "library",
     "checks",
     "__init__",
+    "logging",
     "fake_profile",
     "languages",
     "legacy",
@@ -394,7 +397,7 @@ def test_upward_imports_are_caught(name: str, source: str) -> None:
         ("_rules.fake", "from .._dispatch.callbacks import bind"),
         ("checks.schema", "from ._result import Result\nfrom customops.checks import table"),
         ("backend.device", "from customops import custom_op\nfrom . import memory"),
-        ("__main__", "from customops._cli.check import main"),
+        ("__main__", "from customops._cli.main import main"),
         ("__init__", "from customops.checks import opcheck\nfrom . import backend"),
     ],
 )

@@ -17,7 +17,8 @@ from customops._autograd.options import BackwardOptions, Formula, GradientOption
 from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.operator import CurrentKernel, OperatorHandle
+from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names

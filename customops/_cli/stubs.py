@@ -1,4 +1,4 @@
-"""``python -m customops stubs``: what `torch.ops` has of a module's ops, as a file for type checkers and editors."""
+"""``customops stubs``: what `torch.ops` has of a module's ops, as a file for type checkers and editors."""
 
 from __future__ import annotations
 

@@ -1,16 +1,21 @@
-"""Targets of the command line: files and modules, imported, and the ops they define."""
+"""Targets of the command line: files, folders, modules and names of ops."""
 
 from __future__ import annotations
 
+import fnmatch
+import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from customops import CustomOpsError, default_registry
-from customops._cli.outcomes import Op, trace
+from customops import CustomOpDef, CustomOpsError, default_registry
 from customops.errors import location_of
+
+Op = CustomOpDef[Any, Any]
 
 
 class TargetError(CustomOpsError):
@@ -27,6 +32,81 @@ class Target(NamedTuple):
     imported: list[Op]
 
 
+def ops_of(targets: Iterable[str]) -> list[Op]:
+    """The ops that targets name: files, folders, modules, packages, and ops (``ns::op`` or a pattern, ``ns::*``).
+
+    Ops are looked for among those that the other targets define; where there is no other target, the module that is
+    called as their namespace is imported, if there is one, and torch's own ops are found, too.
+
+    Raises:
+        TargetError: there is no such thing, or none that defines an op.
+    """
+    names = [target for target in targets if "::" in target]
+    loaded: dict[str, Op] = {}
+    for target in targets:
+        for op in _ops_in(target) if target not in names else ():
+            if loaded.setdefault(op._qualname, op) is not op:
+                older = loaded[op._qualname].source
+                raise TargetError(f"{target} replaces {op._qualname} ({older})", fix="name them in two runs")
+    if not names:
+        return list(loaded.values())
+    only_names = not loaded
+    if only_names:
+        _import_namespaces(names)
+        loaded = {op._qualname: op for op in default_registry}
+    found: dict[str, Op] = {}
+    for name in names:
+        found |= _matching(name, loaded, only_names)
+    return list(found.values())
+
+
+def _ops_in(target: str) -> list[Op]:
+    """The ops of one target that is no name of ops."""
+    path = Path(target)
+    if path.is_dir() and not _is_package(target):
+        files = sorted(file for file in path.rglob("*.py") if not any(part.startswith(".") for part in file.parts[1:]))
+        ops = [op for file in files for op in load(str(file)).ops]
+        if not ops:
+            raise TargetError(f"no file in {target} defines an op", got=f"{len(files)} files")
+        return ops
+    loaded = load(target)
+    if not loaded.ops:
+        raise _no_ops(target, loaded.imported)
+    return loaded.ops
+
+
+def _no_ops(target: str, elsewhere: list[Op]) -> TargetError:
+    if not elsewhere:
+        return TargetError(f"{target} defines no op")
+    names = ", ".join(f"{op._qualname} ({op.source})" for op in elsewhere[:3]) + (", ..." if elsewhere[3:] else "")
+    return TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
+
+
+def _import_namespaces(names: list[str]) -> None:
+    for namespace in dict.fromkeys(name.partition("::")[0] for name in names):
+        if namespace.isidentifier() and importlib.util.find_spec(namespace) is not None:
+            load(namespace)
+
+
+def _matching(name: str, ops: dict[str, Op], only_names: bool) -> dict[str, Op]:
+    found = {qualname: op for qualname, op in ops.items() if fnmatch.fnmatchcase(qualname, name)}
+    if found:
+        return found
+    try:
+        op = default_registry.adopt(name)
+    except CustomOpsError as error:
+        raise TargetError(
+            f"there is no op {name}",
+            got=", ".join([*ops][:5]) + (", ..." if len(ops) > 5 else "") or "no ops",
+            fix=f"name the file or module that defines it as well: {name} ops.py" if only_names else error.fix,
+        ) from None
+    return {op._qualname: op}
+
+
+def _is_package(target: str) -> bool:
+    return all(part.isidentifier() for part in target.split(".")) and (Path(target) / "__init__.py").exists()
+
+
 def load(target: str) -> Target:
     """Import a Python file, or a module or package by its name.
 
@@ -36,7 +116,7 @@ def load(target: str) -> Target:
     path = Path(target)
     is_file = path.is_file() or path.suffix == ".py"
     is_name = not is_file and all(part.isidentifier() for part in target.split("."))
-    if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
+    if path.is_dir() and not _is_package(target):
         raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
     before = set(default_registry)
     module = _import_module(target) if is_name else _import_file(path)
@@ -105,3 +185,11 @@ def _import_failed(target: str, error: BaseException) -> TargetError:
     is_relative = isinstance(error, ImportError) and "attempted relative import" in str(error)
     fix = "name the module instead of the file: package.module" if is_relative else None
     return TargetError(f"{target} cannot be imported\n\n{trace(error)}", fix=fix)
+
+
+def trace(error: BaseException) -> str:
+    """The traceback without the frames of this package and of the import system."""
+    trace = traceback.TracebackException.from_exception(error)
+    ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
+    trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
+    return "".join(trace.format()).rstrip()

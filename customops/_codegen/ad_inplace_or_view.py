@@ -16,7 +16,7 @@ from customops._codegen.autograd import as_dict
 from customops._codegen.function import Shape, Source, as_tuple, compile_on_first_call, fill
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import CurrentKernel
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Schema
 

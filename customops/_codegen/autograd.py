@@ -21,7 +21,7 @@ from customops._codegen.function import (
 )
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import CurrentKernel
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 

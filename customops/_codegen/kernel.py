@@ -20,8 +20,8 @@ from customops._codegen.function import (
     variable_name,
 )
 from customops._codegen.result_checks import emit_checks, emit_structure_check
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fill_defaults import in_python_form, is_altered, without_defaults
-from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 

@@ -81,6 +81,12 @@ is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
 
+#: Context manager in which no ``__torch_function__`` is asked, of modes or of subclasses.
+without_torch_function: Callable[[], Any] = _C.DisableTorchFunction
+
+#: Context manager in which no ``__torch_dispatch__`` is asked.
+without_torch_dispatch: Callable[[], Any] = _C._DisableTorchDispatch
+
 #: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
 profiler: Any = torch.autograd.profiler
 

@@ -54,12 +54,27 @@ PROBES = (
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_local_include_set
         torch._C._TorchDispatchModeKey.FUNCTIONAL torch._C._get_dispatch_mode
         torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack
-        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled""",
+        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled
+        torch._C.DisableTorchFunction torch._C._DisableTorchDispatch""",
     ),
     _probe(
         "dispatch",
         "calls of ops with bypass=True are missing in profiles",
         "torch.autograd.profiler._is_profiler_enabled",
+    ),
+    _probe(
+        "profiling",
+        "kernels have no names in profiles",
+        """torch.autograd.profiler._run_on_profiler_start torch.autograd.profiler._run_on_profiler_stop
+        torch._C._profiler._RecordFunctionFast""",
+    ),
+    _probe(
+        "tables",
+        "op.describe() and op.explain() do not work",
+        """torch._C._dispatch_dump torch._C._dispatch_dump_table torch._C._dispatch_keys
+        torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
+        torch._C._functorch.peek_interpreter_stack torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at
+        torch._C._len_torch_dispatch_stack torch._C._TorchDispatchModeKey""",
     ),
     _probe("guards", "no op can be called without the dispatcher", "torch._C._dynamo.guards.TensorGuards"),
     _probe(

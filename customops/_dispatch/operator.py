@@ -13,7 +13,7 @@ from torch import Tensor
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
 from customops._dispatch import first_use
-from customops._dispatch.callbacks import Fn
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
@@ -378,18 +378,3 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
-
-
-class CurrentKernel:
-    """The user's kernel that a generated function calls. Registering again, or switching off, changes `fn`."""
-
-    __slots__ = ("direct", "fn", "unchecked")
-
-    def __init__(self, fn: Fn) -> None:
-        self.set(fn)
-        #: The generated function, for a call on the fast path: it skips the keys between autograd and the device.
-        self.direct: Fn | None = None
-
-    def set(self, fn: Fn) -> None:
-        self.fn = fn
-        self.unchecked = True

@@ -19,7 +19,7 @@ from customops.checks._outcome import NotExercised, in_short, is_alias, torch_re
 from customops.checks._settings import Settings
 from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
-from customops.errors import CheckError, where
+from customops.errors import CheckError, is_users, where
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
@@ -188,7 +188,11 @@ class Run:
             if rejection.case.kind == "sample":
                 problem = "the operator itself fails on its sample"
                 error = rejection.kernel_error
-                found = error if isinstance(error, CheckError) else CheckError(problem, op=self.op, got=in_short(error))
+                found = (
+                    error
+                    if isinstance(error, CheckError)
+                    else CheckError(problem, op=self.op, got=in_short(error), where=_raised_at(error))
+                )
                 self._fault(INPUTS, found, rejection.case, seconds)
             elif isinstance(rejection.kernel_error, SystemExit):
                 self._fault(INPUTS, self._exit(), rejection.case, seconds)
@@ -296,6 +300,17 @@ class Run:
             fault.error.where = self._place_of_fake()
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
+
+
+def _raised_at(error: BaseException) -> str | None:
+    """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = f"{code.co_name} ({code.co_filename}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return found
 
 
 def label_of(case: Case) -> str:

@@ -107,7 +107,7 @@ def test_a_module_that_fails(program: Path) -> None:
     assert done.returncode == 1
     (failed,) = [line for line in lines(done.stdout) if "FAILED" in line]
     assert failed[0].startswith("aten::")
-    assert "RuntimeError:" in failed
+    assert f"\n{failed[0]}: RuntimeError:" in done.stdout
     assert "program ended with RuntimeError" in done.stdout
     assert "Traceback" in done.stderr
 
@@ -180,7 +180,8 @@ def test_ops_that_failed_are_in_the_table(program: Path) -> None:
     (program / "failing.py").write_text(DEVICE + failing, encoding="utf-8")
     done = run("failing.py", "--opinfo", "--op", "cos", "--samples", 1, "--forward-only", cwd=program)
     assert done.returncode == 1
-    assert ["aten::cos", "-", "-", "FAILED", "ValueError:", "no", "cos"] in lines(done.stdout)
+    assert ["aten::cos", "-", "-", "FAILED"] in lines(done.stdout)
+    assert "aten::cos: ValueError: no cos" in done.stdout
     assert "1 failed; 1 of the op tests failed" in done.stdout
 
 

@@ -1,0 +1,73 @@
+"""What ops and registries say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+
+from customops._describe import html
+from customops._describe.description import OUTLINE, Description, outline
+from customops._describe.explanation import Explanation
+from customops._describe.screen import table, width_of_screen
+
+P = ParamSpec("P")
+
+
+class Described(Generic[P]):
+    """Methods of `CustomOpDef`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _qualname(self) -> str: ...
+
+    def describe(self) -> Description:
+        """What the op is: its schema, kernels and rules, and what it lacks for compilers, training, vmap.
+
+        Example:
+            >>> print(double.describe())
+            >>> double.describe().missing
+        """
+        return Description.of(self)
+
+    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Which kernel a call with these arguments would run, in this thread and its modes, and why. None is run.
+
+        Returns:
+            An `Explanation`: a step for each dispatch key of the call, and the kernel at its end.
+
+        Raises:
+            ArgumentError: the arguments are not those of the op.
+            UnregisteredError: the op is not there any more.
+
+        Example:
+            >>> print(double.explain(torch.ones(2)))
+            >>> double.explain(torch.ones(2)).kernel.where
+        """
+        return Explanation.of(self, args, kwargs)
+
+    def _repr_html_(self) -> str:
+        return self.describe()._repr_html_()
+
+
+class Listed:
+    """Methods of `Registry`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        names = [op._qualname for op in self]
+        shown = ", ".join(names[:8]) + (f", ... ({len(names)} ops)" if names[8:] else "")
+        return f"<Registry: {shown or 'no ops'}>"
+
+    def describe(self) -> str:
+        """A table of the ops: a row for each, or a block where that would be wider than the screen.
+
+        Example:
+            >>> print(default_registry.describe())
+        """
+        return table([outline(op) for op in self], OUTLINE, width_of_screen())
+
+    def _repr_html_(self) -> str:
+        return html.page(f"{len(list(self))} ops", html.table(OUTLINE, [outline(op) for op in self]))
