@@ -19,6 +19,7 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import lock, nothing
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner, in_scope, outside_scopes
+from customops._lowering.lowering import Lowering
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._rules.like import Like
@@ -132,6 +133,14 @@ class LazyOp(CustomOpDef[P, R]):
     @property
     def source(self) -> str:
         return self._lazy.source
+
+    @property
+    def _lowering(self) -> Lowering | None:  # type: ignore[override]
+        if self._lazy.defined_here:
+            known: Lowering | None = cast(Any, type(self).__mro__[2])._lowering
+            return known
+        self._define()
+        return self._lowering  # of another class by now
 
     # Before it is defined ---------------------------------------------------------------------------------------
 

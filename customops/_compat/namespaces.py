@@ -39,14 +39,14 @@ class _Watched(_OpNamespace):
 
     def __getattr__(self, op_name: str) -> Any:
         if not op_name.startswith("__"):
-            _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe(1)))
+            _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe().f_back))
             if op_name in vars(self):
                 return vars(self)[op_name]
         return super().__getattr__(op_name)
 
 
-def _is_use(caller: types.FrameType) -> bool:
-    return not caller.f_code.co_filename.startswith(_DEFINES)
+def _is_use(caller: types.FrameType | None) -> bool:  # C++ may have no frame
+    return caller is None or not caller.f_code.co_filename.startswith(_DEFINES)
 
 
 def namespace(name: str) -> Any:
@@ -98,7 +98,7 @@ _looks_up: Callable[[str, bool], object]
 
 def _namespace(ops: Any, name: str) -> Any:
     if not name.startswith("__"):
-        _before_use(name, _is_use(sys._getframe(1)))
+        _before_use(name, _is_use(sys._getframe().f_back))
     return _held.get(name) or vars(ops).get(name) or _make_namespace(ops, name)
 
 

@@ -156,6 +156,29 @@ def test_rich_signatures_and_bypass(registry: Registry, ns: str) -> None:
     assert "without the dispatcher" in direct.explain_call() or direct.explain_call()
 
 
+def test_what_asks_for_the_signature_first(registry: Registry, ns: str) -> None:
+    op = lazy(registry, f"{ns}::pick", pick)
+    (first, *_), _ = op.lower({"a": torch.ones(2)}, "a")
+    assert isinstance(first, Tensor)
+    op = lazy(registry, f"{ns}::other", pick)
+    op.register_kernel("cpu", lambda xs, name: xs["a"] + 1)
+    op.register_fake(lambda xs, name: torch.empty_like(xs["a"]))
+    assert op({"a": torch.ones(2)}, "a").tolist() == [2, 2]
+    assert op({"a": torch.ones(2, device="meta")}, "a").is_meta
+    plain = lazy(registry, f"{ns}::f")
+    assert not hasattr(plain, "out")
+    assert type(plain) is CustomOpDef
+    assert not hasattr(lazy(registry, f"{ns}::g"), "no_such_attribute")
+
+
+def test_out_variants_and_samples_are_remembered(registry: Registry, ns: str) -> None:
+    op = lazy(registry, f"{ns}::f")
+    op.register_samples(lambda: [(torch.ones(1),)])
+    op.register_out(lambda x, by, *, out: out.copy_(x * by * 10))
+    assert op.out(torch.ones(1), out=torch.empty(1)) == 20
+    assert [sample.args for sample in op.samples()] == [(torch.ones(1),)]
+
+
 def test_opcheck_takes_a_lazy_op(registry: Registry, ns: str) -> None:
     op = with_rules(lazy(registry, f"{ns}::f"))
     results = opcheck(op, (torch.ones(2),), test_utils=("test_schema", "test_faketensor"))
