@@ -59,8 +59,9 @@ class Described(Generic[P]):
 class Listed:
     """Methods of `Registry`."""
 
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # the registry has it
+
+        def __iter__(self) -> Iterator[Any]: ...
 
     def __repr__(self) -> str:
         names = [op._qualname for op in self]
