@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
-from customops._describe.description import Description
-from customops._describe.explanation import Explanation
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -43,6 +41,8 @@ from customops.library import (
 
 if TYPE_CHECKING:
     from customops import logging as logging
+    from customops._describe.description import Description
+    from customops._describe.explanation import Explanation
     from customops.checking import check
     from customops.checks import opcheck
     from customops.languages import from_tvm_ffi
@@ -109,6 +109,14 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "Description":
+        from customops._describe.description import Description
+
+        return Description
+    if name == "Explanation":
+        from customops._describe.explanation import Explanation
+
+        return Explanation
     if name == "logging":  # not in `__all__`: it would take the place of Python's
         return importlib.import_module("customops.logging")
     if name == "from_tvm_ffi":

@@ -55,7 +55,7 @@ ROOMS = (
     "__main__",
 )
 #: Modules that load something late to keep `import customops` cheap; a folder stands for its `__init__`.
-LATE_IMPORTS = {"__init__", "__main__", "_compat.autograd", "checks", "backend._compat"}
+LATE_IMPORTS = {"__init__", "_compat.autograd", "_describe", "checks", "backend._compat"}
 #: Not even `_compat` builds on these: customops replaces them.
 REPLACED = ("torch.library.custom_op", "torch._library.custom_ops.custom_op")
 MAX_LINES = 400
