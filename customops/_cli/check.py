@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from customops._cli import backend_report, doctor, stubs
-from customops._cli.outcomes import Op, Run, print_outcomes
-from customops._cli.targets import TargetError, load
+from customops._cli.outcomes import Run, print_outcomes
+from customops._targets import Op, TargetError, load
 from customops.checks import CHECKS, DEFAULT_CHECKS
 
 #: Exit statuses.

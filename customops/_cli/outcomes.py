@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import itertools
 import textwrap
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from rich import box
@@ -19,11 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from customops import CustomOpDef, CustomOpsError, Sample
+from customops import CustomOpsError, Sample
+from customops._targets import Op, trace
 from customops.checks import Outcome, run_check
 from customops.checks._describe import outlined
-
-Op = CustomOpDef[Any, Any]
 
 
 @dataclass
@@ -205,11 +200,3 @@ def _summary(run: Run) -> Text:
 
 def _plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def trace(error: BaseException) -> str:
-    """The traceback without the frames of this package and of the import system."""
-    trace = traceback.TracebackException.from_exception(error)
-    ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
-    trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
-    return "".join(trace.format()).rstrip()

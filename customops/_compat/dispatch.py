@@ -174,6 +174,13 @@ def any_dispatch_mode() -> bool:
     return bool(_C._len_torch_dispatch_stack() > 0)
 
 
+def any_mode_of_users() -> bool:
+    """Is a mode active that torch does not bring along? (The default device is a mode, too.)"""
+    functions: list[Any] = torch.overrides._get_current_function_mode_stack()
+    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(not type(mode).__module__.startswith("torch.") for mode in functions + modes)
+
+
 def computed_kernel(qualname: str, key: str) -> Any:
     """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
     return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,6 +28,13 @@ def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
         return None
     return overload_of(qualname, overload)
+
+
+def called_overload(packet: OpOverloadPacket, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload:
+    """The OpOverload that a call of a packet is one of; torch's own error, if it is of none."""
+    names = packet.overloads()
+    name = names[0] if len(names) == 1 else _C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    return cast(OpOverload, getattr(packet, name))
 
 
 def name_of_overload(overload: OpOverload) -> str:
