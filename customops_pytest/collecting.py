@@ -19,7 +19,7 @@ from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
 from customops_pytest.expected import Entry, Key
-from customops_pytest.session import Session, session_of
+from customops_pytest.session import Session, quiet, session_of
 
 Op = CustomOpDef[Any, Any]
 
@@ -148,7 +148,8 @@ class CheckItem(OpItem):
 
     def runtest(self) -> None:
         checks = self.parent.checks_of(self.op, self.number)
-        report = checks.report(self.check)
+        with quiet():
+            report = checks.report(self.check)
         if report.failures:
             self._fail(checks, report)
         elif self.check != INPUTS and not report.count("passed"):

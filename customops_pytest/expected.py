@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from customops import CustomOpsError
 from customops.checking._run import INPUTS
@@ -177,9 +177,10 @@ _FIX = (
 
 def _parsed(path: str, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        document: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ExpectedError("the file of expected failures is not TOML", where=path, got=str(error)) from None
+    return document
 
 
 def _entry(path: str, document: dict[str, Any]) -> Entry:
@@ -198,7 +199,7 @@ def _entry(path: str, document: dict[str, Any]) -> Entry:
             fix=_FIX,
         )
     reason = fields.pop("reason")
-    return Entry(Key(**fields), cast(Status, status), reason)
+    return Entry(Key(**fields), status, reason)
 
 
 def _problem(fields: dict[str, Any]) -> str | None:
@@ -233,4 +234,4 @@ def _from_failures_dict(path: str) -> Iterable[Entry]:
             status = said.get("status")
             if status in STATUSES:
                 reason = said.get("comment") or f"from {os.path.basename(path)}"
-                yield Entry(key, cast(Status, status), reason)
+                yield Entry(key, status, reason)

@@ -6,9 +6,11 @@ judges, writes the file and speaks.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +156,17 @@ class Session:
             terminalreporter.section("customops", sep="=", red=bool(self.faults))
             for line in lines:
                 terminalreporter.write_line(line)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which nothing is logged: what torch logs while it is traced says nothing of a failure."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _told(key: Key) -> str:

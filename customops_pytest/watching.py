@@ -16,7 +16,7 @@ from customops.checks._outcome import in_short
 from customops.testing.watching import Call, Watch, checked, is_alive
 from customops_pytest.expected import Key
 from customops_pytest.marks import Mark, covering, marks_of, names_of
-from customops_pytest.session import Session, session_of
+from customops_pytest.session import Session, quiet, session_of
 
 _GONE = "the op was gone when the test was over"
 
@@ -96,7 +96,8 @@ class Watching:
             said = mark or entry
             if said is not None and said.status == "skip":
                 continue
-            (outcome,) = checked(call, [check])
+            with quiet():
+                (outcome,) = checked(call, [check])
             if outcome.status == "not exercised":
                 row.not_exercised += 1
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -109,11 +110,11 @@ class Watch(TorchFunctionMode):
 
 
 def _is_of_checker() -> bool:
-    frame = sys._getframe(3)
+    frame: types.FrameType | None = sys._getframe(3)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_CHECKERS):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
