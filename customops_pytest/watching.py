@@ -39,15 +39,14 @@ class Watching:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.checks = session.checks or DEFAULT_CHECKS
-        self.is_once = session.config.option.customops_mode == "sample"
-        self._seen: set[tuple[str, ...]] = set()
+        self._seen: set[tuple[str, str]] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         if item.get_closest_marker("customops"):  # a check by itself
             return (yield)
         test = item.stash[_TEST] = _Test(item, marks_of(item, self.session.expected))
-        watch = Watch(self.session.wants, _New(self, item))
+        watch = Watch(self.session.wants, _Known(self.session, names_of(item), self._seen))
         try:
             with watch:
                 return (yield)
@@ -132,23 +131,22 @@ class Watching:
             test.faults.append(f"expected to fail in this test, and does not: {mark}")
 
 
-class _New:
-    """Is a kind of call one that was not checked yet?"""
+class _Known:
+    """The kinds of calls that need not be checked in a test, as a set has them."""
 
-    def __init__(self, watching: Watching, item: pytest.Item) -> None:
-        self.watching, self.names, self.here = watching, names_of(item), set[tuple[str, str]]()
+    def __init__(self, session: Session, names: tuple[str, ...], seen: set[tuple[str, str]]) -> None:
+        self.session, self.names, self.seen = session, names, seen
+        self.here: set[tuple[str, str]] = set()
 
-    def __call__(self, op: str, kind: str) -> bool:
-        if (op, kind) in self.here:
-            return False
-        self.here.add((op, kind))
-        expected, seen = self.watching.session.expected, self.watching._seen
+    def __contains__(self, kind: tuple[str, str]) -> bool:
         # Of what is expected in this one test, nothing can be said by what happened in another.
-        if not self.watching.is_once or expected.names_test(op, self.names):
-            return True
-        is_new = (op, kind) not in seen
-        seen.add((op, kind))
-        return is_new
+        is_apart = self.session.expected.names_test(kind[0], self.names)
+        return kind in self.here or (kind in self.seen and not is_apart)
+
+    def add(self, kind: tuple[str, str]) -> None:
+        self.here.add(kind)
+        if self.session.config.option.customops_mode == "sample":
+            self.seen.add(kind)
 
 
 def _told(call: Call, outcome: Outcome) -> str:

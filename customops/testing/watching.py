@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -49,12 +49,20 @@ class Call:
     kind: str
 
 
+class Kinds(Protocol):
+    """Kinds of calls, as a set has them."""
+
+    def __contains__(self, kind: tuple[str, str], /) -> bool: ...
+
+    def add(self, kind: tuple[str, str], /) -> None: ...
+
+
 class Watch(TorchFunctionMode):
     """Notes the calls of operators in its block.
 
     Args:
         wants: is an operator of this name (``ns::op``, with its overload if it has one) to be noted?
-        is_new: is ``(name, kind)`` a kind of call of which none was noted? It is asked once for each call.
+        known: the kinds of calls that need not be noted, ``(name, kind)``; those that are noted are added.
 
     Attributes:
         calls: those that were noted, and went well.
@@ -62,12 +70,12 @@ class Watch(TorchFunctionMode):
         left_out: why calls cannot be checked -> the number of such calls.
     """
 
-    def __init__(self, wants: Callable[[str], bool], is_new: Callable[[str, str], bool]) -> None:
+    def __init__(self, wants: Callable[[str], bool], known: Kinds) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.made: collections.Counter[str] = collections.Counter()
         self.left_out: collections.Counter[str] = collections.Counter()
-        self._wants, self._is_new = wants, is_new
+        self._wants, self._known = wants, known
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -78,7 +86,8 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         call = self._noted(func, args, kwargs)
         result = func(*args, **kwargs)
-        if call is not None:
+        if call is not None:  # and it did not raise
+            self._known.add((call.trial.name, call.kind))
             self.calls.append(call)
         return result
 
@@ -103,7 +112,7 @@ class Watch(TorchFunctionMode):
             self.left_out[reason] += 1
             return None
         kind = kind_of(trial)
-        if not self._is_new(trial.name, kind):
+        if (trial.name, kind) in self._known:
             return None
         with torch.inference_mode(False):
             return Call(trial.copy(), kind)
