@@ -13,12 +13,10 @@ from customops import CustomOpsError
 from customops.checks import DEFAULT_CHECKS, Outcome
 from customops.checks._describe import described
 from customops.checks._outcome import in_short
-from customops.testing.watching import Call, Watch, checked, is_alive
+from customops.testing.watching import Call, Watch, checked, why_unchecked
 from customops_pytest.expected import Key
 from customops_pytest.marks import Mark, covering, marks_of, names_of
 from customops_pytest.session import Session, quiet, session_of
-
-_GONE = "the op was gone when the test was over"
 
 
 @dataclass
@@ -28,6 +26,7 @@ class _Test:
     item: pytest.Item
     marks: list[Mark]
     faults: list[str] = field(default_factory=list)
+    told: set[tuple[str, str, str]] = field(default_factory=set)  #: of which other kinds are in the summary alone
 
 
 _TEST = pytest.StashKey[_Test]()
@@ -77,10 +76,12 @@ class Watching:
             watched.rows[op].calls += count
         watched.left_out.update(watch.left_out)
         for call in watch.calls:
-            if is_alive(call):
+            with quiet():
+                reason = why_unchecked(call)
+            if reason is None:
                 self._check(test, call)
             else:
-                watched.left_out[_GONE] += 1
+                watched.left_out[reason] += 1
         for mark in test.marks:
             self._judge_mark(test, mark)
         watched.seconds += time.perf_counter() - start
@@ -120,7 +121,9 @@ class Watching:
             row.expected += 1
             return
         row.failed.append(f"{outcome.check} on {call.kind}  ({test.item.nodeid})")
-        test.faults.append(_told(call, outcome))
+        if (op, outcome.check, problem) not in test.told:
+            test.told.add((op, outcome.check, problem))
+            test.faults.append(_told(call, outcome))
 
     def _judge_mark(self, test: _Test, mark: Mark) -> None:
         if not mark.is_refuted:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 import customops
 from customops import _compat
 from customops.checks import Outcome, Trial, run_check
+from customops.checks.inputs.probe import kernel_error
 from customops.testing._called import OPERATORS, has_no_fake, runs_operator
 from customops.testing.kinds import kind_of
 
@@ -104,6 +105,9 @@ class Watch(TorchFunctionMode):
         is_packet = isinstance(func, _compat.libraries.OpOverloadPacket)
         op = _compat.libraries.called_overload(func, args, kwargs) if is_packet else func
         trial = Trial(op, args, kwargs)
+        trial = (
+            trial if torch.is_grad_enabled() else trial.detached()
+        )  # it is not recorded, so it need not be recordable
         if not self._wants(trial.name) or _is_of_checker():
             return None
         self.made[trial.name] += 1
@@ -130,23 +134,28 @@ def _is_of_checker() -> bool:
 def _why_not(trial: Trial) -> str | None:
     """Why a call cannot be tried again, if it cannot."""
     if _compat.dispatch.any_mode_of_users():
-        return "made under a mode of the test"
-    # Inside a FakeTensorMode a new tensor is fake: copies would be.
-    if any(_compat.memory.is_abstract(tensor) for tensor in [*trial.tensors, torch.empty(0)]):
+        return "made under a mode"  # which would see how the inputs are copied
+    if any(_compat.memory.is_abstract(tensor) for tensor in trial.tensors):
         return "meta, fake or functorch tensors"
     if sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
         return "more than 16 million elements"
     return None
 
 
-def is_alive(call: Call) -> bool:
-    """Is the operator still defined? Many a test defines one for itself."""
+def why_unchecked(call: Call) -> str | None:
+    """Why a call cannot be made once more now, when the test is over, if it cannot."""
     name, _, overload = call.trial.name.partition(".")
-    return _compat.libraries.find_overload(name, overload) is call.trial.op
+    if _compat.libraries.find_overload(name, overload) is not call.trial.op:
+        return "the op was gone when the test was over"  # many a test defines one for itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        error, _ = kernel_error(call.trial)
+    # Under autocast, say: it goes by more than its inputs.
+    return None if error is None else "the op refused the same inputs when the test was over"
 
 
 def checked(call: Call, checks: Sequence[str]) -> Iterator[Outcome]:
-    """What these checks say of a call of an operator that `is_alive`."""
+    """What these checks say of a call, unless it is `why_unchecked`."""
     trial = call.trial
     for name in checks:
         with warnings.catch_warnings(), torch.enable_grad():

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from customops import Registry
 from customops.checks import Trial
 from customops.testing.kinds import kind_of
-from customops.testing.watching import Watch, checked, is_alive
+from customops.testing.watching import Watch, checked, why_unchecked
 
 aten = torch.ops.aten
 
@@ -95,7 +96,7 @@ def test_the_overload_of_a_packet_is_found(op: Any) -> None:
         packet(X)
         packet(X, out=torch.empty(2, 3))
     assert [call.trial.name for call in seen.calls] == [op._qualname, f"{op._qualname}.out"]
-    assert all(is_alive(call) for call in seen.calls)
+    assert not any(why_unchecked(call) for call in seen.calls)
 
 
 def test_what_cannot_be_tried_again(op: Any) -> None:
@@ -109,7 +110,8 @@ def test_what_cannot_be_tried_again(op: Any) -> None:
         torch.func.vmap(op)(X)
         op(torch.ones(1).expand(5000, 5000))
     assert not [call for call in seen.calls if call.trial.tensors[0].is_meta]
-    assert seen.left_out["meta, fake or functorch tensors"] == 3
+    assert seen.left_out["meta, fake or functorch tensors"] == 2
+    assert seen.left_out["made under a mode"] == 1
     assert seen.left_out["more than 16 million elements"] == 1
     assert seen.calls == []
 
@@ -133,6 +135,37 @@ def test_inference_tensors_are_copied_as_others(op: Any) -> None:
     assert not seen.calls[0].trial.args[0].is_inference()
 
 
+def test_a_call_without_grad_is_checked_without(op: Any) -> None:
+    x = X.clone().requires_grad_()
+    with watch() as seen:
+        with torch.no_grad():
+            op(x)
+        op(x)
+    assert [call.kind for call in seen.calls] == ["x: float32 2d", "x: float32 2d grad"]
+
+
+def test_what_goes_by_more_than_its_inputs_is_not_checked(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::under")
+    def under(x: Tensor) -> Tensor:
+        torch._check(is_open, lambda: "it is closed")
+        return x.clone()
+
+    is_open = True
+    with watch() as seen:
+        under(X)
+    is_open = False
+    assert why_unchecked(seen.calls[0]) == "the op refused the same inputs when the test was over"
+
+
+def test_a_graph_that_is_traced_is_the_same(op: Any) -> None:
+    def trace() -> str:
+        return make_fx(lambda x: op(x), tracing_mode="symbolic")(X).code
+
+    with watch():
+        watched = trace()
+    assert watched == trace()
+
+
 def test_other_threads_are_not_seen(op: Any) -> None:
     with watch() as seen:
         thread = threading.Thread(target=op, args=(X,))
@@ -145,6 +178,6 @@ def test_an_op_that_is_replaced_is_not_called(registry: Registry, ns: str) -> No
     with watch() as seen:
         registry.custom_op(f"{ns}::short", lambda x: x.clone(), schema="(Tensor x) -> Tensor")(X)
         registry.clear()
-    assert not is_alive(seen.calls[0])
+    assert why_unchecked(seen.calls[0]) == "the op was gone when the test was over"
     registry.custom_op(f"{ns}::short", lambda x: x + 1, schema="(Tensor x) -> Tensor")
-    assert not is_alive(seen.calls[0])
+    assert why_unchecked(seen.calls[0]) == "the op was gone when the test was over"
