@@ -62,7 +62,7 @@ format: $(DEVELOPING)
 	$(BIN)/ruff format .
 
 typecheck: $(DEVELOPING)
-	$(BIN)/mypy customops
+	$(BIN)/mypy customops customops_pytest
 	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
 	if [ -x $(BIN)/basedpyright ]; then $(BIN)/basedpyright; fi
 
@@ -94,4 +94,4 @@ bench-clients: $(TESTING)
 # Leaves the virtual environments: they are slow to rebuild and never stale.
 clean:
 	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find customops tests docs benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find customops customops_pytest tests docs benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,4 +1,7 @@
-"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right."""
+"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right.
+
+(For pytest, whose plugin comes along: PYTEST_DONT_REWRITE.)
+"""
 
 from __future__ import annotations
 

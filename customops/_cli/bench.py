@@ -13,12 +13,12 @@ import torch
 from customops import Library, _compat
 from customops._cli import terminal
 from customops._cli.check import TARGET_HELP, selected
-from customops._cli.targets import Op, TargetError, ops_of, trace
 from customops._describe.screen import table, width_of_screen
 from customops._describe.values import outlined
 from customops._dispatch.fill_defaults import filler
 from customops._dispatch.results import tensors_in
 from customops._schema.model import REQUIRED
+from customops._targets import Op, TargetError, ops_of, trace
 from customops._timing import in_words, seconds_per_call
 
 #: Exit statuses.

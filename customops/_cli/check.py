@@ -12,8 +12,8 @@ from typing import Any
 
 from customops._cli import results, terminal
 from customops._cli.checked import Checked, Options, check_all
-from customops._cli.targets import Op, TargetError, ops_of
 from customops._describe.screen import width_of_screen
+from customops._targets import Op, TargetError, ops_of
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
 

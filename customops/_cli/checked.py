@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from customops import CustomOpsError, checking
-from customops._cli.targets import Op, ops_of, trace
 from customops._describe.screen import shorter_place
+from customops._targets import Op, ops_of, trace
 from customops.checking._isolated import can_isolate
 from customops.checking.report import Report
 

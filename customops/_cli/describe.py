@@ -8,7 +8,7 @@ from typing import Any
 
 from customops._cli import terminal
 from customops._cli.check import TARGET_HELP
-from customops._cli.targets import TargetError, ops_of
+from customops._targets import TargetError, ops_of
 
 #: Exit statuses.
 FOUND, NOT_FOUND = 0, 2

@@ -8,9 +8,9 @@ from typing import Any
 
 from customops._cli import terminal
 from customops._cli.check import TARGET_HELP
-from customops._cli.targets import TargetError, ops_of
 from customops._describe.description import OUTLINE, outline
 from customops._describe.screen import table, width_of_screen
+from customops._targets import TargetError, ops_of
 
 #: Exit statuses.
 FOUND, NOT_FOUND = 0, 2

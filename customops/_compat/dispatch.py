@@ -185,6 +185,15 @@ def any_dispatch_mode() -> bool:
     return bool(_C._len_torch_dispatch_stack() > 0)
 
 
+def any_mode_of_users() -> bool:
+    """Is a mode active, other than the default device, and those inside of compiled code?"""
+    functions: list[Any] = torch.overrides._get_current_function_mode_stack()
+    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(not type(mode).__module__.startswith("torch.") for mode in functions) or any(
+        not type(mode).__module__.startswith("torch._functorch._aot_autograd") for mode in modes
+    )
+
+
 def computed_kernel(qualname: str, key: str) -> Any:
     """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
     return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -32,6 +32,13 @@ def is_defined(qualname: str, overload: str = "") -> bool:
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
     return overload_of(qualname, overload) if is_defined(qualname, overload) else None
+
+
+def called_overload(packet: OpOverloadPacket, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload:
+    """The OpOverload that a call of a packet is one of; torch's own error, if it is of none."""
+    names = packet.overloads()
+    name = names[0] if len(names) == 1 else _C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    return cast(OpOverload, getattr(packet, name))
 
 
 def name_of_overload(overload: OpOverload) -> str:

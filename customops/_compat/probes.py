@@ -59,6 +59,12 @@ PROBES = (
     ),
     _probe(
         "dispatch",
+        "calls of a test are not watched",
+        """torch.overrides._get_current_function_mode_stack
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack""",
+    ),
+    _probe(
+        "dispatch",
         "calls of ops with bypass=True are missing in profiles",
         "torch.autograd.profiler._is_profiler_enabled",
     ),
@@ -143,6 +149,11 @@ PROBES = (
         "ops cannot be looked up, replaced or removed",
         """torch._C._jit_get_schemas_for_operator torch._ops.OpOverload torch._ops.OpOverloadPacket
         torch._ops._refresh_packet torch.library._clear_torch_ops_cache torch.library._defs torch.ops._dir""",
+    ),
+    _probe(
+        "libraries",
+        "calls of a packet with several overloads are not watched",
+        "torch._C._jit_resolve_packet",
     ),
     _probe(
         "registries",

@@ -83,6 +83,8 @@ class Run:
         announce: is told of each check and case, by number, before it is tried.
         avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
         samples_only: derive nothing: too much of that ends the process.
+        cases: the inputs that the operator accepts, once they are known; a run that is given them does not look.
+        first: the number of the first sample.
     """
 
     custom_op: Any
@@ -97,6 +99,8 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
     samples_only: bool = False
+    cases: list[Case] | None = None
+    first: int = 0
 
     @property
     def op(self) -> str:
@@ -115,7 +119,7 @@ class Run:
 
     def _steps(self) -> Iterator[Step]:
         yield Step(0, 1, INPUTS)
-        cases = list(self._accepted())
+        cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
         work = [(name, list(row.inputs(cases, self.effort))) for name, row in self.chosen.items()] if cases else []
         total, done = sum(len(inputs) for _, inputs in work), 0
         start = time.perf_counter()
@@ -157,7 +161,7 @@ class Run:
 
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
-        for number, sample in enumerate(self.samples):
+        for number, sample in enumerate(self.samples, self.first):
             derived = derive(sample, variation, self.effort, number)
             settings = Settings.now()
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])

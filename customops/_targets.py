@@ -1,4 +1,4 @@
-"""Targets of the command line: files, folders, modules and names of ops."""
+"""What the command line and the pytest plugin are given: files, modules, folders, and names of ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,9 +17,12 @@ from customops.errors import location_of
 
 Op = CustomOpDef[Any, Any]
 
+#: Files of a folder that define no ops.
+_NO_OPS = ("test_*.py", "*_test.py", "conftest.py", "setup.py")
+
 
 class TargetError(CustomOpsError):
-    """The command line names something that is of no use."""
+    """A target is of no use."""
 
 
 class Target(NamedTuple):
@@ -62,12 +65,11 @@ def ops_of(targets: Iterable[str]) -> list[Op]:
 
 def _ops_in(target: str) -> list[Op]:
     """The ops of one target that is no name of ops."""
-    path = Path(target)
-    if path.is_dir() and not _is_package(target):
-        files = sorted(file for file in path.rglob("*.py") if not any(part.startswith(".") for part in file.parts[1:]))
-        ops = [op for file in files for op in load(str(file)).ops]
+    parts = expand(target)
+    if parts != [target]:
+        ops = [op for part in parts for op in load(part).ops]
         if not ops:
-            raise TargetError(f"no file in {target} defines an op", got=f"{len(files)} files")
+            raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
         return ops
     loaded = load(target)
     if not loaded.ops:
@@ -103,10 +105,6 @@ def _matching(name: str, ops: dict[str, Op], only_names: bool) -> dict[str, Op]:
     return {op._qualname: op}
 
 
-def _is_package(target: str) -> bool:
-    return all(part.isidentifier() for part in target.split(".")) and (Path(target) / "__init__.py").exists()
-
-
 def load(target: str) -> Target:
     """Import a Python file, or a module or package by its name.
 
@@ -115,13 +113,49 @@ def load(target: str) -> Target:
     """
     path = Path(target)
     is_file = path.is_file() or path.suffix == ".py"
-    is_name = not is_file and all(part.isidentifier() for part in target.split("."))
-    if path.is_dir() and not _is_package(target):
+    is_name = not is_file and _is_name(target)
+    if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
         raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
     before = set(default_registry)
     module = _import_module(target) if is_name else _import_file(path)
     ops = [op for op in default_registry if _is_inside(module, op)]
     return Target(module, ops, [op for op in default_registry if op not in before])
+
+
+def expand(target: str) -> list[str]:
+    """The modules and files that a target stands for: itself, or what is in a folder.
+
+    A folder with an ``__init__.py`` is that package, by its name; the folder that its outermost package is in becomes
+    part of `sys.path`. Of another folder it is the Python files and packages in it and below, tests apart.
+    """
+    path = Path(target)
+    if not path.is_dir() or (_is_name(target) and (path / "__init__.py").exists()):
+        return [target]
+    return list(_inside(path.resolve()))
+
+
+def _inside(folder: Path) -> Iterator[str]:
+    if (folder / "__init__.py").exists():
+        top = next(parent for parent in folder.parents if not (parent / "__init__.py").exists())
+        _import_from(top)
+        yield ".".join(folder.relative_to(top).parts)
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "__")):
+            continue
+        if path.is_dir():
+            yield from _inside(path)
+        elif path.suffix == ".py" and not any(path.match(pattern) for pattern in _NO_OPS):
+            yield str(path)
+
+
+def _is_name(target: str) -> bool:
+    return all(part.isidentifier() for part in target.split("."))
+
+
+def _import_from(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _import_module(name: str) -> ModuleType:
@@ -149,8 +183,7 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise TargetError(f"not a Python file: {path}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for `python FILE`: it may import its neighbours
+    _import_from(path.parent)  # as for `python FILE`: it may import its neighbours
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -190,6 +223,6 @@ def _import_failed(target: str, error: BaseException) -> TargetError:
 def trace(error: BaseException) -> str:
     """The traceback without the frames of this package and of the import system."""
     trace = traceback.TracebackException.from_exception(error)
-    ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
+    ours = (str(Path(__file__).parent), importlib.__file__, "<frozen importlib")
     trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
     return "".join(trace.format()).rstrip()
