@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
+from customops._compat.tags import Tag
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -54,6 +55,7 @@ __all__ = [
     "Registry",
     "SameAs",
     "Sample",
+    "Tag",
     "adopt",
     "check",
     "custom_op",

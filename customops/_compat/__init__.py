@@ -5,8 +5,8 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _compat.dispatch.key_set("CPU")
 
-`late` < `replacement`, `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state` <
-`guards`, `registries`, `tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`,
+`late`, `tags` < `replacement`, `schemas`, `dispatch`, `functorch` < `autograd`, `memory`, `libraries` < `kernel_state`
+< `guards`, `registries`, `tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`, `functionalization`,
 `out_variants`, `reinplace`, `symbols`, `triton`. Importing these loads neither Dynamo nor inductor.
 """
 
@@ -28,5 +28,6 @@ from customops._compat import reinplace as reinplace
 from customops._compat import replacement as replacement
 from customops._compat import schemas as schemas
 from customops._compat import symbols as symbols
+from customops._compat import tags as tags
 from customops._compat import tracing as tracing
 from customops._compat import triton as triton
