@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.library import Library
 
 import customops
+from customops import Tag
 
 Fn = Callable[..., Any]
 
@@ -114,13 +115,13 @@ class Kernel:
 
 PLUS = Kernel(plus, "(Tensor x, Tensor y, float by) -> Tensor")
 ADD_TO = Kernel(add_to, "(Tensor(a!) x, Tensor y) -> ()", ("x",))
-ADD_ = Kernel(add_, "(Tensor(a!) x, Tensor y) -> Tensor(a!)", ("x",), (torch.Tag.inplace,))
-ADD_OUT = Kernel(add_out, "(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", ("out",), (torch.Tag.out,))
+ADD_ = Kernel(add_, "(Tensor(a!) x, Tensor y) -> Tensor(a!)", ("x",), (Tag.inplace,))
+ADD_OUT = Kernel(add_out, "(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", ("out",), (Tag.out,))
 PLUS_OUT = Kernel(
     plus_out,
     "(Tensor x, Tensor y, float by, *, Tensor(a!) out) -> Tensor(a!)",
     ("out",),
-    (torch.Tag.out,),
+    (Tag.out,),
 )
 MANY = Kernel(many, f"({', '.join(f'Tensor {name}' for name in 'abcdefghij')}) -> (Tensor, Tensor, Tensor)")
 ADD_EACH = Kernel(add_each, "(Tensor[] xs, Tensor y) -> Tensor[]")

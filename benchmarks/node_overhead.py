@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import customops
+from customops import Tag
 
 Fn = Callable[..., Any]
 
@@ -101,7 +102,7 @@ def names() -> dict[str, Any]:
         "of_keyword": define(of_keyword, lambda ctx, grad: (grad, grad)),
         "two": define(two, lambda ctx, a, b: (a, b)),
         "list_of_two": define(list_of_two, lambda ctx, grads: (grads,)),
-        "add_": define(add_, lambda ctx, grad: (grad, grad), mutates_args=("x",), tags=torch.Tag.inplace),
+        "add_": define(add_, lambda ctx, grad: (grad, grad), mutates_args=("x",), tags=Tag.inplace),
         "x": torch.ones(4, requires_grad=True),
         "y": torch.arange(4.0, requires_grad=True),
         "grad": torch.ones(4),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
+from customops._compat.tags import Tag
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -66,6 +67,7 @@ __all__ = [
     "Registry",
     "SameAs",
     "Sample",
+    "Tag",
     "adopt",
     "check",
     "custom_op",

@@ -126,6 +126,9 @@ class LazyOp(CustomOpDef[P, R]):
         self._define()
         return getattr(self, name)
 
+    def __repr__(self) -> str:
+        return f"<CustomOpDef({self._qualname}) not defined yet>"
+
     @property
     def _qualname(self) -> str:
         return self._lazy.qualname

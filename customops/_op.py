@@ -123,7 +123,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     @property
     def tags(self) -> list[torch.Tag]:
         """The op's tags, as the dispatcher has them."""
-        return list(self._opoverload.tags)
+        return _compat.tags.of_op(self._definition.tags, self._opoverload)
 
     @property
     def source(self) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from customops import custom_op
+from customops import Tag, custom_op
 
 
-@custom_op("examples::scale_", mutates_args={"x"}, tags=torch.Tag.inplace)
+@custom_op("examples::scale_", mutates_args={"x"}, tags=Tag.inplace)
 def scale_(x: Tensor, by: float) -> Tensor:
     x.mul_(by)
     return x  # the argument itself: anything else is an error

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import custom_op
+from customops import Tag, custom_op
 
 
-@custom_op("examples::min_max_out", mutates_args={"low", "high"}, tags=torch.Tag.out)
+@custom_op("examples::min_max_out", mutates_args={"low", "high"}, tags=Tag.out)
 def min_max_out(x: Tensor, dim: int = 0, *, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     shape = x.shape[:dim] + x.shape[dim:][1:]
     torch._check(low.shape == high.shape == shape, lambda: f"low and high need the shape {tuple(shape)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import (
     AutogradError,
     ContextError,
@@ -196,7 +196,7 @@ def test_devices_that_are_none(registry: Registry, ns: str, device: Any, fix: st
 @pytest.mark.parametrize("mutates_args", [(), "out", ("out",)])
 def test_a_write_to_what_is_no_tensor(registry: Registry, ns: str, schema: str, mutates_args: Any) -> None:
     def register() -> None:
-        registry.custom_op(f"{ns}::f", double, mutates_args=mutates_args, schema=schema, tags=torch.Tag.out)
+        registry.custom_op(f"{ns}::f", double, mutates_args=mutates_args, schema=schema, tags=Tag.out)
 
     if mutates_args == "out":
         mutates_args = ("out",)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from customops._autograd.options import Formula
+from customops._compat.tags import Tag
 from customops._schema.differentiability import Differentiable
 from customops._schema.model import Argument, Schema
 
@@ -60,7 +61,7 @@ class Layout:
             new_values=tuple(names.index(name) for name in grads_of),
             mutated=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
             originals=tuple(i for i, name in enumerate(names) if name in originals),
-            in_place=torch.Tag.inplace in tags,
+            in_place=Tag.inplace in tags,
             first=names.index(grads_of[0]) if len(grads_of) == 1 else None,
         )
 

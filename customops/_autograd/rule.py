@@ -16,6 +16,7 @@ from customops._autograd.node import Node, is_direct, make_node
 from customops._autograd.options import BackwardOptions, Formula, GradientOptions, mutated_names, mutated_values
 from customops._codegen import autograd
 from customops._codegen.function import source_of
+from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
@@ -105,7 +106,7 @@ class AutogradRule:
     def _refuse(self, what: str, *, is_view: bool = False) -> None:
         """Raise for an op that cannot have a formula of this kind."""
         op, schema = str(self.definition.name), self.definition.schema
-        if torch.Tag.out in self.definition.tags:
+        if Tag.out in self.definition.tags:
             raise RegistrationError(
                 "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
             )
@@ -138,7 +139,7 @@ class AutogradRule:
         return definition.impl(trampoline, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
-        is_used = is_direct(self.definition.schema) and torch.Tag.out not in self.definition.tags
+        is_used = is_direct(self.definition.schema) and Tag.out not in self.definition.tags
         return _general(self, self.definition), self._node if is_used else None
 
     def _forget_node(self) -> None:
@@ -309,7 +310,7 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
     overload, after = definition.overload, _compat.dispatch.after_autograd
     schema, direct = definition.schema, definition.fast_path.by_keyset
-    is_out, calls_directly = torch.Tag.out in definition.tags, is_direct(schema)
+    is_out, calls_directly = Tag.out in definition.tags, is_direct(schema)
     any_requires_grad = autograd.any_requires_grad(schema)
     mutated = mutated_results(schema, definition.tags)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._codegen.function import Source, all_of, as_tuple, fill, variable_name
+from customops._compat.tags import Tag
 from customops._dispatch.results import alias_error, inplace_error, out_error, structure_check
 from customops._schema.model import Return
 
@@ -61,7 +62,7 @@ def emit_checks(source: Source) -> str:
     if source.when == "never":
         return ""
     source.objects |= _OBJECTS
-    if torch.Tag.inplace in source.tags or torch.Tag.out in source.tags:
+    if Tag.inplace in source.tags or Tag.out in source.tags:
         checks = _emit_identity_check(source)
     else:
         checks = emit_structure_check(source) + _emit_alias_check(source)
@@ -71,7 +72,7 @@ def emit_checks(source: Source) -> str:
 def _emit_identity_check(source: Source) -> str:
     """The lines that raise unless an in-place or out op returns its mutated arguments."""
     schema = source.schema
-    if torch.Tag.inplace in source.tags:
+    if Tag.inplace in source.tags:
         source.objects_of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
         return fill(CHECK_IDENTITY, is_another=f"$result is not {variable_name(schema.positional[0])}")
     source.objects_of_op["result_error"] = functools.partial(functools.partial, out_error, schema)

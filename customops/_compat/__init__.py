@@ -5,11 +5,10 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _compat.dispatch.key_set("CPU")
 
-`late` < `replacement`, `schemas`, `dispatch`, `functorch`, `namespaces` < `autograd`, `memory`, `libraries` <
+`late`, `tags` < `replacement`, `schemas`, `dispatch`, `functorch`, `namespaces` < `autograd`, `memory`, `libraries` <
 `kernel_state` < `guards`, `registries`, `tracing`, `dynamo`, `inductor`, `inductor_rules`, `graph_calls`,
 `functionalization`, `out_variants`, `profiling`, `reinplace`, `substitution`, `symbols`, `tables`, `triton`. Importing
-these loads neither Dynamo nor
-inductor.
+these loads neither Dynamo nor inductor.
 """
 
 from customops._compat import autograd as autograd
@@ -34,5 +33,6 @@ from customops._compat import schemas as schemas
 from customops._compat import substitution as substitution
 from customops._compat import symbols as symbols
 from customops._compat import tables as tables
+from customops._compat import tags as tags
 from customops._compat import tracing as tracing
 from customops._compat import triton as triton

@@ -92,10 +92,17 @@ def destroy_library(library: Library) -> None:
     if library.m is not None:
         library._destroy()
     # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
-    torch.library._clear_torch_ops_cache(library._op_defs)
+    _clear_torch_ops_cache(library._op_defs)
     torch.library._defs.difference_update(library._op_defs)
     library._op_defs.clear()
     library._op_impls.clear()
+
+
+def _clear_nothing(_names: Any) -> None:
+    """In the place of a function that torch 2.13 has: before, destroying a library does all of it."""
+
+
+_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", _clear_nothing)
 
 
 def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
@@ -127,10 +134,10 @@ def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_
     """Install a kernel, in the place of one that is there."""
     is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
     if is_new or not has_kernel(f"{library.ns}::{name}", key):
-        _impl(library, name, fn, key, with_keyset=with_keyset)
+        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
         return
     with _overriding_quietly():
-        _impl(library, name, fn, key, with_keyset=with_keyset)
+        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
 
 
 @contextlib.contextmanager
@@ -161,7 +168,10 @@ def retire_overload(overload: OpOverload, error: Exception) -> None:
     if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
         _refresh_packet(packet)
         namespace, name = qualname.split("::")
-        setattr(namespaces.namespace(namespace), name, packet)
+        ops = namespaces.namespace(namespace)
+        setattr(ops, name, packet)
+        if name not in ops._dir:  # before 2.13 torch fails to destroy the library of the last overload
+            ops._dir.append(name)
     else:
         packet._op = dead
 

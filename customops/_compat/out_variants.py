@@ -37,6 +37,8 @@ def _is_ours(overload: Any) -> bool:
 
 def _correct(ir: Any) -> None:
     """Let inductor call the out variants of our ops, as it does those of ops with several results."""
+    if not hasattr(ir, "ExternKernelMultiOut"):  # before 2.12 inductor calls none
+        return
     search: Any = importlib.import_module("torch._library._out_variant")
     find = search.to_out_variant
     search.to_out_variant = functools.partial(_find_others, find)

@@ -36,7 +36,7 @@ PROBES = (
     _probe(
         "schemas",
         "classes of register_opaque_type are no parameter types",
-        "torch._library.opaque_object torch._library.opaque_object._resolve_opaque_type_info",
+        "torch._library.opaque_object torch._library.opaque_object.get_opaque_obj_info",
     ),
     _probe(
         "dispatch",
@@ -148,7 +148,7 @@ PROBES = (
         "libraries",
         "ops cannot be looked up, replaced or removed",
         """torch._C._jit_get_schemas_for_operator torch._ops.OpOverload torch._ops.OpOverloadPacket
-        torch._ops._refresh_packet torch.library._clear_torch_ops_cache torch.library._defs torch.ops._dir""",
+        torch._ops._refresh_packet torch.library._defs torch.ops._dir""",
     ),
     _probe(
         "libraries",

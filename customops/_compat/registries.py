@@ -65,7 +65,7 @@ def register_fake(library: Library, name: str, fn: Callable[..., Any], stackleve
 
     `stacklevel` leads from the caller to the frame that torch is to take for the place of the registration.
     """
-    library._register_fake(name, fn, _stacklevel=stacklevel + 1)
+    library._register_fake(name, fn, _stacklevel=stacklevel + 1, allow_override=True)
 
 
 def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: str) -> None:
@@ -88,12 +88,12 @@ def set_fake_source(qualname: str, source: str) -> None:
 
 def forget_entry(qualname: str) -> None:
     """Drop what torch's registry keeps for a removed op, unless somebody has something registered there."""
-    entry = _torch_registry.singleton.get(qualname)
+    entry = _torch_registry.singleton._data.get(qualname)
     if entry is not None and not (entry.fake_impl.kernels or entry.torch_dispatch_rules._data):
         del _torch_registry.singleton._data[qualname]
 
 
 def fake_record(qualname: str) -> Any | None:
     """torch's record of the newest fake of an op (fields ``func`` and ``source``), or None."""
-    entry = _torch_registry.singleton.get(qualname)
+    entry = _torch_registry.singleton._data.get(qualname)
     return entry.fake_impl.kernel if entry is not None else None

@@ -95,7 +95,7 @@ def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
         return None
     newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
     known = getattr(_opaque, newer, None) or getattr(_opaque, older)
-    info = _opaque._resolve_opaque_type_info(annotation) if known(annotation) else None
+    info = _opaque.get_opaque_obj_info(annotation) if known(annotation) else None
     return info.class_name if info is not None else None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from customops import _compat
+from customops._compat.tags import Tag
 from customops._describe.data import Rule, State, Support
 
 
@@ -42,7 +41,7 @@ def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
 def _why_not_differentiable(op: Any, kind: str) -> str | None:
     operator = op._definition
     schema = operator.schema
-    if torch.Tag.out in operator.tags:
+    if Tag.out in operator.tags:
         return "out variants have no gradient"
     if not operator.differentiable.op:
         return "declared with differentiable=False"

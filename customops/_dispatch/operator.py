@@ -12,6 +12,7 @@ from torch import Tensor
 
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
+from customops._compat.tags import Tag, for_dispatcher
 from customops._dispatch import first_use
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fast_path import FastPath, _fast_paths
@@ -208,7 +209,7 @@ class OperatorHandle:
     def recompile(self) -> None:
         """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
         _compat.dynamo.recompile(self.qualname)
-        if torch.Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
+        if Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
             _compat.dynamo.recompile(self.name.packet)
 
     def _forget_dispatch(self) -> None:
@@ -374,7 +375,7 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library
 def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ...]) -> None:
     """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
     try:
-        library.define(name.local + text, tags=tags)
+        library.define(name.local + text, tags=for_dispatcher(tags))
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error

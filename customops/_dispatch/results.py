@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
+from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.environment import expected, of_environment
 from customops._schema.model import Argument, Return, Schema
@@ -118,9 +119,9 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
     Under functionalization what comes back from below is another tensor, and a compiler would not know that both are
     the same memory.
     """
-    if torch.Tag.inplace in tags:
+    if Tag.inplace in tags:
         return lambda args, kwargs: args[0]
-    if torch.Tag.out not in tags:
+    if Tag.out not in tags:
         return None
     names = [argument.name for argument in schema.mutated]
     if len(names) == 1:
@@ -132,7 +133,7 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "
     """The error for a kernel (or fake impl) of an in-place op that did not return its first argument."""
     first = schema.positional[0].name
     return KernelError(
-        f"a {role} of an op with torch.Tag.inplace must return its first argument",
+        f"a {role} of an op with Tag.inplace must return its first argument",
         op=op,
         argument=first,
         expected=f"{first} itself",
@@ -146,7 +147,7 @@ def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kern
     """The error for a kernel (or fake impl) of an out op that did not return its out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
-        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
+        f"a {role} of an op with Tag.out must return its mutable keyword-only arguments",
         op=op,
         expected=names,
         got=describe(result),
@@ -170,8 +171,8 @@ def alias_error(
                     op=op,
                     argument=name.removeprefix("argument ").replace("'", ""),
                     where=where(fn),
-                    fix="return a copy (.clone()), or declare the alias: an in-place op (torch.Tag.inplace), an out op "
-                    "(torch.Tag.out), or a view with schema=",
+                    fix="return a copy (.clone()), or declare the alias: an in-place op (Tag.inplace), an out op "
+                    "(Tag.out), or a view with schema=",
                 )
     return AliasError("an output may not alias an input or another output", op=op, where=where(fn))
 

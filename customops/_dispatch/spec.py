@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.name import Name
@@ -83,9 +84,9 @@ class OpSpec:
     @cached_property
     def mutation_only(self) -> OpSpec | None:
         """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
-        returns_mutated = torch.Tag.inplace in self.tags or torch.Tag.out in self.tags
+        returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
         if not returns_mutated or self.fn is None or self.schema.is_view:
             return None
         name = self.name._replace(name=f"{self.name.name}__writes")
-        tags = tuple(tag for tag in self.tags if tag not in (torch.Tag.inplace, torch.Tag.out))
+        tags = tuple(tag for tag in self.tags if tag not in (Tag.inplace, Tag.out))
         return OpSpec(name, replace(self.schema, returns=()), tags)

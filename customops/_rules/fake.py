@@ -8,9 +8,8 @@ from collections.abc import Callable
 from operator import is_
 from typing import Any, NamedTuple
 
-import torch
-
 from customops import _compat
+from customops._compat.tags import Tag
 from customops._dispatch import first_use
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.fill_defaults import Fill, filler
@@ -83,7 +82,7 @@ class FakeRule:
         ours = self.operator.library is not None
         fn = bind_kernel(fn, self.operator.schema, op, "fake impl", warn=ours)
         self._refuse(op, allow_override)
-        for tag in (torch.Tag.inplace, torch.Tag.out):
+        for tag in (Tag.inplace, Tag.out):
             if tag in self.operator.tags:
                 warnings.warn(
                     f"{op}: an op with torch.{tag} has a fake impl without one being registered; the one given now "
@@ -96,7 +95,7 @@ class FakeRule:
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
         tags, schema = self.operator.tags, self.operator.schema
-        return torch.Tag.inplace in tags or torch.Tag.out in tags or bool(schema.mutated and not schema.returns)
+        return Tag.inplace in tags or Tag.out in tags or bool(schema.mutated and not schema.returns)
 
     def missing(self) -> MissingFakeError:
         fn = self.operator.spec.fn
@@ -153,7 +152,7 @@ class FakeRule:
 
 def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
-    misses = inplace_error if torch.Tag.inplace in operator.tags else out_error
+    misses = inplace_error if Tag.inplace in operator.tags else out_error
     overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
 
     def fake(*args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
+from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel
 from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
@@ -214,7 +215,7 @@ class _Strategy:
         self.operator = operator
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
-        returns_written = torch.Tag.inplace in operator.tags or torch.Tag.out in operator.tags
+        returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
         mutated = [i for i, argument in enumerate(operator.schema.operands) if argument.is_mutated]
         #: The operands that the op returns.
         self.returned = mutated if returns_written else []

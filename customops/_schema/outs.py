@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from customops._compat.tags import Tag
 from customops._schema.forms import TupleForm
 from customops._schema.model import Alias, Argument, Return, Schema
 from customops._schema.nodes import Group, Leaf, Node, Parameter, Signature
@@ -44,7 +45,7 @@ def out_schema(schema: Schema) -> Schema:
 
 
 def out_tags(tags: Tags) -> tuple[torch.Tag, ...]:
-    return normalize_tags([*normalize_tags(tags), torch.Tag.out])
+    return normalize_tags([*normalize_tags(tags), Tag.out])
 
 
 def out_signature(signature: Signature | None, schema: Schema) -> Signature | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from customops._compat.tags import Tag, is_tag
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, SchemaError, TagError, brief
 
@@ -23,7 +24,7 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
     given: Any = () if tags is None else tags
     given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     for tag in given:
-        if not isinstance(tag, torch.Tag):
+        if not is_tag(tag):
             raise DefinitionError(
                 "tags must be torch.Tag members",
                 argument="tags",
@@ -32,17 +33,17 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
                 fix="e.g. tags=torch.Tag.pointwise",
             )
     result = tuple(dict.fromkeys(given))
-    if torch.Tag.inplace in result and torch.Tag.out in result:
-        raise TagError("torch.Tag.inplace and torch.Tag.out are mutually exclusive", argument="tags")
+    if Tag.inplace in result and Tag.out in result:
+        raise TagError("Tag.inplace and Tag.out are mutually exclusive", argument="tags")
     return result
 
 
 def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> None:
     """Raise SchemaError unless `schema` has the shape its `Tag.inplace` or `Tag.out` promises."""
     problem = None
-    if torch.Tag.inplace in tags:
+    if Tag.inplace in tags:
         problem = _inplace_problem(schema)
-    elif torch.Tag.out in tags:
+    elif Tag.out in tags:
         problem = _out_problem(schema)
     if problem:
         raise SchemaError(problem, got=str(schema), **context)
@@ -50,16 +51,16 @@ def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> N
 
 def _inplace_problem(schema: Schema) -> str | None:
     if not schema.positional:
-        return "torch.Tag.inplace needs a positional argument of type Tensor to write to"
+        return "Tag.inplace needs a positional argument of type Tensor to write to"
     first = schema.positional[0]
     if first.type != "Tensor":
-        return f"torch.Tag.inplace: the first positional argument must be a Tensor, {first.name!r} is {first.type}"
+        return f"Tag.inplace: the first positional argument must be a Tensor, {first.name!r} is {first.type}"
     if schema.mutated != (first,):
         names = [a.name for a in schema.mutated]
-        return f"torch.Tag.inplace: mutates_args must hold the first argument {first.name!r} alone, not {names}"
+        return f"Tag.inplace: mutates_args must hold the first argument {first.name!r} alone, not {names}"
     if [r.type for r in schema.returns] != ["Tensor"] or schema.returns[0].alias != first.alias:
         return (
-            f"torch.Tag.inplace: the one return must alias the first argument {first.name!r}: "
+            f"Tag.inplace: the one return must alias the first argument {first.name!r}: "
             "the return annotation is torch.Tensor, in a manual schema Tensor(a!)"
         )
     return None
@@ -68,18 +69,18 @@ def _inplace_problem(schema: Schema) -> str | None:
 def _out_problem(schema: Schema) -> str | None:
     outs = schema.mutated
     if not outs:
-        return "torch.Tag.out needs at least one mutated argument: name it in mutates_args"
+        return "Tag.out needs at least one mutated argument: name it in mutates_args"
     for out in outs:
         if not out.kwarg_only:
-            return f"torch.Tag.out: the mutated argument {out.name!r} must be keyword-only (after the *)"
+            return f"Tag.out: the mutated argument {out.name!r} must be keyword-only (after the *)"
         if out.type != "Tensor":
-            return f"torch.Tag.out only supports Tensor outputs: {out.name!r} is {out.type}"
+            return f"Tag.out only supports Tensor outputs: {out.name!r} is {out.type}"
     if [r.type for r in schema.returns] != ["Tensor"] * len(outs) or [r.alias for r in schema.returns] != [
         a.alias for a in outs
     ]:
         names = ", ".join(a.name for a in outs)
         return (
-            f"torch.Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation is "
+            f"Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation is "
             f"{'torch.Tensor' if len(outs) == 1 else 'a tuple of torch.Tensor, one each'}, each aliasing its argument"
         )
     return None

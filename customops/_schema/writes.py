@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 
+from customops._compat.tags import Tag
 from customops._schema.arguments import is_part
 from customops._schema.model import Argument, Return
 from customops._schema.nodes import Node, Parameter
@@ -103,7 +104,7 @@ def implied_tags(
             got=", ".join(argument.name for argument in written),
             fix="-> None" if len(written) > 1 else f"-> None, or make {written[0].name} the first parameter",
         )
-    tag = torch.Tag.out if written[0].kwarg_only else torch.Tag.inplace
+    tag = Tag.out if written[0].kwarg_only else Tag.inplace
     return tags if tag in tags else (*tags, tag)
 
 
@@ -130,9 +131,9 @@ def alias_returns(
 ) -> tuple[Return, ...]:
     """The returns with the aliases that an in-place or out op has; `check_tags` judges the result."""
     targets: list[Argument] = []
-    if torch.Tag.inplace in tags:
+    if Tag.inplace in tags:
         targets = [a for a in arguments if not a.kwarg_only][:1]
-    elif torch.Tag.out in tags:
+    elif Tag.out in tags:
         targets = [a for a in arguments if a.is_mutated]
     if len(targets) != len(returns):
         return returns

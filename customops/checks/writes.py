@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from customops import _compat
+from customops._compat.tags import Tag
 from customops.checks import _memory
 from customops.checks._compare import difference
 from customops.checks._inputs import quiet, seeded, tensors_in
@@ -196,8 +197,7 @@ class _State:
 
 
 def _judge_written(trial: Trial, before: dict[str, list[_State]]) -> None:
-    tags = getattr(torch.Tag, "inplace_view", None), getattr(torch.Tag, "out", None)
-    if not any(tag in trial.op.tags for tag in tags if tag is not None):
+    if not any(tag in trial.op.tags for tag in (Tag.inplace_view, Tag.out)):
         for name, states in before.items():
             _judge_argument(trial, name, states)
 

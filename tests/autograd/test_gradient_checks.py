@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nested._internal.nested_tensor import NestedTensor
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import AutogradError
 
 # What backward returned -----------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_gradients_that_are_not_summed_have_gradients(registry: Registry, ns: st
 @pytest.mark.compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_a_view_that_is_mutated_are_summed(registry: Registry, ns: str, backend: str) -> None:
-    op = registry.custom_op(f"{ns}::add_", lambda x, y: x.add_(y), mutates_args={"x"}, tags=torch.Tag.inplace,
+    op = registry.custom_op(f"{ns}::add_", lambda x, y: x.add_(y), mutates_args={"x"}, tags=Tag.inplace,
                             schema="(Tensor(a!) x, Tensor y) -> Tensor(a!)")  # fmt: skip
     op.register_autograd(lambda ctx, g: (g.double().expand(2, 3) / 2, g.expand(2, 3).double()))
 

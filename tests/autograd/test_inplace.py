@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import AutogradError, DefinitionError, RegistrationError
 
-INPLACE = torch.Tag.inplace
+INPLACE = Tag.inplace
 
 
 # In-place ops ---------------------------------------------------------------------------------------------------

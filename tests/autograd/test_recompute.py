@@ -16,7 +16,7 @@ from torch.library import Library
 from torch.utils.checkpoint import checkpoint
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import AutogradError, CallbackError, RegistrationError
 
 pytestmark = [
@@ -323,7 +323,7 @@ def test_what_is_saved_is_freed_by_backward(registry: Registry, ns: str) -> None
 
 
 def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::mul_", lambda x, y: x.mul_(y), mutates_args={"x"}, tags=torch.Tag.inplace,
+    op = registry.custom_op(f"{ns}::mul_", lambda x, y: x.mul_(y), mutates_args={"x"}, tags=Tag.inplace,
                             schema="(Tensor(a!) x, Tensor y) -> Tensor(a!)")  # fmt: skip
     op.register_autograd_from(lambda x, y: x * y, recompute=False)
 

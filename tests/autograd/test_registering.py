@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import CallbackError, RegistrationError
 
 FORMS = ["op", "name", "overload"]
@@ -191,14 +191,14 @@ def test_an_out_op_cannot_have_a_formula(registry: Registry, ns: str) -> None:
     def out_fn(x: Tensor, *, out: Tensor) -> Tensor:
         return out.copy_(x)
 
-    op = registry.custom_op(f"{ns}::op", lambda x, *, out: out.copy_(x), mutates_args={"out"}, tags=torch.Tag.out,
+    op = registry.custom_op(f"{ns}::op", lambda x, *, out: out.copy_(x), mutates_args={"out"}, tags=Tag.out,
                             schema="(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")  # fmt: skip
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         op.register_autograd(times(3))
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         customops.register_autograd(op, times(3))
     library = Library(ns, "FRAGMENT")
-    library.define("foreign(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(torch.Tag.out,))
+    library.define("foreign(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(Tag.out,))
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         customops.register_autograd(f"{ns}::foreign", times(3), lib=library)
     library._destroy()

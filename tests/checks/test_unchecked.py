@@ -12,6 +12,7 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
+from customops import Tag
 from customops.checks import unchecked
 
 REFUSED = "refused where results are checked"
@@ -83,7 +84,7 @@ def test_ops_that_write(op: Finds) -> None:
     def other_(x: Tensor) -> Tensor:
         return x.mul_(2)[:]
 
-    options: dict[str, Any] = {"mutates_args": ("x",), "tags": torch.Tag.inplace, "check": "never"}
+    options: dict[str, Any] = {"mutates_args": ("x",), "tags": Tag.inplace, "check": "never"}
     op.passes(op.define(double_, **options), torch.randn(3))
     op.finds(op.define(other_, **options), torch.randn(3), match=REFUSED)
 

@@ -20,7 +20,7 @@ from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import AliasError, UnsupportedError
 
 
@@ -349,7 +349,7 @@ def test_inplace(registry: Registry, ns: str) -> None:
     def add_(x: Tensor, y: Tensor) -> Tensor:
         return x.add_(y)
 
-    op = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=torch.Tag.inplace, bypass=True)
+    op = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=Tag.inplace, bypass=True)
     x = torch.zeros(2)
     assert op(x, ONE) is x
     assert op(x, ONE) is x

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops._codegen.function import fill, source_of
 
 FOLDER = Path(customops.__file__).parents[1] / "tests" / "generated"
@@ -80,9 +80,9 @@ SHAPES = {
     "no_returns": Shape("(Tensor x) -> ()"),
     "number": Shape("(Tensor x) -> float"),
     "tensor_and_number": Shape("(Tensor x) -> (Tensor, int)", backward={}),
-    "inplace": Shape("(Tensor(a!) x, Tensor y, float alpha=1.0) -> Tensor(a!)", (torch.Tag.inplace,), backward={}),
-    "out": Shape("(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", (torch.Tag.out,)),
-    "several_outs": Shape("(Tensor x, *, Tensor(a!) u, Tensor(b!) v) -> (Tensor(a!), Tensor(b!))", (torch.Tag.out,)),
+    "inplace": Shape("(Tensor(a!) x, Tensor y, float alpha=1.0) -> Tensor(a!)", (Tag.inplace,), backward={}),
+    "out": Shape("(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", (Tag.out,)),
+    "several_outs": Shape("(Tensor x, *, Tensor(a!) u, Tensor(b!) v) -> (Tensor(a!), Tensor(b!))", (Tag.out,)),
     "mutates_one": Shape("(Tensor(a!) x, Tensor y) -> ()", backward={}),
     "mutates_several": Shape("(Tensor(a!) x, Tensor(b!)[] ys) -> Tensor", backward={}),
     "mutates_optional": Shape("(Tensor x, Tensor(a!)? seen) -> Tensor", backward={}),

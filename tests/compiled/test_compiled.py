@@ -17,7 +17,7 @@ from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import UnregisteredError
 
 pytestmark = pytest.mark.compile
@@ -43,12 +43,12 @@ def adder(registry: Registry, ns: str, kind: str) -> Callable[[Tensor, float], A
         def add_(x: Tensor, by: float) -> Tensor:
             return x.add_(by)
 
-        return registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+        return registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=Tag.inplace)
 
     def add_out(x: Tensor, by: float, *, out: Tensor) -> Tensor:
         return out.copy_(x + by)
 
-    op = registry.custom_op(f"{ns}::add_out", add_out, mutates_args=("out",), tags=torch.Tag.out)
+    op = registry.custom_op(f"{ns}::add_out", add_out, mutates_args=("out",), tags=Tag.out)
     return lambda x, by: op(x, by, out=x)
 
 

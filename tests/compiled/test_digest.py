@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from customops import Registry
+from customops import Registry, Tag
 from customops._dispatch import fingerprint
 
 FACTOR = 2
@@ -114,7 +114,7 @@ def test_values_that_cannot_be_told_apart(value: Any) -> None:
 
 def test_a_fingerprint_is_of_all_ops(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", _identity, mutates_args=())
-    other = registry.custom_op(f"{ns}::g_", _in_place, mutates_args=("x",), tags=torch.Tag.inplace)
+    other = registry.custom_op(f"{ns}::g_", _in_place, mutates_args=("x",), tags=Tag.inplace)
     assert fingerprint.fingerprint({"aten::sin"}) is None
     before = fingerprint.fingerprint({f"{ns}::f"})
     assert before is not None

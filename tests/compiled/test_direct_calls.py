@@ -16,7 +16,7 @@ from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.testing import assert_close
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import AliasError, DefinitionError
 
 pytestmark = pytest.mark.compile
@@ -122,9 +122,9 @@ def test_writes(registry: Registry, ns: str, kind: str) -> None:
     if kind == "mutates":
         add: Any = registry.custom_op(f"{ns}::add", add_to, mutates_args={"x"})
     elif kind == "in place":
-        add = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=torch.Tag.inplace)
+        add = registry.custom_op(f"{ns}::add_", add_, mutates_args={"x"}, tags=Tag.inplace)
     else:
-        op = registry.custom_op(f"{ns}::add_out", add_out, mutates_args={"out"}, tags=torch.Tag.out)
+        op = registry.custom_op(f"{ns}::add_out", add_out, mutates_args={"out"}, tags=Tag.out)
         add = lambda x, y: op(x, y, out=x)  # noqa: E731
 
     def program(x: Tensor, y: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import ArgumentError
 
 pytestmark = pytest.mark.compile
@@ -153,7 +153,7 @@ def test_a_pair_of_two_definitions(registry: Registry, ns: str) -> None:
         axpy_out(x, by, y, out=out)
         return out
 
-    registry.custom_op(f"{ns}::axpy.out", variant, mutates_args={"out"}, tags=torch.Tag.out)
+    registry.custom_op(f"{ns}::axpy.out", variant, mutates_args={"out"}, tags=Tag.out)
     x = torch.randn(4)
     # torch passes both tensors, then the number.
     assert_close(torch.compile(lambda x: op(x.sin(), 2.0, x), fullgraph=True)(x), x.sin() * 2 + x)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from customops import Registry
+from customops import Registry, Tag
 
 BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 Add = Callable[[Tensor, float], Any]
@@ -25,7 +25,7 @@ def add(request: pytest.FixtureRequest, registry: Registry, ns: str) -> Add:
 
     if request.param == "mutates":
         return registry.custom_op(f"{ns}::add", mutate, mutates_args=("x",))
-    return registry.custom_op(f"{ns}::add_", in_place, mutates_args=("x",), tags=torch.Tag.inplace)
+    return registry.custom_op(f"{ns}::add_", in_place, mutates_args=("x",), tags=Tag.inplace)
 
 
 def tail(x: Tensor, add: Add) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any, Tuple
 import torch
 from torch import Tensor
 
-from customops import Registry
+from customops import Registry, Tag
 
-INPLACE, OUT = torch.Tag.inplace, torch.Tag.out
+INPLACE, OUT = Tag.inplace, Tag.out
 
 
 def sincos(x: Tensor, *, sin: Tensor, cos: Tensor) -> Tuple[Tensor, Tensor]:

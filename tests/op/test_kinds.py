@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from customops import Registry
+from customops import Registry, Tag
 
 
 def wait_for(threads: Sequence[threading.Thread]) -> None:
@@ -80,7 +80,7 @@ def define_inplace(registry: Registry, ns: str) -> Any:
     def add_(x: Tensor, y: Tensor) -> Tensor:
         return x.add_(y)
 
-    return registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    return registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=Tag.inplace)
 
 
 def use_inplace(op: Any, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def define_out(registry: Registry, ns: str) -> Any:
         high.copy_(x + 1)
         return low, high
 
-    return registry.custom_op(f"{ns}::halves", halves, mutates_args=("low", "high"), tags=torch.Tag.out)
+    return registry.custom_op(f"{ns}::halves", halves, mutates_args=("low", "high"), tags=Tag.out)
 
 
 def use_out(op: Any, x: Tensor) -> Tensor:

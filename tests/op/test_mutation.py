@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import KernelError
 
 
@@ -198,8 +198,8 @@ def test_versions_with_a_mode_and_in_inference_mode(registry: Registry, ns: str)
     [
         "f(x: Tensor) -> None, mutates_args=('x',)",
         "f(x: Tensor, y: Optional[Tensor] = None) -> None, mutates_args='unknown'",
-        "f(x: Tensor) -> Tensor, mutates_args=('x',), tags=torch.Tag.inplace",
-        "f(*, out: Tensor) -> Tensor, mutates_args=('out',), tags=torch.Tag.out",
+        "f(x: Tensor) -> Tensor, mutates_args=('x',), tags=Tag.inplace",
+        "f(*, out: Tensor) -> Tensor, mutates_args=('out',), tags=Tag.out",
     ],
 )
 def test_defining_and_calling_emits_no_warning(definition: str, ns: str) -> None:
@@ -211,6 +211,7 @@ torch.set_warn_always(True)
 from typing import Optional
 from torch import Tensor
 import customops
+from customops import Tag
 
 def {head}:
     return {"out" if "out:" in head else "x" if "-> Tensor" in head else "None"}
@@ -436,7 +437,7 @@ def test_backward_of_an_item_that_was_written_raises(registry: Registry, ns: str
 
 
 def test_an_inplace_op_has_the_history_of_its_argument(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=torch.Tag.inplace)
+    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=Tag.inplace)
     y = torch.ones(1, requires_grad=True) * 3
     assert op(y) is y
     with pytest.raises(RuntimeError, match="no autograd formula"):
@@ -459,7 +460,7 @@ def test_what_is_not_written_keeps_its_history(registry: Registry, ns: str) -> N
 @pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_backward_of_what_was_written_raises(registry: Registry, ns: str, backend: str) -> None:
-    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=torch.Tag.inplace)
+    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=Tag.inplace)
 
     def program(x: Tensor) -> Tensor:
         y = x * 3
@@ -473,7 +474,7 @@ def test_compiled_backward_of_what_was_written_raises(registry: Registry, ns: st
 
 
 def test_without_gradients_leaves_may_be_written(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=torch.Tag.inplace)
+    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=Tag.inplace)
     leaf = torch.ones(1, requires_grad=True)
     with torch.no_grad():
         assert op(leaf) is leaf
@@ -482,6 +483,6 @@ def test_without_gradients_leaves_may_be_written(registry: Registry, ns: str) ->
 
 
 def test_a_view_of_a_leaf_may_not_be_written(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=torch.Tag.inplace)
+    op = registry.custom_op(f"{ns}::op", double_inplace, mutates_args=("x",), tags=Tag.inplace)
     with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
         op(torch.ones(2, requires_grad=True)[:1])

@@ -25,7 +25,7 @@ def test_out(registry: Registry, ns: str) -> None:
     assert op(x, out=out) is out
     assert_close(out, x + x)
     assert getattr(torch.ops, ns).double(x, out=out) is out
-    assert OUT in op._opoverload.tags
+    assert OUT in op.tags
     assert [argument.kwarg_only for argument in op._opoverload._schema.arguments] == [False, True]
     written, returned = aliases(op)
     assert written == returned

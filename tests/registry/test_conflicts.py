@@ -14,7 +14,7 @@ from helpers.registries import add_two, define, state
 from torch import Tensor
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import CallbackError, DefinitionError, RegistrationError, SchemaError, UnregisteredError
 
 # Conflicts ------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def bad_hints(x: Any) -> Tensor:
         (add_one, {"device_types": "toaster"}, RegistrationError),
         (add_one, {"device_types": []}, DefinitionError),
         (add_one, {"tags": "pointwise"}, DefinitionError),
-        (add_one, {"tags": torch.Tag.inplace}, SchemaError),
+        (add_one, {"tags": Tag.inplace}, SchemaError),
         (add_one, {"differentiable": (True, False)}, DefinitionError),
         (add_one, {"nondiff_args": "z"}, DefinitionError),
     ],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.effects import _EffectType, _get_effect
 
-from customops import Registry
+from customops import Registry, Tag
 from customops._dispatch import fingerprint
 from customops.errors import DefinitionError, RegistrationError, UnsupportedError
 
@@ -121,8 +121,8 @@ def test_the_name_of_a_variant_that_is_taken(registry: Registry, ns: str) -> Non
     first = registry.custom_op(f"{ns}::f", lambda x: x + 1, mutates_args=(), schema="(Tensor x) -> Tensor")
     handle = getattr(torch.ops, ns).f.default
     with pytest.raises(DefinitionError, match="f__writes exists"):
-        registry.custom_op(f"{ns}::f", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+        registry.custom_op(f"{ns}::f", add_, mutates_args=("x",), tags=Tag.inplace)
     assert first(torch.zeros(1)).item() == handle(torch.zeros(1)).item() == 1
-    registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=torch.Tag.inplace)
-    again = registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=Tag.inplace)
+    again = registry.custom_op(f"{ns}::g", add_, mutates_args=("x",), tags=Tag.inplace)
     assert again(torch.zeros(1)).item() == 1

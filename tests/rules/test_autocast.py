@@ -16,7 +16,7 @@ from torch.library import Library
 from torch.utils.checkpoint import checkpoint
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import DefinitionError, RegistrationError
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -216,11 +216,11 @@ def test_what_is_mutated_to_is_not_cast(registry: Registry, ns: str) -> None:
         return y * 2
 
     inplace = registry.custom_op(
-        f"{ns}::inplace", lambda x, y: x.add_(y), mutates_args={"x"}, tags=torch.Tag.inplace,
+        f"{ns}::inplace", lambda x, y: x.add_(y), mutates_args={"x"}, tags=Tag.inplace,
         schema="(Tensor(a!) x, Tensor y) -> Tensor(a!)",
     )  # fmt: skip
     out_op = registry.custom_op(
-        f"{ns}::out", lambda x, *, out: out.copy_(x), mutates_args={"out"}, tags=torch.Tag.out,
+        f"{ns}::out", lambda x, *, out: out.copy_(x), mutates_args={"out"}, tags=Tag.out,
         schema="(Tensor x, *, Tensor(a!) out) -> Tensor(a!)",
     )  # fmt: skip
     for op in add_, inplace, out_op:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import Library
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import CallbackError, KernelError, MissingFakeError, RegistrationError
 
 CPU = torch.device("cpu")
@@ -268,17 +268,17 @@ def out_fn(x: Tensor, *, out: Tensor) -> Tensor:
 
 
 def test_a_fake_on_an_inplace_or_out_op_warns_and_counts(registry: Registry, ns: str) -> None:
-    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=torch.Tag.inplace)
-    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=torch.Tag.out)
+    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=Tag.inplace)
+    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=Tag.out)
     with FakeTensorMode():
         x, y = torch.ones(2), torch.ones(2)
         assert inplace(x) is x
         assert out(x, out=y) is y
     calls = []
-    with pytest.warns(UserWarning, match=re.escape("torch.Tag.inplace")) as warned:
+    with pytest.warns(UserWarning, match=re.escape("Tag.inplace")) as warned:
         inplace.register_fake(lambda x: calls.append("inplace") or x)
     assert warned[0].filename == __file__
-    with pytest.warns(UserWarning, match=re.escape("torch.Tag.out")):
+    with pytest.warns(UserWarning, match=re.escape("Tag.out")):
         out.register_fake(lambda x, *, out: calls.append("out") or out)
     with FakeTensorMode():
         inplace(torch.ones(2))
@@ -291,13 +291,13 @@ def test_a_fake_on_an_inplace_or_out_op_warns_and_counts(registry: Registry, ns:
 @pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
 @pytest.mark.parametrize("wrong", [lambda x: torch.empty_like(x), lambda x: x.view(x.shape), lambda x: x.new_empty(7)])
 def test_a_fake_that_does_not_return_what_is_mutated(registry: Registry, ns: str, wrong: Callable[..., Any]) -> None:
-    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=torch.Tag.inplace)
-    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=torch.Tag.out)
+    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=Tag.inplace)
+    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=Tag.out)
     inplace.register_fake(wrong)
     out.register_fake(lambda x, *, out: wrong(x))
     calls = {
-        "torch.Tag.inplace must return its first argument": lambda x: inplace(x.clone()),
-        "torch.Tag.out must return its mutable keyword-only arguments": lambda x: out(x, out=torch.empty_like(x)),
+        "Tag.inplace must return its first argument": lambda x: inplace(x.clone()),
+        "Tag.out must return its mutable keyword-only arguments": lambda x: out(x, out=torch.empty_like(x)),
     }
     for text, call in calls.items():
         with FakeTensorMode(), pytest.raises(KernelError, match=re.escape(f"a fake impl of an op with {text}")):
@@ -312,8 +312,8 @@ def test_a_fake_that_does_not_return_what_is_mutated(registry: Registry, ns: str
 @pytest.mark.parity(31)
 @pytest.mark.filterwarnings("ignore:.*has a fake impl without one being registered")
 def test_a_fake_of_an_inplace_or_out_op_is_called_in_compiled_code(registry: Registry, ns: str) -> None:
-    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=torch.Tag.inplace)
-    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=torch.Tag.out)
+    inplace = registry.custom_op(f"{ns}::inplace", inplace_fn, mutates_args={"x"}, tags=Tag.inplace)
+    out = registry.custom_op(f"{ns}::out", out_fn, mutates_args={"out"}, tags=Tag.out)
     seen = []
 
     def fake(x: Tensor) -> Tensor:

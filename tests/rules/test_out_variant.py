@@ -15,7 +15,7 @@ from torch.library import Library
 from torch.testing import assert_close
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import (
     AliasError,
     ArgumentError,
@@ -48,7 +48,7 @@ def x() -> Tensor:
 
 def test_the_variant_is_an_op(op: Any, ns: str, registry: Registry) -> None:
     assert str(op.out.schema) == "(Tensor x, float by, Tensor y, *, Tensor(a0!) out) -> Tensor(a0!)"
-    assert torch.Tag.out in op.out.tags
+    assert Tag.out in op.out.tags
     assert torch.Tag.pt2_compliant_tag in op.out.tags
     assert op.out._opoverload is getattr(torch.ops, ns).axpy.out
     assert f"{ns}::axpy.out" in registry

@@ -11,7 +11,7 @@ from helpers.functions import scale_fn
 from torch import Tensor
 
 import customops
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import CallbackError
 
 
@@ -229,7 +229,7 @@ def test_strategies_on_an_inplace_op(registry: Registry, ns: str, strategy: str)
     def add_(x: Tensor, y: Tensor) -> Tensor:
         return x.add_(y)
 
-    op = registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=torch.Tag.inplace)
+    op = registry.custom_op(f"{ns}::add_", add_, mutates_args=("x",), tags=Tag.inplace)
     op.register_vmap(strategy)
     x, y = torch.zeros(3, 2), torch.tensor([[0.0], [1.0]])
     result = torch.vmap(op, in_dims=(1, 0), out_dims=1)(x, y)

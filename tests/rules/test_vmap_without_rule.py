@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from customops import Registry
+from customops import Registry, Tag
 from customops.errors import UnsupportedError
 
 # Without a rule -------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_an_out_op(registry: Registry, ns: str, compiled: bool) -> None:
     def fn(x: Tensor, *, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sub(x, 1, out=low), torch.add(x, 1, out=high)
 
-    op = registry.custom_op(f"{ns}::near", fn, mutates_args={"low", "high"}, tags=torch.Tag.out)
+    op = registry.custom_op(f"{ns}::near", fn, mutates_args={"low", "high"}, tags=Tag.out)
     x, low, high = torch.rand(3, 2), torch.zeros(2, 3), torch.zeros(3, 2)
 
     def run(x: Tensor, low: Tensor, high: Tensor) -> Any:

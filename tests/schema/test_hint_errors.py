@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.types import Number
 
 import customops
-from customops import infer_schema
+from customops import Tag, infer_schema
 from customops.errors import DefinitionError
 from customops.schema import tuple_to_list
 
@@ -381,9 +381,9 @@ def test_message_for_an_inplace_tag() -> None:
     def scale_(x: Tensor, y: Tensor) -> Tensor: ...
 
     assert_expected_inline(
-        complaint(scale_, mutates_args={"y"}, tags=torch.Tag.inplace),
+        complaint(scale_, mutates_args={"y"}, tags=Tag.inplace),
         """\
-scale_: torch.Tag.inplace: mutates_args must hold the first argument 'x' alone, not ['y']
+scale_: Tag.inplace: mutates_args must hold the first argument 'x' alone, not ['y']
   got:      (Tensor x, Tensor(a1!) y) -> Tensor
   at:       FUNCTION (FILE:LINE)""",
     )
@@ -393,9 +393,9 @@ def test_message_for_an_out_tag() -> None:
     def scale(x: Tensor, *, out: Tensor) -> Tuple[Tensor]: ...
 
     assert_expected_inline(
-        complaint(scale, mutates_args={"out"}, tags=torch.Tag.out),
+        complaint(scale, mutates_args={"out"}, tags=Tag.out),
         """\
-scale: torch.Tag.out: the returns must be the mutated arguments (out) in order: the return annotation is torch.Tensor, each aliasing its argument
+scale: Tag.out: the returns must be the mutated arguments (out) in order: the return annotation is torch.Tensor, each aliasing its argument
   got:      (Tensor x, *, Tensor(a1!) out) -> ((Tensor(a1!)))
   at:       FUNCTION (FILE:LINE)""",  # noqa: E501
     )
@@ -405,10 +405,10 @@ def test_message_for_contradicting_tags() -> None:
     def scale_(x: Tensor) -> Tensor: ...
 
     with pytest.raises(DefinitionError) as caught:
-        infer_schema(scale_, mutates_args={"x"}, tags=(torch.Tag.inplace, torch.Tag.out))
+        infer_schema(scale_, mutates_args={"x"}, tags=(Tag.inplace, Tag.out))
     assert_expected_inline(
         str(caught.value),
         """\
-torch.Tag.inplace and torch.Tag.out are mutually exclusive
+Tag.inplace and Tag.out are mutually exclusive
   argument: tags""",
     )

@@ -8,7 +8,7 @@ from helpers.hints import hints
 from torch import Tensor
 
 import customops
-from customops import infer_schema
+from customops import Tag, infer_schema
 from customops.errors import DefinitionError, SchemaError
 
 # Tags -----------------------------------------------------------------------------------------------------------
@@ -18,7 +18,7 @@ from customops.errors import DefinitionError, SchemaError
 def test_inplace_tag_makes_the_return_alias_the_first_argument() -> None:
     def add_(x: Tensor) -> Tensor: ...
 
-    assert infer_schema(add_, mutates_args=("x",), tags=torch.Tag.inplace) == "(Tensor(a0!) x) -> Tensor(a0!)"
+    assert infer_schema(add_, mutates_args=("x",), tags=Tag.inplace) == "(Tensor(a0!) x) -> Tensor(a0!)"
 
 
 @pytest.mark.parity(8, 34)
@@ -27,7 +27,7 @@ def test_out_tag_makes_the_returns_alias_the_mutated_arguments() -> None:
 
     def split(x: Tensor, *, low: Tensor, n: int, high: Tensor) -> Tuple[Tensor, Tensor]: ...
 
-    tags = [torch.Tag.out]
+    tags = [Tag.out]
     assert infer_schema(add, mutates_args=("out",), tags=tags) == "(Tensor x, *, Tensor(a1!) out) -> Tensor(a1!)"
     assert infer_schema(split, mutates_args=("high", "low"), tags=tags) == (
         "(Tensor x, *, Tensor(a1!) low, SymInt n, Tensor(a3!) high) -> (Tensor(a1!), Tensor(a3!))"
@@ -46,8 +46,8 @@ def test_other_tags_leave_the_schema_alone() -> None:
 @pytest.mark.parametrize(
     ("fn", "mutates_args", "match"),
     [
-        (hints(ret=Tensor), (), "torch.Tag.inplace needs a positional argument"),
-        (hints(_=None, x=Tensor, ret=Tensor), ("x",), "torch.Tag.inplace needs a positional argument"),
+        (hints(ret=Tensor), (), "Tag.inplace needs a positional argument"),
+        (hints(_=None, x=Tensor, ret=Tensor), ("x",), "Tag.inplace needs a positional argument"),
         (hints(n=int, x=Tensor, ret=Tensor), ("x",), "first positional argument must be a Tensor, 'n' is SymInt"),
         (hints(x=List[Tensor], ret=Tensor), ("x",), r"first positional argument must be a Tensor, 'x' is Tensor\[\]"),
         (hints(x=Optional[Tensor], ret=Tensor), ("x",), r"first positional argument .* is Tensor\?"),
@@ -64,9 +64,9 @@ def test_other_tags_leave_the_schema_alone() -> None:
 )
 def test_inplace_tag_wants(registry: customops.Registry, ns: str, fn: Any, mutates_args: Any, match: str) -> None:
     with pytest.raises(SchemaError, match=match):
-        infer_schema(fn, mutates_args=mutates_args, tags=torch.Tag.inplace)
+        infer_schema(fn, mutates_args=mutates_args, tags=Tag.inplace)
     with pytest.raises(ValueError, match=match):
-        registry.custom_op(f"{ns}::op", fn, mutates_args=mutates_args, tags=torch.Tag.inplace)
+        registry.custom_op(f"{ns}::op", fn, mutates_args=mutates_args, tags=Tag.inplace)
     assert len(registry) == 0
 
 
@@ -88,9 +88,9 @@ def test_inplace_tag_wants(registry: customops.Registry, ns: str, fn: Any, mutat
 )
 def test_out_tag_wants(registry: customops.Registry, ns: str, fn: Any, mutates_args: Any, match: str) -> None:
     with pytest.raises(SchemaError, match=match):
-        infer_schema(fn, mutates_args=mutates_args, tags=torch.Tag.out)
+        infer_schema(fn, mutates_args=mutates_args, tags=Tag.out)
     with pytest.raises(ValueError, match=match):
-        registry.custom_op(f"{ns}::op", fn, mutates_args=mutates_args, tags=torch.Tag.out)
+        registry.custom_op(f"{ns}::op", fn, mutates_args=mutates_args, tags=Tag.out)
     assert len(registry) == 0
 
 
@@ -98,7 +98,7 @@ def test_out_tag_wants(registry: customops.Registry, ns: str, fn: Any, mutates_a
 def test_inplace_and_out_exclude_each_other(registry: customops.Registry, ns: str) -> None:
     def add_(x: Tensor) -> Tensor: ...
 
-    tags = (torch.Tag.inplace, torch.Tag.out)
+    tags = (Tag.inplace, Tag.out)
     with pytest.raises(AssertionError, match="mutually exclusive"):
         infer_schema(add_, mutates_args=("x",), tags=tags)
     with pytest.raises(AssertionError, match="mutually exclusive"):
@@ -106,7 +106,7 @@ def test_inplace_and_out_exclude_each_other(registry: customops.Registry, ns: st
 
 
 @pytest.mark.parity(25)
-@pytest.mark.parametrize("tags", ["inplace", 3, [3], ["inplace"], [torch.Tag.out, "x"], [[torch.Tag.out]], {"a": 1}])
+@pytest.mark.parametrize("tags", ["inplace", 3, [3], ["inplace"], [Tag.out, "x"], [[Tag.out]], {"a": 1}])
 def test_tags_that_are_none(tags: Any) -> None:
     def fn(x: Tensor) -> Tensor: ...
 

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 import customops
+from customops import Tag
 from customops.errors import ArgumentError, UnsupportedError
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -179,7 +180,7 @@ def test_defaults_and_a_schema_of_ones_own() -> None:
 
 @traced
 def test_an_op_that_returns_what_it_writes_and_types_that_are_lowered() -> None:
-    @customops.triton_op("triton_ops::twice_", mutates_args=("x",), tags=torch.Tag.inplace)
+    @customops.triton_op("triton_ops::twice_", mutates_args=("x",), tags=Tag.inplace)
     def twice_(x: Tensor, times: Times = Times.ONCE) -> Tensor:
         for _ in range(times.value):
             customops.wrap_triton(ops.add_kernel)[(1,)](x, x, x, x.numel(), ops.wide(x), BLOCK=16)

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
+from customops import Tag
+
 CASES = settings(
     deadline=None,
     max_examples=50,
@@ -221,8 +223,8 @@ OPS = {
         Op(fill, (lambda op, x: op(x), lambda op, x: op(x, by=3.0)), 1, "fill", {"mutates_args": {"x"}}),
         Op(fill_all, (lambda op, x, y: op([x, y], y), lambda op, x, y: op([x], y)), 2, "", {"mutates_args": {"xs"}}),
         Op(accumulate, (lambda op, x, y: op(x, y),), 2, "", {"mutates_args": {"into"}}, like),
-        Op(scale_, (lambda op, x, y: op(x, y),), 2, "", {"mutates_args": {"x"}, "tags": torch.Tag.inplace}),
-        Op(scale_out, (lambda op, x, y: op(x, out=y),), 2, "", {"mutates_args": {"out"}, "tags": torch.Tag.out}),
+        Op(scale_, (lambda op, x, y: op(x, y),), 2, "", {"mutates_args": {"x"}, "tags": Tag.inplace}),
+        Op(scale_out, (lambda op, x, y: op(x, out=y),), 2, "", {"mutates_args": {"out"}, "tags": Tag.out}),
         Op(ramp, (lambda op: op([3], torch.device("cpu")), lambda op: op([2], torch.device("meta"))), 0, "",
            {"device_types": "cpu"}, lambda size, device: torch.zeros(size, dtype=torch.int64, device=device)),
         Op(row, (lambda op, x: op(x, 0), lambda op, x: op(x, 1)), 1, "row",

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from customops import Tag
 from helpers.gradient_ops.maker import (
     Fn,
     Maker,
@@ -121,7 +122,7 @@ def in_place(make: Maker) -> Program:
         vmap="broadcast_all",
         again=lambda x, y: x * y.exp(),
         mutates_args={"x"},
-        tags=torch.Tag.inplace,
+        tags=Tag.inplace,
     )
     return Program(lambda x, y: op(x * 1, y), lambda x, y: x * y.exp())
 
@@ -144,7 +145,7 @@ def in_place_original(make: Maker) -> Program:
         again=lambda x: x * x,
         options={"originals": "x"},
         mutates_args={"x"},
-        tags=torch.Tag.inplace,
+        tags=Tag.inplace,
     )
 
     def call(fn: Fn, x: Tensor) -> Tensor:
