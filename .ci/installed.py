@@ -1,4 +1,4 @@
-"""Import the package from one folder, as `make dist` installs the wheel there, and use it: `python -I installed.py FOLDER`."""
+"""Import the package from one folder only, as `make dist` installs the wheel there, and use it: `-I installed.py FOLDER`."""
 
 import sys
 from importlib.metadata import distribution

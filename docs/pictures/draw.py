@@ -214,7 +214,7 @@ KEYS = [
     ("AutocastCPU, CUDA, …", "casts the inputs under torch.autocast", "register_autocast"),
     ("Autograd", "makes a node of the autograd graph", "register_autograd, register_jvp"),
     ("ADInplaceOrView", "version counters and views, of ops that write", "mutates_args, tags"),
-    ("Python", "modes and tensor subclasses: tracing, FakeTensorMode", "register_torch_dispatch"),
+    ("Python", "modes and subclasses: tracing, FakeTensorMode", "register_torch_dispatch"),
     ("BackendSelect", "factories: the device of an argument", "device_types"),
     ("CPU, CUDA, …", "runs the kernel and checks its results", "register_kernel"),
     ("Meta", "instead of the kernel, for tensors without data", "register_fake"),
