@@ -1,4 +1,4 @@
-"""Import the package from one folder only, as `make dist` installs the wheel there, and use it: `-I installed.py FOLDER`."""
+"""Import the package from one folder only, where `make dist` installs the wheel, and use it."""
 
 import sys
 from importlib.metadata import distribution

@@ -45,5 +45,11 @@ def add_names(app, document, source):
         source[0] += "\n" + public_names.text()
 
 
+def outdated(app, env, added, changed, removed):
+    """What docs/reference.md is made of is not in it, so it is read each time."""
+    return ["reference"]
+
+
 def setup(app):
+    app.connect("env-get-outdated", outdated)
     app.connect("source-read", add_names)
