@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated types-table screens lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated types-table screens lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -68,6 +68,18 @@ typecheck: $(DEVELOPING)
 
 docs: $(DEVELOPING)
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+
+# Draws docs/pictures anew; it needs nothing but Python. `call_overhead.py --json docs/pictures/call_costs.json` measures.
+pictures:
+	$(PYTHON) docs/pictures/draw.py
+
+# A wheel and an sdist in dist/; the wheel is then installed by itself and imported from there.
+dist: $(VENV)/.installed-release
+	rm -rf dist build/installed
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pip install --quiet --no-deps --target build/installed dist/*.whl
+	$(BIN)/python -I .ci/installed.py build/installed
 
 bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
