@@ -94,11 +94,12 @@ def fbgemm(library: Library, name: str, schema: str, kernels: dict[str, Fn], gra
 
 def torchao(library: Library, name: str, fn: Fn, decomposed: bool = True) -> Any:
     """An op whose kernel autograd traces through, and inductor, too."""
+    # Before the op is there: inductor takes over, when it is loaded, what is made of torch's ops.
+    from torch._inductor.decomposition import register_decomposition  # noqa: PLC0415 (it takes seconds)
+
     library.define(name + infer_schema(fn, mutates_args=()))
     library.impl(name, fn, "CompositeImplicitAutograd" if decomposed else "CompositeExplicitAutograd")
     packet = getattr(getattr(torch.ops, library.ns), name)
     if decomposed:
-        from torch._inductor.decomposition import register_decomposition  # noqa: PLC0415 (it takes seconds)
-
         register_decomposition([packet])(fn)
     return packet

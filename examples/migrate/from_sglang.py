@@ -73,7 +73,9 @@ def _register(
     out_dtype: torch.dtype | None = None,
     lazy: bool = False,
 ) -> CustomOpDef[..., Any]:
-    op = custom_op(f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), on_conflict="skip", lazy=lazy)
+    op = custom_op(
+        f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), bypass=True, on_conflict="skip", lazy=lazy
+    )
     if getattr(op, "__wrapped__", None) is not fn:
         return op  # one that was there
     if out_shape is not None:
