@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -31,13 +33,19 @@ def test_main_runs(modules: dict[str, ModuleType], name: str, capsys: pytest.Cap
     assert capsys.readouterr().out
 
 
-def test_samples(modules: dict[str, ModuleType]) -> None:
-    """Of an op of each library. That of torchao which compilers take apart has none."""
-    ops = [op for op in customops.default_registry if op._qualname.startswith("examples_")]
-    assert {op._qualname.partition("::")[0] for op in ops} == {f"examples_{name}" for name in modules}
-    for op in ops:
-        for args, kwargs in op.samples():
-            customops.opcheck(op, args, kwargs, test_utils=("test_schema", "test_faketensor"))
+def test_each_library_has_ops(modules: dict[str, ModuleType]) -> None:
+    namespaces = {op._qualname.partition("::")[0] for op in customops.default_registry}
+    assert {f"examples_{name}" for name in modules} <= namespaces
+
+
+@pytest.mark.process
+def test_check() -> None:
+    command = [sys.executable, "-m", "customops", "check", *map(str, PATHS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 failed, " in done.stdout
+    for path in PATHS:
+        assert f"{path.stem.replace('from_', 'examples_')}::" in done.stdout
 
 
 def test_inductor(modules: dict[str, ModuleType]) -> None:

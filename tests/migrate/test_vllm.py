@@ -159,7 +159,7 @@ def test_what_goes_unnoticed_by_hand(helpers: ModuleType, by_hand: ModuleType, l
         ours.alias(x.detach())
     assert by_hand.vllm(hand, "alias", same)(x.detach()).data_ptr() == x.data_ptr()
 
-    # A gradient that nobody wrote: by hand it goes past the op.
+    # A gradient that nobody wrote: by hand it is that of the torch operations in the kernel, if there are any.
     output = torch.zeros(2) * x
     ours.attention(x, output, "layers.0")
     with pytest.raises(AutogradError, match="attention"):
