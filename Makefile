@@ -5,7 +5,7 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 # Without those that make a device: they define no op to check.
-EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py)))
+EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py examples/migrate/*.py)))
 
 ifeq ($(TORCH),2.13.0)
 VENV := .venv

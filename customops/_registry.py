@@ -187,7 +187,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
             return Undefined(str(name), fn)
         with lock:
             if on_conflict == "skip" and first_use.exists(name):
-                return self.adopt(str(name))
+                return first_use.declared(str(name)) or self.adopt(str(name))
             reuses = lib is not None and on_conflict == "reuse" and first_use.exists(name)
             op = define(name, on_conflict, options, fn)
             if lib is not None and not reuses:
