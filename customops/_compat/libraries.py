@@ -176,6 +176,51 @@ def retire_overload(overload: OpOverload, error: Exception) -> None:
         packet._op = dead
 
 
+#: The libraries of operators that stand for removed ones; see `destroy_operator`.
+_stand_ins: list[Library] = []
+
+
+def destroy_operator(library: Library, qualname: str) -> None:
+    """Destroy the library that defines one operator, ``ns::name`` with any overload.
+
+    torch's JIT has an entry for each overload, and one for all overloads that take and return the same. It drops the
+    latter with the first of these, and then keeps entries of the others that are destroyed, which point to freed
+    memory (``deregisterOperator`` in operator.cpp of torch 2.15; a segfault later). An operator that stays, and raises
+    when it is called, gives the others that entry back.
+    """
+    before = _C._jit_get_schemas_for_operator(qualname) if library.m is not None else []
+    destroy_library(library)
+    after = _C._jit_get_schemas_for_operator(qualname) if len(before) > 1 else []
+    left = {_types(schema) for schema in after if not schema.overload_name.startswith(_STANDS_IN)}
+    for gone in before:
+        if gone.overload_name not in {schema.overload_name for schema in after} and _types(gone) in left:
+            _stand_in(qualname, str(gone))
+
+
+#: How the overload of an operator is called that stands for a removed one.
+_STANDS_IN = "customops_removed_"
+
+
+def _stand_in(qualname: str, schema: str) -> None:
+    namespace, name = qualname.split("::")
+    overload = f"{name}.{_STANDS_IN}{len(_stand_ins)}"
+    library = Library(namespace, "FRAGMENT")
+    library.define(overload + schema[schema.index("(") :])
+    library.impl(overload, _raise_removed, "CompositeExplicitAutograd")
+    _stand_ins.append(library)
+    _C._jit_get_schemas_for_operator(qualname)  # the JIT enters what is new when somebody looks
+
+
+def _raise_removed(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the operator was removed")
+
+
+def _types(schema: Any) -> tuple[Any, ...]:
+    """What the JIT tells operators of one name by."""
+    arguments = tuple((str(argument.type), argument.name, argument.kwarg_only) for argument in schema.arguments)
+    return arguments, tuple((str(result.type), result.name) for result in schema.returns)
+
+
 class _Retired:
     """Stands where a removed op's C++ handle was: calling it, or any of its methods, raises."""
 
