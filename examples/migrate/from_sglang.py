@@ -119,6 +119,7 @@ def _() -> Iterator[tuple[Tensor, Tensor]]:
 
 def extern_moe(x: Tensor, weight: Tensor, tune_max_num_tokens: int) -> Tensor:
     """As a library has it that tunes itself by a number of tokens, a power of two."""
+    torch._check(x.dim() == 2 and weight.shape == (x.shape[1], x.shape[1]), lambda: "a matrix, and a square one")
     assert tune_max_num_tokens & (tune_max_num_tokens - 1) == 0
     return (x @ weight).bfloat16()
 
