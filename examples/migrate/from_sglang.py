@@ -73,6 +73,8 @@ def _register(
     out_dtype: torch.dtype | None = None,
     lazy: bool = False,
 ) -> CustomOpDef[..., Any]:
+    if out_shape is not None and fake_impl is not None:
+        raise TypeError(f"{name}: out_shape and fake_impl both say what the result is; give one of them")
     op = custom_op(
         f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), bypass=True, on_conflict="skip", lazy=lazy
     )
