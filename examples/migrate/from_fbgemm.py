@@ -62,6 +62,7 @@ def dense_to_jagged_abstract(dense: Tensor, lengths: Tensor) -> Tensor:
 
 
 def permute_1d(permute: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    torch._check(permute.dtype == torch.int64 and permute.dim() == 1, lambda: "permute must be a list of int64")
     return lengths[permute], permute.argsort()
 
 
@@ -107,7 +108,7 @@ def _() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.randn(3, 4, 2), torch.tensor([2, 4, 1])
 
 
-@adopt("examples_fbgemm::permute_1d").register_samples
+@adopt("examples_fbgemm::permute_1d").register_samples(fixed=("permute", "lengths.size"))
 def _() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.tensor([2, 0, 1]), torch.randn(3, requires_grad=True)
 

@@ -71,6 +71,7 @@ def triton_op(
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, alibi_slopes: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    torch._check(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], lambda: "q, k and v must have the same batches")
     scores = (q @ k.mT) * softmax_scale
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))

@@ -58,7 +58,10 @@ def sampling_module(uri: str) -> Any:
         workspace: Tensor, logits: Tensor, temperature: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         workspace.zero_()
-        return torch.softmax(logits if temperature is None else logits / temperature, -1)
+        if temperature is not None:
+            torch._check(temperature.shape == (*logits.shape[:-1], 1), lambda: "a temperature for each row")
+            logits = (logits / temperature).to(logits.dtype)
+        return logits.softmax(-1)
 
     @register_fake_op(f"examples_flashinfer::{uri}_softmax")
     def _(

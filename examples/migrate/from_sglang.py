@@ -73,6 +73,8 @@ def _register(
     out_dtype: torch.dtype | None = None,
     lazy: bool = False,
 ) -> CustomOpDef[..., Any]:
+    if out_shape is not None and fake_impl is not None:
+        raise TypeError(f"{name}: out_shape and fake_impl both say what the result is; give one of them")
     op = custom_op(
         f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), bypass=True, on_conflict="skip", lazy=lazy
     )
@@ -119,6 +121,7 @@ def _() -> Iterator[tuple[Tensor, Tensor]]:
 
 def extern_moe(x: Tensor, weight: Tensor, tune_max_num_tokens: int) -> Tensor:
     """As a library has it that tunes itself by a number of tokens, a power of two."""
+    torch._check(x.dim() == 2 and weight.shape == (x.shape[1], x.shape[1]), lambda: "a matrix, and a square one")
     assert tune_max_num_tokens & (tune_max_num_tokens - 1) == 0
     return (x @ weight).bfloat16()
 

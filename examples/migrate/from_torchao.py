@@ -67,6 +67,7 @@ def _choose_scale(x: Tensor, bits: int = 8) -> Tensor:
 
 @_register_custom_op(lib, False)
 def _quantize_affine(x: Tensor, scale: Tensor) -> Tensor:
+    torch._check(scale.shape == (*x.shape[:-1], 1), lambda: "scale must have a number for each row of x")
     return torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8)
 
 
@@ -77,6 +78,7 @@ def _(x: Tensor, scale: Tensor) -> Tensor:
 
 @register_custom_op_impl("examples_torchao::dequantize")
 def dequantize(x: Tensor, scale: Tensor) -> Tensor:
+    torch._check(scale.shape == (*x.shape[:-1], 1), lambda: "scale must have a number for each row of x")
     return x.to(scale.dtype) * scale
 
 

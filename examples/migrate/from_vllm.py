@@ -48,7 +48,7 @@ def direct_register_custom_op(
 
 
 def device_of_platform() -> str:
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if accelerator is None else accelerator.type
 
 

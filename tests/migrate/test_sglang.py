@@ -123,6 +123,8 @@ def test_errors(helpers: ModuleType, by_hand: ModuleType, hand: Library) -> None
             assert "::wrong()" in text
             assert wrong in text
 
+    with pytest.raises(TypeError, match="give one of them"):
+        helpers.register_custom_op(add_into, op_name="both", out_shape=0, fake_impl=torch.empty_like)
     # An op with a result, of which nothing is said: by hand its fake returns None.
     assert on_meta(theirs) is None
     with pytest.raises(MissingFakeError, match="register_fake"):
