@@ -48,6 +48,11 @@ def test_the_heat_map_has_the_cells_of_the_page(draw: ModuleType) -> None:
     for symbol, counts in totals.items():
         assert [sum(halves[side].count(symbol) for halves in table.values()) for side in (0, 1)] == counts
 
+    ours, theirs = totals["."]
+    alt = f"[Heat map: {ours} of {sum(counts[0] for counts in totals.values())} combinations are right with customops, "
+    for page in ("README.md", "docs/index.md", "docs/gradients.md"):
+        assert f"{alt}{theirs} with torch.library]" in (ROOT / page).read_text(encoding="utf-8"), page
+
 
 def test_dispatch_keys_are_in_their_order(draw: ModuleType) -> None:
     """The dispatcher goes from the highest key of those that act down to the device's."""
