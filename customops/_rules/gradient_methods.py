@@ -193,7 +193,7 @@ class RegisterGradients(Called[P, R]):
     def register_autograd_from(self, fn: Fn, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> Any:
         """Register the gradients of `fn`, which computes the same in plain torch operations, for both modes.
 
-        `fn` takes the op's arguments and returns what the op returns, followed by the new values of written arguments if
+        `fn` takes the op's arguments and returns what the op returns, then the new values of written arguments if
         these are differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved
         inputs, and differentiates it. With ``recompute=False`` it runs after the kernel instead, and autograd keeps its
         intermediate results.

@@ -277,8 +277,8 @@ class Register(RegisterForCompilers[P, R]):
     def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
-        `in_dims` has an entry for each positional argument, then for each keyword-only tensor: the batched dimension, or
-        None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
+        `in_dims` has an entry for each positional argument, then for each keyword-only tensor: the batched dimension
+        or None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
 
         Or pass the name of a strategy instead of a function. "sequential" calls the op for each element of the batch.
         "expand_dims" and "broadcast_all" call it once, with the batch dimensions first, for ops that accept any leading
