@@ -35,18 +35,18 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     def register_decomposition(
         self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Library | None = None
     ) -> Any:
-        """Register plain torch code that takes the place of the op in compiled or exported graphs.
+        """Register plain torch code that replaces the op in compiled or exported graphs.
 
         Args:
-            fn: takes what the op takes, and returns what it returns, from torch's own ops. It is called with tensors
-                without data. NotImplemented: the op stays.
-            when: "inductor": code compiled by inductor. "export": ``program.run_decompositions()`` of an exported
-                program. A predicate, called with the op's arguments: both, where it returns True.
+            fn: takes the arguments of the op, and computes its results by torch's own ops. It is called with tensors
+                without data. If it returns NotImplemented, the op stays.
+            when: "inductor": in code compiled by inductor. "export": by ``program.run_decompositions()`` of an exported
+                program. A predicate on the op's arguments: in both, if it returns True.
             lib: the registration ends when this library is destroyed.
 
         Raises:
             UnsupportedError: the op writes, or returns something else than new tensors.
-            RegistrationError: `when` has no such value.
+            RegistrationError: `when` has another value.
             CallbackError: `fn` or the predicate cannot be called with the op's arguments.
 
         Example:
@@ -74,15 +74,15 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     @overload
     def register_lowering(self, fn: F, /, *, lib: Library | None = None) -> F: ...
     def register_lowering(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
-        """Register plain torch code that inductor makes kernels of in the place of a call of the op.
+        """Register plain torch code from which inductor generates code instead of calling the op.
 
-        It is fused with what is around it. Up to there the op is one node of the graph: its formula, what is saved for
-        backward, and patterns are as without it.
+        Inductor fuses it with the code around it. Until then the op is one node of the graph, so its gradient formula,
+        what is saved for backward, and pattern matching do not change.
 
         Args:
-            fn: takes what the op takes, and returns what it returns, from torch's own ops. It is called with tensors
-                without data, of the sizes, strides, dtypes and devices in the graph. NotImplemented: inductor calls the
-                op's kernel.
+            fn: takes the arguments of the op, and computes its results by torch's own ops. It is called with tensors
+                without data, with the sizes, strides, dtypes and devices in the graph. If it returns NotImplemented,
+                the generated code calls the kernel.
             lib: the registration ends when this library is destroyed.
 
         Raises:
@@ -111,17 +111,17 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     def register_replacement(
         self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
     ) -> Any:
-        """Register plain torch code in the place of which inductor calls the op, where it finds it in a graph.
+        """Register plain torch code that inductor replaces by a call of the op, where it finds it in a graph.
 
-        It is found in graphs without gradients; in those with gradients if the op has a formula, and nothing else uses
-        what is computed on the way. Code that was compiled before stays as it is. `customops.check` compares the code
-        with the op.
+        Inductor looks for it in graphs without gradients, and in graphs with gradients if the op has a gradient formula
+        and nothing else uses the intermediate results. Code that was compiled before does not change. `customops.check`
+        compares the pattern with the op.
 
         Args:
-            pattern: takes what the op takes, and returns what it returns. Tensors and floats may be any; other
-                arguments have their defaults.
-            samples: yields arguments, as for `register_samples`: the dtypes and numbers of dimensions to look for.
-                None: the samples of the op.
+            pattern: takes the arguments of the op, and computes its results. Tensors and floats match any value; other
+                arguments must have their defaults.
+            samples: yields arguments, as for `register_samples`, with the dtypes and numbers of dimensions to look for.
+                None means the samples of the op.
             lib: the registration ends when this library is destroyed.
 
         Raises:

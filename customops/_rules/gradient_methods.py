@@ -84,21 +84,21 @@ class RegisterGradients(Called[P, R]):
         """Register the gradient formula.
 
         Args:
-            backward: ``backward(ctx, *grads)``, one gradient for each return, a list for a list of tensors (without it,
-                a decorator is returned). Returns one
-                gradient for each positional argument, then for each tensor that is keyword-only: a Tensor like the
-                argument, None where there is none, or a list of these; or a dict of these by argument names.
-            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, with
-                ``ctx.save_for_backward`` for tensors; for an op with keyword-only arguments it is
+            backward: ``backward(ctx, *grads)``, with one gradient for each return, a list for a list of tensors. It
+                returns one gradient for each positional argument, then for each keyword-only tensor: a Tensor like the
+                argument, None, or a list of these; or a dict of these by argument name. Without it, a decorator is
+                returned.
+            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, tensors with
+                ``ctx.save_for_backward``. For an op with keyword-only arguments it is
                 ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
             lib: the registration ends when this library is destroyed.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
-            grads_of: names of arguments the op writes to whose new values have gradients: backward gets these after
-                those of the returns. The default is none; for an op that returns nothing, all. (An in-place op returns
-                what it writes to.)
-            originals: names of arguments the op writes to, of which setup_context is to get copies from before that.
+            grads_of: names of written arguments whose new values have gradients: backward gets these after those of
+                the returns. The default is none; for an op that returns nothing, all. (An in-place op returns the
+                argument that it writes.)
+            originals: names of written arguments of which setup_context gets copies from before the write.
             materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
-            once_differentiable: nothing that backward does is recorded, and a second derivative raises.
+            once_differentiable: backward runs without recording, and a second derivative raises.
 
         Raises:
             RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.
@@ -143,11 +143,11 @@ class RegisterGradients(Called[P, R]):
         """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
-            jvp: ``jvp(ctx, *tangents)``, one tangent for each input in the order of `register_autograd`, a list for a
-                list of tensors, None for what has none; returns one for each return, like it. As
-                ``autograd.Function.jvp``.
-            setup_context: as in `register_autograd`, with ``ctx.save_for_forward`` for tensors. If both have one, both
-                are called.
+            jvp: ``jvp(ctx, *tangents)``, with one tangent for each input in the order of `register_autograd`, a list
+                for a list of tensors, None for an input without one. It returns one for each return, as
+                ``autograd.Function.jvp`` does.
+            setup_context: as in `register_autograd`; it saves tensors with ``ctx.save_for_forward``. If you register
+                both, both are called.
             lib: the registration ends when this library is destroyed.
             **options: those of `register_autograd`.
 
@@ -191,11 +191,12 @@ class RegisterGradients(Called[P, R]):
         self, fn: F, /, *, grads_of: Names | None, lib: Library | None = None, **options: Unpack[ResultOptions]
     ) -> F: ...
     def register_autograd_from(self, fn: Fn, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> Any:
-        """Register formulas for both modes at once: those of `fn`, which computes the same in plain torch operations.
+        """Register the gradients of `fn`, which computes the same in plain torch operations, for both modes.
 
-        It takes the op's arguments and returns what the op returns; then the new values of what it writes, if these are
-        differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs it again, on the inputs that
-        were saved, and derives it. With ``recompute=False`` it runs after the kernel, and what it saved is kept.
+        `fn` takes the op's arguments and returns what the op returns, then the new values of written arguments if
+        these are differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved
+        inputs, and differentiates it. With ``recompute=False`` it runs after the kernel instead, and autograd keeps its
+        intermediate results.
 
         Raises:
             RegistrationError, CallbackError: as `register_autograd`.

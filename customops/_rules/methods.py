@@ -73,11 +73,11 @@ class Register(RegisterForCompilers[P, R]):
         self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
     ) -> F: ...
     def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
-        """Register the kernel for a device type, several, or (None) every device without one of its own.
+        """Register the kernel for one device type, for several, or (None) for every device without a kernel.
 
         Args:
-            device_types: e.g. "cuda", or ["cpu", "cuda"]; overriding one of several later leaves the others.
-            fn: takes every argument of the op, defaults filled in. Without it, a decorator is returned.
+            device_types: "cuda", or ["cpu", "cuda"]. You may override one of several later; the others stay.
+            fn: takes every argument of the op, with defaults filled in. Without it, a decorator is returned.
             lib: the registration ends when this library is destroyed.
 
         Raises:
@@ -97,9 +97,9 @@ class Register(RegisterForCompilers[P, R]):
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context manager that switches a device's kernel off (or on again); off, the op's own function runs.
+        """Context manager that disables (or enables) the kernel of a device. While disabled, the op's function runs.
 
-        The switch holds for all threads. What it was before is restored on exit.
+        It applies to all threads, and restores the earlier state on exit.
         """
         return self._rules.kernel.enabled(device_type, enabled)
 
@@ -145,14 +145,14 @@ class Register(RegisterForCompilers[P, R]):
         """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
 
         Args:
-            fn: takes what the op takes; returns tensors of the right shape, stride, dtype and device.
-                For sizes that depend on data, see `get_ctx`. Or what `like` returns, for several returns a tuple of
-                these; or "kernel", if the op's function is made of torch's ops and runs on tensors without data.
-            lib: the registration ends when this library is destroyed; an earlier one then counts again.
-            allow_override: False raises if there is a fake already.
+            fn: takes the arguments of the op; returns tensors of the right shape, strides, dtype and device.
+                For sizes that depend on data, see `get_ctx`. Or the result of `like`, for several returns a tuple of
+                these; or "kernel", if the op's function only calls torch's ops and runs on tensors without data.
+            lib: the registration ends when this library is destroyed; an earlier one then applies again.
+            allow_override: False raises if the op has a fake impl already.
 
         Raises:
-            RegistrationError: the op has a fake and may not be overridden, or has no use for one.
+            RegistrationError: the op has a fake impl that may not be overridden, or needs none.
             CallbackError: `fn` cannot be called with the op's arguments.
 
         Example:
@@ -202,17 +202,17 @@ class Register(RegisterForCompilers[P, R]):
     ) -> Any:
         """Register a kernel that writes the results into tensors of the caller: ``fn(*args, out=...)``.
 
-        The first one makes the op's out variant ``ns::name.out``: `out` calls it, and inductor does, too, in the place
-        of the op, so that it plans the memory of the results. Where the op has no kernel for a device, it gets one that
-        allocates what the fake impl says and has that filled.
+        The first registration defines the op's out variant, ``ns::name.out``. `out` calls it. Inductor calls it instead
+        of the op, and so plans the memory of the results. If the op has no kernel for a device, it gets one that
+        allocates results as the fake impl describes them, and fills them by `fn`.
 
         Args:
-            fn: takes every argument of the op, and by keyword `out`: a tensor of the shape, strides and dtype that the
-                fake impl says, or a tuple of such tensors where the op returns one. It fills them, and returns nothing,
-                or `out`. Without it, a decorator is returned.
-            device_types: the device types that it is the kernel for; None stands for every device without one.
-            inplace: names of tensors that may be given as `out`, too: `fn` has read an element of them before it writes
-                the one at that place. Else the result goes by way of a tensor of its own.
+            fn: takes every argument of the op, and the keyword argument `out`: a tensor with the shape, strides and
+                dtype of the fake impl's result, or a tuple of these if the op returns a tuple. It fills `out`, and
+                returns nothing, or `out`. Without it, a decorator is returned.
+            device_types: the device types that `fn` is the kernel for; None means every device without one.
+            inplace: names of tensors that may also be passed as `out`, because `fn` reads each of their elements before
+                it writes to its place. For other tensors that overlap, a temporary tensor is used.
             lib: the registration ends when this library is destroyed.
 
         Raises:
@@ -239,13 +239,13 @@ class Register(RegisterForCompilers[P, R]):
 
     @property
     def out(self) -> Any:
-        """The op's out variant, an operator of its own: ``op.out(*args, out=...)`` fills `out`, and returns it.
+        """The op's out variant, another operator: ``op.out(*args, out=...)`` fills `out`, and returns it.
 
-        `out` is a tensor of the shape and dtype of the result, on its device, or a tuple of such tensors. It is neither
-        resized nor cast. Tensors that require grad are refused, as by torch's functions.
+        `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
+        resized nor cast. Tensors that require grad are refused, as in torch's functions.
 
         Raises:
-            AttributeError: there is none; `register_out` makes it.
+            AttributeError: the op has no out variant; `register_out` defines it.
         """
         variant = self._rules.out_variant
         if variant is None:
@@ -257,10 +257,10 @@ class Register(RegisterForCompilers[P, R]):
     # Autocast ---------------------------------------------------------------------------------------------------
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
-        """Under ``torch.autocast(device_type)``, cast floating inputs (also in lists) to `cast_inputs`.
+        """Under ``torch.autocast(device_type)``, cast floating-point inputs (also in lists) to `cast_inputs`.
 
         Raises:
-            DefinitionError: the device type has no autocast, or `cast_inputs` is no dtype.
+            DefinitionError: the device type has no autocast, or `cast_inputs` is not a dtype.
         """
         self._register(lib, self._rules.autocast.register, device_type, cast_inputs)
 
@@ -277,12 +277,12 @@ class Register(RegisterForCompilers[P, R]):
     def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
-        `in_dims` has an entry for each positional argument, then for each tensor that is keyword-only: the batched
-        dimension, or None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
+        `in_dims` has an entry for each positional argument, then for each keyword-only tensor: the batched dimension
+        or None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
 
-        Instead of a function, the name of a strategy: "sequential" calls the op for each element of the batch;
-        "expand_dims" and "broadcast_all" call it once, batch dimensions in front, for ops that take any leading
-        dimensions: tensors that are not batched get a dimension of size 1 there, or are expanded to the batch's size.
+        Or pass the name of a strategy instead of a function. "sequential" calls the op for each element of the batch.
+        "expand_dims" and "broadcast_all" call it once, with the batch dimensions first, for ops that accept any leading
+        dimensions; tensors that are not batched get a dimension of size 1, or are expanded to the batch size.
 
         Raises:
             CallbackError: `func` cannot be called with the op's arguments.
@@ -307,7 +307,7 @@ class Register(RegisterForCompilers[P, R]):
     def register_torch_dispatch(
         self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Library | None = None
     ) -> Any:
-        """Register what runs for this op instead of the ``__torch_dispatch__`` of a mode or tensor subclass.
+        """Register a function that replaces the ``__torch_dispatch__`` of a mode or tensor subclass for this op.
 
         ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
         """
