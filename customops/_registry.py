@@ -184,7 +184,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
         if not is_wanted(when, str(name)):
-            return Undefined(str(name), fn)
+            return Undefined(str(name), fn, options["computed_args"])
         with lock:
             if on_conflict == "skip" and first_use.exists(name):
                 return first_use.declared(str(name)) or self.adopt(str(name))
