@@ -56,6 +56,9 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
 
     def __init__(self, *, direct_in_graphs: bool = True, lazy: bool = False) -> None:
         super().__init__()
+        for option, value in (("direct_in_graphs", direct_in_graphs), ("lazy", lazy)):
+            if not isinstance(value, bool):
+                raise DefinitionError(f"{option} of a Registry must be True or False", got=brief(value))
         self.direct_in_graphs = direct_in_graphs
         self.lazy = lazy
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
