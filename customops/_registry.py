@@ -56,6 +56,9 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
 
     def __init__(self, *, direct_in_graphs: bool = True, lazy: bool = False) -> None:
         super().__init__()
+        for option, value in (("direct_in_graphs", direct_in_graphs), ("lazy", lazy)):
+            if not isinstance(value, bool):
+                raise DefinitionError(f"{option} of a Registry must be True or False", got=brief(value))
         self.direct_in_graphs = direct_in_graphs
         self.lazy = lazy
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
@@ -184,7 +187,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
         if not is_wanted(when, str(name)):
-            return Undefined(str(name), fn)
+            return Undefined(str(name), fn, options["computed_args"])
         with lock:
             if on_conflict == "skip" and first_use.exists(name):
                 return first_use.declared(str(name)) or self.adopt(str(name))

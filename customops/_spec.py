@@ -131,7 +131,7 @@ def spec_of(
         eager=_switch("eager", eager, op),
         direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
-        computed_args=computed.read(computed_args, parameters, op, starred=starred),
+        computed_args=computed.read(computed_args, [each.name for each in parameters.arguments], op, starred=starred),
         source=user_source(),
     )
 

@@ -6,7 +6,8 @@ That happens before the dispatcher, or a compiler, sees the call: for these they
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from customops._codegen.function import Source, as_tuple, fill, variable_name
@@ -44,12 +45,12 @@ class _Missing:
 MISSING = _Missing()
 
 
-def read(given: Any, parameters: Schema, op: str, *, starred: bool) -> tuple[tuple[str, Fn], ...]:
+def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[tuple[str, Fn], ...]:
     """What was given as ``computed_args=``.
 
     Args:
         given: name -> function, or None.
-        parameters: those of the op, as its signature has them.
+        names: those of the op's parameters, as its signature has them.
         op: for messages.
         starred: has the signature ``*args`` or ``**kwargs``?
 
@@ -64,7 +65,6 @@ def read(given: Any, parameters: Schema, op: str, *, starred: bool) -> tuple[tup
         raise DefinitionError(
             "computed_args is for signatures without *args and **kwargs", op=op, fix="name the parameters"
         )
-    names = [argument.name for argument in parameters.arguments]
     known = {name for name in names if name not in given}
     for name, fn in given.items():
         if name not in names:
@@ -153,6 +153,32 @@ def _parameter(source: Source, argument: Argument, *, optional: bool) -> str:
         return variable_name(argument)
     source.objects[f"default_of_{argument.name}"] = None if argument.default_is_none_in_text else argument.default
     return f"{variable_name(argument)}=$default_of_{argument.name}"
+
+
+def plain(fn: Fn, given: Any, op: str) -> Fn:
+    """`fn` itself with ``computed_args``, where there is no op.
+
+    Raises:
+        DefinitionError: as `read` does.
+    """
+    whole = inspect.signature(fn)
+    starred = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in whole.parameters.values())
+    computed = read(given, list(whole.parameters), op, starred=starred)
+    outer = signature(fn, computed)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = outer.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = bound.arguments
+        known = set(values) - {name for name, _ in computed}
+        for name, compute in computed:
+            if values[name] is MISSING:
+                values[name] = compute(**{wanted: values[wanted] for wanted in _wanted(compute, known, op, name)})
+            known.add(name)
+        complete = inspect.BoundArguments(whole, OrderedDict((name, values[name]) for name in whole.parameters))
+        return fn(*complete.args, **complete.kwargs)
+
+    return call if computed else fn
 
 
 def signature(fn: Fn, computed: tuple[tuple[str, Fn], ...]) -> inspect.Signature:

@@ -113,7 +113,11 @@ class Configurable(Owner):
         """
         with lock:
             undo = self._settings.set(namespace, dict(options))
-            self._apply_settings(namespace)
+            try:
+                self._apply_settings(namespace)
+            except BaseException:
+                undo()
+                raise
             self.record(Registration(functools.partial(self._take_back, namespace, undo)))
 
     def apply_settings(self, op: CustomOpDef[Any, Any]) -> None:

@@ -7,9 +7,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
+from customops._calls import computed
 from customops._op import CustomOpDef
 from customops._samples import Sample
-from customops.errors import DefinitionError, UndefinedError, brief, location_of
+from customops.errors import DefinitionError, UndefinedError, brief, user_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,15 +31,16 @@ def is_wanted(when: Any, op: str) -> bool:
 class Undefined(CustomOpDef[P, R]):
     """Called, the function itself. Rules may be registered on it, and are not looked at; there is no operator."""
 
-    def __init__(self, qualname: str, fn: Callable[P, R]) -> None:
+    def __init__(self, qualname: str, fn: Callable[P, R], computed_args: Any = None) -> None:
         self.__name__ = qualname.partition("::")[2].partition(".")[0]
         functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
-        self._fn = fn
+        self._fn: Any = computed.plain(fn, computed_args, qualname) if computed_args else fn
+        self._source = user_source()
         self._name = qualname
         self._rules = cast(Any, _Nothing())
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._fn(*args, **kwargs)
+        return self._fn(*args, **kwargs)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<Undefined({self._name})>"
@@ -47,8 +49,8 @@ class Undefined(CustomOpDef[P, R]):
         raise UndefinedError(
             f"there is no operator here, so no {name!r}: when= of its definition is False",
             op=self._name,
-            where=location_of(self._fn),
-            fix="call the object, which runs the function; isinstance(op, customops.Undefined) tells it",
+            where=self._source,
+            fix='call the object, which runs the function; hasattr(op, "_opoverload") tells whether there is an op',
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,11 +60,19 @@ class Undefined(CustomOpDef[P, R]):
     def _qualname(self) -> str:
         return self._name
 
+    @property
+    def source(self) -> str:
+        """``file:line`` where the op would have been defined."""
+        return self._source
+
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Any:
         return contextlib.nullcontext()
+
+    def register_fake(self, fn: Any = None, /, **options: Any) -> Any:  # what is declared by `like`, too
+        return _same if fn is None else fn
 
     def register_autograd_from(self, fn: Any, /, **options: Any) -> Any:
         return fn

@@ -38,14 +38,28 @@ def substitute(
         declined = result is NotImplemented
         return () if declined else result
 
-    # AOTAutograd decomposes below its own functionalization, with the key excluded.
-    functionalizing = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Functionalize, False)
-    with functionalizing, _Watch(tensors, fault, random):
+    with _Watch(tensors, fault, random), _functionalizing():
         result = torch.func.functionalize(on_tensors)(*tensors)
     if declined:
         return NotImplemented
     _compare(result, _expected(overload, args, kwargs), fault)
     return _without_aliases(result, tensors)
+
+
+#: What `torch.func` needs. AOTAutograd decomposes with these keys excluded.
+_FUNCTIONAL = [
+    torch._C.DispatchKey.Functionalize,
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode,
+    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode,
+]
+
+
+def _functionalizing() -> Any:
+    """A context in which transforms of `torch.func` work; one of AOTAutograd's own is not taken for one of them."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for key in _FUNCTIONAL:
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(included.remove(torch._C.DispatchKey.Functionalize), excluded)
 
 
 class _Watch(TorchDispatchMode):
@@ -60,6 +74,8 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
             self._look(func, args, kwargs)
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
         return func(*args, **kwargs)
 
     def _look(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.spec import OpSpec
-from customops._schema.model import Schema
-from customops.errors import CallbackError, RegistrationError, brief, user_source, where
+from customops._schema.model import Return, Schema
+from customops.errors import CallbackError, KernelError, RegistrationError, brief, user_source, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -22,7 +22,13 @@ Size = int | torch.SymInt | str
 #: The name of a tensor or of a list of sizes, sizes, or a function of arguments, by their names, that returns sizes.
 Shape = str | Sequence[Size] | Callable[..., Sequence[Any]]
 
+_INT = (int, torch.SymInt)
 _SIZE = ("int", "SymInt")
+_NOT_BY_NAME = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
 _SIZES = ("int[", "SymInt[")
 
 
@@ -36,14 +42,20 @@ class Like:
     device: str | None = None
     memory_format: torch.memory_format = torch.preserve_format
 
-    def make(self, given: dict[str, Any]) -> Any:
-        """The result, without data, of a call with these arguments."""
+    def make(self, given: dict[str, Any], op: str) -> Any:
+        """The result, without data, of a call of `op` with these arguments.
+
+        Raises:
+            KernelError: what `shape` says gives no sizes.
+        """
         value = given[self.argument]
         if value is None:
             return None
-        return self._one(value, given) if isinstance(value, Tensor) else [self._one(each, given) for each in value]
+        if isinstance(value, Tensor):
+            return self._one(value, given, op)
+        return [self._one(each, given, op) for each in value]
 
-    def _one(self, tensor: Tensor | None, given: dict[str, Any]) -> Tensor | None:
+    def _one(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
         if tensor is None:
             return None
         dtype = _attribute(self.dtype, "dtype", given) or tensor.dtype
@@ -53,15 +65,28 @@ class Like:
         memory_format = self.memory_format
         if memory_format is torch.preserve_format:
             memory_format = torch.contiguous_format
-        return torch.empty(self._sizes(given), dtype=dtype, device=device, memory_format=memory_format)
+        return torch.empty(self._checked_sizes(given, op), dtype=dtype, device=device, memory_format=memory_format)
 
-    def _sizes(self, given: dict[str, Any]) -> Sequence[Any]:
+    def _checked_sizes(self, given: dict[str, Any], op: str) -> Any:
+        sizes = self._sizes(given)
+        if isinstance(sizes, (tuple, list)) and all(isinstance(each, _INT) for each in sizes):
+            return sizes
+        raise KernelError(
+            "the shape of a like() gives no sizes",
+            op=op,
+            argument=self.shape if isinstance(self.shape, str) else None,
+            expected="a tuple or list of int",
+            got=brief(sizes),
+            where=where(self.shape) if callable(self.shape) else None,
+        )
+
+    def _sizes(self, given: dict[str, Any]) -> Any:
         shape: Any = self.shape
         if isinstance(shape, str):
-            value = given[shape]
-            return value.shape if isinstance(value, Tensor) else tuple(value)
+            return given[shape].shape if isinstance(given[shape], Tensor) else given[shape]
         if callable(shape):
-            return tuple(shape(**{name: given[name] for name in inspect.signature(shape).parameters}))
+            sizes = shape(**{name: given[name] for name in inspect.signature(shape).parameters})
+            return sizes if isinstance(sizes, (Tensor, str)) or not isinstance(sizes, Iterable) else tuple(sizes)
         return tuple(given[each] if isinstance(each, str) else each for each in shape)
 
 
@@ -103,8 +128,7 @@ def declared(given: Any, spec: OpSpec) -> Fn:
     """
     if given == "kernel":
         return _kernel(spec)
-    several = isinstance(given, (tuple, list))
-    likes = tuple(given) if several else (given,)
+    likes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not likes or not all(isinstance(each, Like) for each in likes):
         raise CallbackError(
             "the fake impl must be callable, or be declared",
@@ -121,9 +145,9 @@ def declared(given: Any, spec: OpSpec) -> Fn:
             got=str(len(likes)),
             where=user_source(),
         )
-    for each in likes:
-        _Names(spec.schema, spec.qualname).check(each)
-    return DeclaredFake(likes, spec.schema, several)
+    for each, result in zip(likes, spec.schema.returns, strict=True):
+        _Names(spec.schema, spec.qualname).check(each, result)
+    return DeclaredFake(likes, spec)
 
 
 def _kernel(spec: OpSpec) -> Fn:
@@ -140,14 +164,15 @@ def _kernel(spec: OpSpec) -> Fn:
 class DeclaredFake:
     """The fake impl of an op all results of which are declared."""
 
-    def __init__(self, likes: tuple[Like, ...], schema: Schema, several: bool) -> None:
-        self.likes, self.several = likes, several
-        self.positional = tuple(argument.name for argument in schema.positional)
+    def __init__(self, likes: tuple[Like, ...], spec: OpSpec) -> None:
+        self.likes, self.op = likes, spec.qualname
+        self.returns_tuple = len(likes) > 1 or spec.schema.returns[0].type.startswith("(")
+        self.positional = tuple(argument.name for argument in spec.schema.positional)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        results = tuple(each.make(given) for each in self.likes)
-        return results if self.several else results[0]
+        results = tuple(each.make(given, self.op) for each in self.likes)
+        return results if self.returns_tuple else results[0]
 
 
 class _Names:
@@ -159,8 +184,20 @@ class _Names:
         self.tensors = [name for name, argument in self.arguments.items() if argument.holds_tensors]
         self.plain_tensors = [name for name in self.tensors if self.arguments[name].is_tensor]
 
-    def check(self, like: Like) -> None:
+    def check(self, like: Like, result: Return) -> None:
         self._refuse_unknown("like", like.argument, self.tensors, "tensors")
+        argument = self.arguments[like.argument]
+        kind = result.type.strip("()")  # a tuple of one is "(Tensor)"
+        if kind != ("Tensor[]" if argument.is_tensor_list else "Tensor"):
+            raise RegistrationError(
+                f"like() makes what {like.argument} is, and the op returns something else",
+                op=self.op,
+                argument=like.argument,
+                expected=result.type,
+                got=argument.type,
+                where=user_source(),
+                fix="register_fake(fn), with a function",
+            )
         if like.dtype is not None and not isinstance(like.dtype, torch.dtype):
             self._refuse_unknown("dtype", like.dtype, self.plain_tensors + self._of("ScalarType"), "arguments")
         if like.device is not None:
@@ -176,14 +213,14 @@ class _Names:
             self._refuse_unknown("shape", shape, self.plain_tensors + self._of(*_SIZES), "arguments")
         elif callable(shape):
             for each in inspect.signature(shape).parameters.values():
-                if each.name not in self.arguments or each.kind is each.POSITIONAL_ONLY:
+                if each.name not in self.arguments or each.kind in _NOT_BY_NAME:
                     raise self._error("shape", f"some of {', '.join(self.arguments)}", f"{each} of {where(shape)}")
         elif isinstance(shape, Sequence):
             for size in shape:
                 if isinstance(size, str):
                     sizes = [name for name, argument in self.arguments.items() if argument.type in _SIZE]
-                    self._refuse_unknown("shape", size, sizes, "sizes")
-                elif not isinstance(size, (int, torch.SymInt)):
+                    self._refuse_unknown("shape", size, sizes, "int arguments")
+                elif not isinstance(size, _INT) or isinstance(size, bool) or (isinstance(size, int) and size < 0):
                     raise self._error("shape", "a number, or the name of an int argument", brief(size))
         else:
             raise self._error("shape", "sizes, a name, or a function", brief(shape))
@@ -193,7 +230,7 @@ class _Names:
 
     def _refuse_unknown(self, option: str, name: Any, known: list[str], kind: str) -> None:
         if name not in known:
-            expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"one of no {kind}"
+            expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"the op has no {kind}"
             raise self._error(option, expected, brief(name))
 
     def _error(self, option: str, expected: str, got: str) -> RegistrationError:

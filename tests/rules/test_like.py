@@ -169,6 +169,8 @@ def test_ops_that_only_write_need_none(registry: Registry, ns: str) -> None:
         ((like("x", shape="n"), *FIT[1:]), "shape", "x, y, sizes"),
         ((like("x", shape=("x",)), *FIT[1:]), "shape", "n"),
         ((like("x", shape=(1.5,)), *FIT[1:]), "shape", "a number, or the name of an int argument"),  # type: ignore[arg-type]
+        ((like("x", shape=(-1,)), *FIT[1:]), "shape", "a number, or the name of an int argument"),
+        ((like("x", shape=lambda *x: x), *FIT[1:]), "shape", "some of x, y, n, dtype, sizes"),
         ((like("x", shape=lambda z: z), *FIT[1:]), "shape", "some of x, y, n, dtype, sizes"),
         ((like("x", shape=3), *FIT[1:]), "shape", "sizes, a name, or a function"),  # type: ignore[arg-type]
         (FIT[:2], None, "3 for"),
@@ -183,6 +185,49 @@ def test_names_that_are_none(registry: Registry, ns: str, declared: Any, argumen
     assert expected in str(caught.value.expected)
     assert "test_like.py" in str(caught.value.where)
     assert op._abstract_fn is None
+
+
+def first_of(xs: list[Tensor]) -> Tensor:
+    return xs[0].clone()
+
+
+def clones(x: Tensor) -> list[Tensor]:
+    return [x.clone()]
+
+
+def count(x: Tensor) -> int:
+    return len(x)
+
+
+@pytest.mark.parametrize(("fn", "name"), [(first_of, "xs"), (clones, "x"), (count, "x")])
+def test_results_that_are_like_no_argument(registry: Registry, ns: str, fn: Any, name: str) -> None:
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=())
+    with pytest.raises(RegistrationError, match=f"makes what {name} is, and the op returns something else"):
+        op.register_fake(like(name))
+    assert op._abstract_fn is None
+
+
+def test_a_tuple_of_one(registry: Registry, ns: str) -> None:
+    def one(x: Tensor) -> tuple[Tensor]:
+        return (x.clone(),)
+
+    op = registry.custom_op(f"{ns}::f", one, mutates_args=())
+    for fake in (like("x"), (like("x"),)):
+        op.register_fake(fake)
+        (result,) = op(torch.ones(2, device="meta"))
+        assert result.shape == (2,)
+
+
+@pytest.mark.parametrize("shape", ["y", lambda y: y, lambda x: 5, lambda x: "n", lambda x: (1.5,)], ids=str)
+def test_a_shape_that_gives_no_sizes_names_the_op(registry: Registry, ns: str, shape: Any) -> None:
+    def maybe(x: Tensor, y: Tensor | None = None) -> Tensor:
+        return x.clone()
+
+    op = registry.custom_op(f"{ns}::f", maybe, mutates_args=())
+    op.register_fake(like("x", shape=shape))
+    with pytest.raises(KernelError, match="f: the shape of a like\\(\\) gives no sizes") as caught:
+        op(torch.ones(2, device="meta"))
+    assert shape == "y" or "test_like.py" in str(caught.value.where)
 
 
 def test_other_things_are_no_fakes(registry: Registry, ns: str) -> None:

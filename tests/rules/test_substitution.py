@@ -62,6 +62,20 @@ def test_results_that_are_arguments_or_views_are_copied(define: Any) -> None:
     assert x.any()
 
 
+def by_transforms(x: Tensor) -> Tensor:
+    """``x * 2``"""
+    gradient = torch.func.grad(lambda z: (z * z).sum())(x)
+    of_rows = torch.vmap(lambda row: row * 2.0)(x)
+    _, tangent = torch.func.jvp(lambda z: z * z * 3.0, (x,), (torch.ones_like(x),))
+    return (gradient + of_rows + tangent) / 5
+
+
+def test_transforms_work_inside(define: Any) -> None:
+    op = define(by_transforms, kernel=lambda x: torch.full_like(x, torch.nan))
+    x = torch.randn(4)
+    assert_close(compiled(op)(x), x * 2)
+
+
 FAULTS = {
     "writes to an argument": lambda x: x.mul_(2),
     "uses a tensor that is not an argument": lambda x: x * 2 * WEIGHT,
