@@ -29,6 +29,7 @@ from customops.errors import (
     UnregisteredError,
     asked_for_at,
     brief,
+    location_of,
     user_source,
 )
 
@@ -136,6 +137,10 @@ class LazyOp(CustomOpDef[P, R]):
     @property
     def source(self) -> str:
         return self._lazy.source
+
+    def _places(self) -> list[str]:
+        samples = [each.args[0] for each in self._lazy.remembered if each.method == "register_samples"]
+        return [self.source, *map(location_of, samples)]
 
     @property
     def _lowering(self) -> Lowering | None:  # type: ignore[override]

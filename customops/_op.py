@@ -32,7 +32,7 @@ from customops._samples import Constraints, Sample, Samples, samples_of, samples
 from customops._schema.differentiability import Names
 from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
-from customops.errors import UnregisteredError
+from customops.errors import UnregisteredError, location_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -129,6 +129,10 @@ class CustomOpDef(Described[P], Register[P, R]):
     def source(self) -> str:
         """``file:line`` where the op was defined."""
         return self._definition.spec.source
+
+    def _places(self) -> list[str]:
+        """Where the op was defined, and where its samples are: a helper may define the ops of a project."""
+        return [self.source, *([] if self._samples is None else [location_of(self._samples.fn)])]
 
     def explain_call(self) -> str:
         """The Python code between the dispatcher and the kernels, as it runs in each call.

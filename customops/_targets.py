@@ -7,13 +7,12 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from customops import CustomOpDef, CustomOpsError, default_registry
-from customops.errors import location_of
 
 Op = CustomOpDef[Any, Any]
 
@@ -35,7 +34,7 @@ class Target(NamedTuple):
     imported: list[Op]
 
 
-def ops_of(targets: Iterable[str]) -> list[Op]:
+def ops_of(targets: Sequence[str]) -> list[Op]:
     """The ops that targets name: files, folders, modules, packages, and ops (``ns::op`` or a pattern, ``ns::*``).
 
     Ops are looked for among those that the other targets define; where there is no other target, the module that is
@@ -47,32 +46,49 @@ def ops_of(targets: Iterable[str]) -> list[Op]:
     names = [target for target in targets if "::" in target]
     loaded: dict[str, Op] = {}
     for target in targets:
-        for op in _ops_in(target) if target not in names else ():
+        # What a file defines by torch.library is found by its name, so that the file may define nothing else.
+        for op in _ops_in(target, may_have_none=bool(names)) if target not in names else ():
             if loaded.setdefault(op._qualname, op) is not op:
                 older = loaded[op._qualname].source
                 raise TargetError(f"{target} replaces {op._qualname} ({older})", fix="name them in two runs")
     if not names:
         return list(loaded.values())
-    only_names = not loaded
+    only_names = len(names) == len(targets)
     if only_names:
         _import_namespaces(names)
         loaded = {op._qualname: op for op in default_registry}
     found: dict[str, Op] = {}
     for name in names:
         found |= _matching(name, loaded, only_names)
-    return list(found.values())
+    return defined(found.values())
 
 
-def _ops_in(target: str) -> list[Op]:
+def defined(ops: Iterable[Op]) -> list[Op]:
+    """The ops, lazy ones defined.
+
+    Raises:
+        TargetError: one of them cannot be defined.
+    """
+    found = list(ops)
+    for op in found:
+        try:
+            _ = op.schema
+        except Exception as error:
+            told = error if isinstance(error, CustomOpsError) else trace(error)
+            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{told}") from error
+    return found
+
+
+def _ops_in(target: str, may_have_none: bool) -> list[Op]:
     """The ops of one target that is no name of ops."""
     parts = expand(target)
     if parts != [target]:
         ops = [op for part in parts for op in load(part).ops]
-        if not ops:
+        if not ops and not may_have_none:
             raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
         return ops
     loaded = load(target)
-    if not loaded.ops:
+    if not loaded.ops and not may_have_none:
         raise _no_ops(target, loaded.imported)
     return loaded.ops
 
@@ -109,7 +125,7 @@ def load(target: str) -> Target:
     """Import a Python file, or a module or package by its name.
 
     Raises:
-        TargetError: there is no such thing, or importing it raises.
+        TargetError: there is no such thing, or importing it, or defining a lazy op of it, raises.
     """
     path = Path(target)
     is_file = path.is_file() or path.suffix == ".py"
@@ -118,7 +134,8 @@ def load(target: str) -> Target:
         raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
     before = set(default_registry)
     module = _import_module(target) if is_name else _import_file(path)
-    ops = [op for op in default_registry if _is_inside(module, op)]
+    defined(op for op in default_registry if _is_inside(module, op))
+    ops = [op for op in default_registry if _is_inside(module, op)]  # with the out variants that came just now
     return Target(module, ops, [op for op in default_registry if op not in before])
 
 
@@ -203,9 +220,7 @@ def _module_name(path: Path) -> str:
 
 def _is_inside(module: ModuleType, op: Op) -> bool:
     """Was the op defined, or given its samples, in the module's file, or in a package's directory?"""
-    # A helper may define the ops of a project: then the samples tell whose they are.
-    places = [op.source, *(location_of(samples.fn) for samples in [op._samples] if samples is not None)]
-    sources = [Path(place.rpartition(":")[0]).resolve() for place in places]
+    sources = [Path(place.rpartition(":")[0]).resolve() for place in op._places()]
     if hasattr(module, "__path__"):
         roots = [Path(directory).resolve() for directory in module.__path__]
         return any(source.is_relative_to(root) for source in sources for root in roots)

@@ -161,12 +161,14 @@ class Session:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """A block in which nothing is logged: what torch logs while it is traced says nothing of a failure."""
-    before = logging.root.manager.disable
+    before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
+    handlers, trace.handlers = trace.handlers, []  # it goes by these alone, and pytest has added its own
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(before)
+        trace.handlers = handlers
 
 
 def _told(key: Key) -> str:

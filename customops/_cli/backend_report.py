@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from customops._cli import terminal
+from customops._cli.results import why_not_written
 from customops._describe.screen import table, width_of_screen
 from customops.backend import journal
 from customops.backend.coverage import opinfo, report
@@ -67,17 +67,9 @@ def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser)
         parser.error(f"--samples {options.samples}: at least 1")
     if options.json is not None:
         options.json = options.json.absolute()  # the program may go elsewhere
-        problem = _why_not_written(options.json)
+        problem = why_not_written(options.json)
         if problem is not None:
             parser.error(f"--json {options.json}: {problem}")
-
-
-def _why_not_written(path: Path) -> str | None:
-    if path.is_dir():
-        return "this is a directory"
-    if not path.parent.is_dir():
-        return f"there is no directory {path.parent}"
-    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
 
 
 def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:

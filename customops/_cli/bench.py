@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -75,6 +76,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.samples < 1:
+        parser.error(f"--samples {options.samples}: at least 1")
+    if not 0 < options.seconds < math.inf:
+        parser.error(f"--seconds {options.seconds}: more than 0")
     try:
         ops = selected(ops_of(options.targets), options.op)
     except TargetError as error:

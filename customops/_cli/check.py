@@ -49,8 +49,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     only, skip = (_checks(option, getattr(options, option), parser) for option in ("only", "skip"))
-    if options.jobs < 0:
-        parser.error(f"--jobs {options.jobs}: 0 or more")
+    _check_options(options, parser)
     try:
         ops = selected(ops_of(options.targets), options.op)
     except TargetError as error:
@@ -65,6 +64,19 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if any(checked.is_fault for checked in found):
         return SOME_FAILED
     return ALL_PASSED if any(checked.status == "passed" for checked in found) else NOTHING_RUN
+
+
+def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """All that can be wrong before something runs, which may take an hour."""
+    if options.jobs < 0:
+        parser.error(f"--jobs {options.jobs}: 0 or more")
+    files = {"json": options.json if str(options.json) != "-" else None, "junit": options.junit}
+    for name, path in files.items():
+        problem = results.why_not_written(path) if path is not None else None
+        if problem is not None:
+            parser.error(f"--{name} {path}: {problem}")
+    if options.repro is not None and options.repro.exists() and not options.repro.is_dir():
+        parser.error(f"--repro {options.repro}: this is no directory")
 
 
 def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentParser) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -134,3 +135,12 @@ def write_programs(results: Sequence[Checked], directory: Path) -> list[Path]:
             name = re.sub(r"\W+", "_", f"{checked.op}_{number}_{failure.check.removeprefix('test_')}")
             paths.append(failure.save_script(directory / f"{name}.py"))
     return paths
+
+
+def why_not_written(path: Path) -> str | None:
+    """What would be in the way of writing a file."""
+    if path.is_dir():
+        return "this is a directory"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"

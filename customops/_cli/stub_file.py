@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
 import textwrap
@@ -12,6 +11,7 @@ from typing import Any
 
 from customops._cli.stub_types import argument_type, default_of, docstring, return_type
 from customops._compat.libraries import OpOverload, OpOverloadPacket
+from customops._describe.description import doc_of
 from customops._schema.model import Argument, Schema
 from customops._schema.nodes import Leaf
 from customops._schema.parse import from_dispatcher
@@ -139,7 +139,7 @@ class Overload:
         spec = op._definition.spec
         parameters = spec.signature.parameters if spec.signature is not None else ()
         leaves = {leaf.name: leaf for parameter in parameters for leaf in parameter.node.leaves}
-        return cls(name, op.schema, _doc_of(spec.fn), leaves)
+        return cls(name, op.schema, doc_of(spec.fn), leaves)
 
     def call(self) -> list[str]:
         """The lines of its ``__call__``."""
@@ -192,9 +192,3 @@ class Overload:
 
 def _is_keyword(name: str) -> bool:
     return keyword.iskeyword(name) or name == "__debug__"
-
-
-def _doc_of(fn: Any) -> str:
-    """The docstring of a function; not that of the class of another callable."""
-    doc = getattr(fn, "__doc__", None)
-    return inspect.cleandoc(doc) if isinstance(doc, str) and doc is not type(fn).__doc__ else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from customops._cli.stub_file import StubFile
-from customops._targets import TargetError, load
+from customops._targets import TargetError, defined, load
 
 #: Exit statuses.
 UP_TO_DATE, STALE, NOTHING_WRITTEN = 0, 1, 2
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _stub(target: str) -> str:
     loaded = load(target)
-    ops = loaded.ops or loaded.imported
+    ops = loaded.ops or defined(loaded.imported)
     if not ops:
         raise TargetError(f"{target} defines no op")
     return StubFile(f"The ops of {loaded.module.__name__}, as torch.ops has them.").text(ops)

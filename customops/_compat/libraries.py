@@ -41,6 +41,15 @@ def called_overload(packet: OpOverloadPacket, args: Sequence[Any], kwargs: Mappi
     return cast(OpOverload, getattr(packet, name))
 
 
+def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why no overload of an op takes these arguments, in torch's words; None if one does. Nothing is called."""
+    try:
+        _C._jit_resolve_packet(packet, *args, **kwargs)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
 def name_of_overload(overload: OpOverload) -> str:
     return overload._name
 

@@ -56,7 +56,7 @@ class Description:
             op._qualname,
             str(op.schema),
             _signature(spec.fn) if spec.signature is not None else "",
-            (inspect.getdoc(spec.fn) or "").partition("\n")[0] if spec.fn is not None else "",
+            doc_of(spec.fn).partition("\n")[0],
             spec.place if op._definition.library is not None else _compat.schemas.defined_at(op._qualname),
             tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
             tuple(_options(spec)),
@@ -138,6 +138,12 @@ def _signature(fn: Any) -> str:
     """The signature of a function, in fewer words than Python's."""
     text = _MEMBER.sub("\\1\0\\2", _MUT.sub(r"Mut[\1]", str(inspect.signature(fn))))
     return _MODULES.sub("", text.replace("'", "")).replace("\0", ".")
+
+
+def doc_of(fn: Any) -> str:
+    """The docstring of a function; not that of the class of another callable."""
+    doc = getattr(fn, "__doc__", None)
+    return inspect.cleandoc(doc) if isinstance(doc, str) and doc is not type(fn).__doc__ else ""
 
 
 def _options(spec: Any) -> Iterator[str]:

@@ -209,9 +209,9 @@ class Route:
         if entry is None:
             return self._no_kernel(key)
         device = _compat.dispatch.device_of_key(key) or key
-        if key == "Meta" and self._rule("fake") is not None:
-            return self._fake(key)
         table = self.operator.newest_kernels()
+        if key == "Meta" and (self._rule("fake") is not None or self._is_trampoline_of_fakes(table)):
+            return self._fake(key)
         at = key if entry.kind == "kernel" else "CompositeExplicitAutograd"
         kernel = table.get(at)
         if kernel is None or (kernel.current_kernel is None and not kernel.raw):
@@ -221,6 +221,11 @@ class Route:
         self.kernel = of_function("kernel", fn, "", target=device)
         why = f"the kernel for {device}" if at == key else f"no kernel for {device} alone: that for other devices"
         return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
+
+    def _is_trampoline_of_fakes(self, table: Mapping[str, Any]) -> bool:
+        """Is what is at ``Meta`` the function of ours alone, which calls the fake impl or raises?"""
+        places = _compat.tables.registered_at(self.op._qualname).get("Meta", ())
+        return self.operator.has_own_rules and "Meta" not in table and len(places) == 1
 
     def _no_kernel(self, key: str) -> Step:
         error = self.operator._no_kernel(key)
@@ -245,6 +250,7 @@ def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str
         problem = f"there is no argument {unknown[0]!r}"
     elif lacking := [name for name in required if name not in given]:
         problem = f"{lacking[0]!r} is missing"
+    problem = problem or _compat.libraries.why_refused(op._definition.name.packet, args, kwargs)
     if problem is not None:
         raise ArgumentError("the arguments are not those of the op", op=op._qualname, expected=str(schema), got=problem)
     return given

@@ -29,7 +29,10 @@ def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
         return f"[{', '.join(items)}]"
     if not isinstance(value, torch.Tensor):
         return brief(value)
-    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    text = str(value.dtype).removeprefix("torch.")
+    if value.is_nested and value.layout is torch.strided:  # it has no sizes
+        return f"{text} nested" + " requires_grad" * value.requires_grad
+    text += str(list(value.shape))
     if value.layout is not torch.strided:
         text += f" {value.layout}"
     else:
@@ -45,9 +48,12 @@ def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
 def _values(tensor: torch.Tensor) -> str:
     if not 0 < tensor.numel() <= _ELEMENTS or tensor.layout is not torch.strided or tensor.is_quantized:
         return ""
-    with torch.no_grad():
-        wide = tensor.detach().to("cpu", torch.float64) if tensor.is_floating_point() else tensor.detach().cpu()
-        values = wide.resolve_conj().resolve_neg().tolist()
+    try:
+        with torch.no_grad():
+            wide = tensor.detach().to("cpu", torch.float64) if tensor.is_floating_point() else tensor.detach().cpu()
+            values = wide.resolve_conj().resolve_neg().tolist()
+    except (RuntimeError, NotImplementedError):  # a tensor without data, or of a dtype that nothing can read
+        return ""
     return f" = {brief(_rounded(values))}"
 
 

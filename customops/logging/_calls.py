@@ -70,7 +70,7 @@ class Call:
             left out is not there.
         caller: ``file:line`` of the code that called the op; "" if it was no Python code, as in a backward.
         through: "object" (``op(x)``), "dispatcher" (``torch.ops``, backward, a transform) or "graph" (the code of a
-            compiled graph).
+            graph: what a compiler wrote, or a `torch.fx.GraphModule`).
         kernel: the name of the function that ran; "" if none did, as while tracing.
         where: its ``file:line``.
         device_type: what it was registered for; "" for the kernel of all devices.
@@ -105,7 +105,7 @@ class Call:
             parts.append(f"{in_words(self.seconds)}, kernel {in_words(self.kernel_seconds)}")
         if self.error:
             parts.append(f"raised {self.error}")
-        graph = " in a compiled graph" if self.through == "graph" else ""
+        graph = " in a graph" if self.through == "graph" else ""
         if self.caller or graph:
             parts.append(f"at {shorter_place(self.caller)}{graph}" if self.caller else graph.strip())
         return "  ".join(parts)

@@ -56,12 +56,22 @@ def _watcher(level: Any, ops: Ops, synchronize: bool, argument: str) -> Watcher:
             got=repr(level),
         )
     if not logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Stderr()
         handler.setFormatter(logging.Formatter("customops: %(message)s"))
         logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     return Watcher(functools.partial(_write, level), ops, synchronize=synchronize)
+
+
+class _Stderr(logging.Handler):
+    """Writes to what `sys.stderr` is when a line comes: the one of now may be closed, or be put back, before that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
 
 
 def _write(level: Level, call: Call, given: Any) -> None:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -223,7 +224,10 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
     Raises:
         ArgumentError: the file is none of `dump`.
     """
-    held = torch.load(file, map_location=map_location, weights_only=True)
+    try:
+        held = torch.load(file, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, EOFError):  # it advises to run the code in the file
+        held = None
     if not isinstance(held, dict) or held.get("format") != _FORMAT:
         raise ArgumentError("the file was not written by customops.logging.dump", argument="file", got=str(file))
     del held["format"]

@@ -56,10 +56,10 @@ class Watcher:
         return self.patterns is None or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
 
     @property
-    def _open(self) -> list[Call]:
-        """The calls that are going on in this thread, outermost first."""
+    def _open(self) -> list[Call | None]:
+        """The calls that are going on in this thread, outermost first; None above one whose kernel is running."""
         try:
-            calls: list[Call] = self._state.calls
+            calls: list[Call | None] = self._state.calls
         except AttributeError:
             calls = self._state.calls = []
         return calls
@@ -89,8 +89,8 @@ class Watcher:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             calls = self._open
-            if calls and calls[-1].op == op:
-                call = calls[-1]
+            call = calls[-1] if calls else None
+            if call is not None and call.op == op:
                 call.kernel, call.where, call.device_type = kernel, where, device_type
                 return self._run_kernel(call, fn, args, kwargs)
             call = self._new(op, names, args, kwargs)
@@ -127,11 +127,14 @@ class Watcher:
 
     def _run_kernel(self, call: Call, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call.runs += 1
+        calls = self._open
+        calls.append(None)  # what the kernel calls are calls of their own, those of the same op, too
         start = self._now()
         try:
             return fn(*args, **kwargs)
         finally:
             call.kernel_seconds += self._now() - start
+            calls.pop()
 
     def _now(self) -> float:
         if self.synchronize:
@@ -150,7 +153,7 @@ def patterns_of(ops: Ops) -> list[str] | None:
     given = [ops] if isinstance(ops, (str, CustomOpDef)) or not isinstance(ops, Iterable) else list(ops)
     patterns = [op._qualname if isinstance(op, CustomOpDef) else op for op in given]
     for pattern in patterns:
-        if not isinstance(pattern, str):
+        if not isinstance(pattern, str) or not ("::" in pattern or set("*?[") & set(pattern)):
             raise ArgumentError(
                 "ops are given as names, patterns or op objects",
                 argument="ops",
@@ -168,7 +171,9 @@ def _caller() -> tuple[str, bool]:
         file = frame.f_code.co_filename
         if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
             in_graph = True  # code that inductor has written
-        elif is_users(file) and not file.startswith(("<frozen ", "<eval_with_key>")):
+        elif file.startswith("<eval_with_key>"):
+            in_graph = True  # that of a torch.fx.GraphModule
+        elif is_users(file) and not file.startswith("<frozen "):
             return f"{file}:{frame.f_lineno}", in_graph
         frame = frame.f_back
     return "", in_graph

@@ -95,6 +95,18 @@ def test_bad_sample(check: Command) -> None:
     assert code == 1
 
 
+@pytest.mark.parametrize("option", ["--json", "--junit", "--repro"])
+def test_a_file_that_cannot_be_written_is_told_before_ops_run(
+    check: Command, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    path = write("ops.py", GOOD) if option == "--repro" else "nowhere/report"
+    with pytest.raises(SystemExit):
+        check("ops.py", option, path)
+    out, err = capsys.readouterr()
+    assert f"{option} {path}: " in err
+    assert out == ""
+
+
 def test_nobody_has_checked_anything(check: Command) -> None:
     code, out, _ = check(write("ops.py", BARE))
     assert out.endswith("1 op: 0 ok, 0 with faults, 1 without samples, in 0.0 s\n")

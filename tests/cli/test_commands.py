@@ -58,6 +58,48 @@ def test_describe(run: Command) -> None:
     assert run("list", "nothing.py").code == 2
 
 
+def test_a_lazy_op_is_shown_defined(run: Command) -> None:
+    lazy = BARE.replace("mutates_args=()", "lazy=True")
+    assert re.search(r"cli::bare +\(Tensor x\) -> Tensor", run("list", write("ops.py", lazy)).out)
+
+
+def test_a_lazy_op_that_cannot_be_defined(run: Command) -> None:
+    lazy = BARE.replace("mutates_args=()", "lazy=True").replace("x: Tensor", "x")
+    for command in ("list", "describe", "check", "bench", "stubs"):
+        code, _, err = run(command, write("ops.py", lazy))
+        assert code == 2
+        assert "the lazy op cli::bare cannot be defined" in err
+        assert "parameter x must have a type annotation" in err
+        assert "Traceback" not in err
+
+
+def test_lazy_ops_of_others_stay_as_they_are(run: Command) -> None:
+    write("others.py", BARE.replace("mutates_args=()", "lazy=True").replace("x: Tensor", "x"))
+    code, out, _ = run("list", write("ops.py", "import others", GOOD))
+    assert code == 0
+    assert "cli::bare" not in out
+    assert repr(sys.modules["others"].bare) == "<CustomOpDef(cli::bare) not defined yet>"
+
+
+def test_describe_op_of_torch_library_in_a_file(run: Command) -> None:
+    file = write("ops.py", """
+@torch.library.custom_op("cli_torch::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+""")  # fmt: skip
+    code, out, _ = run("describe", "cli_torch::twice", file)
+    assert code == 0
+    assert out.startswith("cli_torch::twice (Tensor x) -> Tensor\n")
+    assert run("describe", file).code == 2
+    assert "there is no op cli_torch::thrice" in run("describe", "cli_torch::thrice", file).err
+
+
+@pytest.mark.parametrize("option", ["--samples=0", "--samples=-1", "--seconds=0", "--seconds=-1", "--seconds=nan"])
+def test_bench_refuses_what_measures_nothing(run: Command, option: str) -> None:
+    with pytest.raises(SystemExit):
+        run("bench", write("ops.py", GOOD), option)
+
+
 def test_bench(run: Command) -> None:
     code, out, _ = run("bench", write("ops.py", GOOD, NUMBERS, BARE), "--seconds", "0.002", "--samples", "2", "--json")
     assert code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,8 @@ def test_registries_list_their_ops(registry: Registry, op: Any, monkeypatch: pyt
 
 def test_the_repr_has_the_schema(op: Any) -> None:
     assert repr(op) == f"<CustomOpDef({op._qualname}) (Tensor x, float by=2.0) -> Tensor>"
+
+
+def test_the_doc_of_a_partial_is_not_that_of_partials(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", functools.partial(torch.mul, other=2), schema="(Tensor x) -> Tensor")
+    assert op.describe().doc == ""

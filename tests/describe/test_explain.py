@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
 from customops import Mut, Registry
-from customops.errors import ArgumentError, UnregisteredError
+from customops.errors import ArgumentError, MissingFakeError, UnregisteredError
 
 
 class Ran(list):  # type: ignore[type-arg]
@@ -114,6 +114,17 @@ class Mode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_meta_tensors_without_a_fake(op: Any) -> None:
+    x = torch.ones(2, device="meta")
+    found = op.explain(x)
+    assert found.raises
+    assert "op.register_fake(fn)" in what(found, "Meta")
+    with pytest.raises(MissingFakeError):
+        op(x)
+    op.register_fake(lambda x, by: torch.empty_like(x))
+    assert op.explain(x).kernel.kind == "fake"
+
+
 def test_modes(op: Any, ran: Ran) -> None:
     with Mode():
         found = op.explain(torch.ones(2))
@@ -209,6 +220,8 @@ def test_wrong_arguments(op: Any) -> None:
         ((), {}, "'x' is missing"),
         ((1, 2, 3), {}, "3 arguments by position, of 2"),
         ((1,), {"z": 1}, "there is no argument 'z'"),
+        ((torch.ones(1),), {"x": torch.ones(1)}, "Argument 'x' specified both as positional and keyword argument"),
+        (("a",), {}, "Expected a value of type 'Tensor' for argument 'x' but instead found type 'str'"),
     ):
         with pytest.raises(ArgumentError, match=problem):
             op.explain(*args, **kwargs)

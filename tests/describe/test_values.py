@@ -33,3 +33,14 @@ def test_outlined(value: Any, text: str) -> None:
 def test_described_shows_few_values() -> None:
     assert described(torch.tensor([1.0, 2.5])) == "float32[2] = [1.0, 2.5]"
     assert described(torch.ones(9)) == "float32[9]"
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, device="meta"), torch.empty(2, dtype=torch.bits8)])
+def test_described_says_what_it_can(tensor: torch.Tensor) -> None:
+    assert described(tensor) == outlined(tensor)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_have_no_sizes() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    assert described(nested) == outlined(nested) == "float32 nested"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -71,6 +74,28 @@ def test_other_ways_to_the_kernel(op: Any) -> None:
 
 
 @pytest.mark.compile
+def test_calls_inside_a_kernel_of_the_same_op(registry: Registry, ns: str) -> None:
+    def halve(x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return x.clone() if len(x) == 1 else getattr(torch.ops, ns).halve(x[: len(x) // 2])
+
+    op = registry.custom_op(f"{ns}::halve", halve, mutates_args=())
+    with customops.logging.record() as calls:
+        op(torch.ones(4))
+    assert [call.arguments["x"].shape for call in calls] == [(1,), (2,), (4,)]
+    assert [(call.runs, call.through) for call in calls] == [(1, "dispatcher"), (1, "dispatcher"), (1, "object")]
+    assert all(call.kernel_seconds <= call.seconds for call in calls)
+
+
+def test_calls_of_graphs(op: Any) -> None:
+    graph = torch.fx.symbolic_trace(lambda x: getattr(torch.ops, op._qualname.partition("::")[0]).scale(x))
+    with customops.logging.record() as calls:
+        _, here = graph(torch.ones(2)), line()
+    (call,) = calls
+    assert (call.through, call.caller) == ("graph", f"{HERE}:{here}")
+    assert call.line().endswith(f"{os.path.basename(HERE)}:{here} in a graph")
+
+
 def test_calls_of_compiled_code(op: Any) -> None:
     compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True)
     compiled(torch.ones(3))
@@ -126,8 +151,9 @@ def test_only_some_ops(op: Any, registry: Registry, ns: str) -> None:
         with customops.logging.record(chosen) as calls:
             op(torch.ones(1)), other(torch.ones(1))
         assert [call.op for call in calls] == names
-    with pytest.raises(ArgumentError, match="ops are given as"), customops.logging.record([3]):
-        pass
+    for wrong in ([3], "scale", f"{ns}.scale"):  # no op is called like that
+        with pytest.raises(ArgumentError, match="ops are given as"), customops.logging.record(wrong):
+            pass
 
 
 def test_a_new_kernel_and_a_new_op_are_seen(op: Any, registry: Registry, ns: str) -> None:
@@ -271,6 +297,19 @@ def test_the_environment_turns_it_on(tmp_path: Any) -> None:
             [sys.executable, program], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
         )
         assert done.stderr == expected
+
+
+def test_lines_go_to_the_stderr_of_their_time(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("customops.calls")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    for _ in range(2):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), customops.logging.log():
+            op(torch.ones(2))
+        assert said.getvalue().startswith(f"customops: {op._qualname}(x: float32[2])")
+        said.close()
 
 
 def test_a_wrong_value_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,9 +145,13 @@ def test_the_op_has_to_be_there(registry: Registry, ns: str, tmp_path: Path) -> 
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    torch.save([1], tmp_path / "x.pt")
-    with pytest.raises(ArgumentError, match="was not written by"):
-        customops.logging.load(tmp_path / "x.pt")
+    torch.save([1], tmp_path / "list.pt")
+    torch.save(Path(), tmp_path / "object.pt")  # which torch would read if code may run
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "text.pt").write_text("import torch")
+    for name in ("list", "object", "empty", "text"):
+        with pytest.raises(ArgumentError, match="was not written by"):
+            customops.logging.load(tmp_path / f"{name}.pt")
 
 
 def test_modes_see_nothing_of_it(op: Any, tmp_path: Path) -> None:

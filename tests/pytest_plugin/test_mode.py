@@ -55,6 +55,12 @@ def test_checks_are_those_of_opcheck(project: Project) -> None:
     assert "NS::double  1 call, 1 kind of input: 3 passed, 1 not exercised" in said
 
 
+def test_what_torch_logs_of_checks_is_not_shown(project: Project) -> None:
+    project.write("test_own.py", "import torch\nimport OPS as ops\n\ndef test_flip(): ops.flip(torch.ones(2, 3))\n")
+    said = project.run("--customops-mode", "--customops-checks", "test_faketensor,test_aot_dispatch_dynamic", status=1)
+    assert "Captured log" not in said
+
+
 def test_only_some_ops(project: Project) -> None:
     project.write("test_own.py", TESTS)
     said = project.run("--customops-mode", "--customops-ops", "*::double", *FEW, status=0)
