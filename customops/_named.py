@@ -33,10 +33,10 @@ _lock = threading.RLock()
 class Named(_compat.schemas.OpaqueBase, Generic[T]):  # type: ignore[misc]
     """The name of an object, as an argument of an op: kernels look the object up with `get`.
 
-    Compiled code takes a `Named` as an input of which it knows nothing. So calls with other names run the same code: the
+    Compiled code takes a `Named` as an input of which it knows nothing, so it is the same code for all names. The
     layers of a model share one graph, where a ``str`` in its place would compile each layer anew. Make it outside of
-    compiled code, keep it (as an attribute of the layer), and pass it. It is pickled, copied and exported as the name;
-    each process says for itself what the name stands for.
+    compiled code, keep it (as an attribute of the layer, say), and pass it. It is pickled, copied and exported as the
+    name; each process says for itself what the name stands for.
 
     The object is held weakly. When nothing else holds it, its name is free again.
 

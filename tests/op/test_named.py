@@ -108,9 +108,11 @@ def test_a_named_is_its_name(ns: str) -> None:
     target = Target()
     named = Named(ns, target)
     for other in (pickle.loads(pickle.dumps(named)), copy.copy(named), copy.deepcopy(named), Named(ns)):
-        assert other == named and hash(other) == hash(named) and other.name == ns
+        assert other == named
+        assert hash(other) == hash(named)
+        assert other.name == ns
         assert other.get() is target
-    assert named != Named(ns + "x") and named != ns
+    assert named not in (Named(ns + "x"), ns)
     assert repr(named) == f"Named('{ns}')"
 
 
@@ -163,7 +165,8 @@ def test_calls_without_the_dispatcher(registry: Registry, ns: str, layers: list[
     x = torch.zeros(2)
     for layer in layers:
         op(x, layer.named)
-    assert x.tolist() == [10, 10] and x._version >= 3
+    assert x.tolist() == [10, 10]
+    assert x._version >= 3
 
 
 def test_it_may_be_left_out(registry: Registry, ns: str, layers: list[Layer]) -> None:
@@ -283,11 +286,11 @@ def test_code_that_is_traced_cannot_read_it(registry: Registry, ns: str, layers:
     def looks(x: Tensor, layer: Named[Layer]) -> Tensor:
         return x * layer.get().factor
 
-    with pytest.raises(Exception, match="unregistered member on an OpaqueObject|get"):
+    with pytest.raises(Exception, match=r"unregistered member on an OpaqueObject|get"):
         torch.compile(looks, fullgraph=True, backend="eager")(torch.ones(1), layers[0].named)
     op = registry.custom_op(f"{ns}::f", scale_fn, mutates_args=())
     op.register_fake(lambda x, layer: x.new_empty(len(layer.name)))
     with pytest.raises(Exception, match="Tried to call __getattr__ with attr 'name'"):
         torch.compile(op, fullgraph=True, backend="aot_eager")(torch.ones(1), layers[0].named)
-    with pytest.raises(Exception, match="created in the middle of the program|created inside the torch.compile region"):
+    with pytest.raises(Exception, match=r"created in the middle of the program|inside the torch.compile"):
         torch.compile(lambda x: op(x, Named("made inside")), fullgraph=True, backend="eager")(torch.ones(1))
