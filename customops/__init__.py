@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
 from customops import schema as schema
+from customops._calls.undefined import Undefined
 from customops._compat.tags import Tag
+from customops._named import Named
 from customops._op import CustomOpDef
 from customops._registry import Registry
 from customops._registry import default as default_registry
@@ -63,11 +65,13 @@ __all__ = [
     "Library",
     "Mut",
     "Mutates",
+    "Named",
     "OpCheckError",
     "Registry",
     "SameAs",
     "Sample",
     "Tag",
+    "Undefined",
     "adopt",
     "check",
     "custom_op",

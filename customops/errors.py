@@ -43,6 +43,7 @@ __all__ = [
     "RegistrationError",
     "SchemaError",
     "TagError",
+    "UnboundNameError",
     "UndefinedError",
     "UnregisteredError",
     "UnsupportedError",
@@ -128,6 +129,10 @@ class CallbackError(RegistrationError, TypeError):
 
 class UndefinedError(CustomOpsError, AttributeError):
     """An op was asked for what there is not, since ``when=`` said that it is not to be defined."""
+
+
+class UnboundNameError(CustomOpsError, LookupError):
+    """No object has the name of a `customops.Named`."""
 
 
 class UnsupportedError(CustomOpsError, NotImplementedError):

@@ -24,6 +24,7 @@ ROOMS = (
     "errors",
     "_timing",
     "_compat",
+    "_named",
     "_schema",
     "_dispatch",
     "_codegen",

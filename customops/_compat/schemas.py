@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import typing
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -91,6 +92,7 @@ def defined_at(qualname: str) -> str:
 
 def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
     """The schema name of a class made known through torch's `register_opaque_type`, or None."""
+    annotation = typing.get_origin(annotation) or annotation
     if not isinstance(annotation, type):  # torch logs a warning for anything else
         return None
     newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
@@ -104,6 +106,18 @@ _OPAQUE_PREDICATES = {
     "parameter": ("is_custom_class", "is_opaque_type"),
     "return": ("is_opaque_symbolic_type", "is_opaque_reference_type"),
 }
+
+
+#: The base that torch wants of a class whose objects are inputs of graphs.
+OpaqueBase: Any = getattr(_opaque, "CustomClassBase", None) or _opaque.OpaqueBase
+
+
+def register_opaque(cls: type) -> None:
+    """Let objects of a class be arguments of ops, and in compiled code inputs that are guarded by their type alone."""
+    if hasattr(_opaque, "register_custom_class"):  # the older name logs a deprecation where there is this one
+        _opaque.register_custom_class(cls, typ="symbolic")
+    else:
+        _opaque.register_opaque_type(cls, typ="reference")
 
 
 def group_name_type() -> Any | None:

@@ -19,6 +19,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from customops import _compat
+from customops._named import Named
 from customops._schema import literals
 
 #: A type, and one that may be None: the dispatcher takes both of any type.
@@ -218,6 +219,8 @@ def _rows() -> Iterable[TypeRow]:
         stub="torch.memory_format",
     )
     yield TypeRow("Generator", (torch.Generator,), stub="torch.Generator")
+    # Its hint has the name of the class that torch knows (`opaque_type_name`).
+    yield TypeRow("customops._named.Named", unchanged=(Named,), stub="customops.Named")
 
 
 #: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.
