@@ -81,7 +81,17 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[t
 def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
     """The arguments that a function is called with."""
     wanted: list[str] = []
-    for parameter in inspect.signature(fn).parameters.values():
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        raise DefinitionError(
+            f"Python does not know the parameters of the function that computes {name}",
+            op=op,
+            argument=name,
+            got=brief(fn),
+            fix="wrap it: lambda x: f(x)",
+        ) from None
+    for parameter in parameters:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             wanted += sorted(known - set(wanted))
         elif parameter.name in known and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:

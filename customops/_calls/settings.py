@@ -59,11 +59,13 @@ class Settings:
                     got=brief(value),
                 )
         before = self._of.get(namespace, {})
-        self._put(namespace, {option: value for option, value in (before | given).items() if value is not None})
-        return functools.partial(self._put, namespace, before)
+        self._put(namespace, given)
+        return functools.partial(self._put, namespace, {option: before.get(option) for option in given})
 
-    def _put(self, namespace: str, settings: dict[str, Any]) -> None:
-        self._of[namespace] = settings
+    def _put(self, namespace: str, given: dict[str, Any]) -> None:
+        """Others stay as they are: another thread may have set them inside a scope of this one."""
+        settings = self._of.get(namespace, {}) | given
+        self._of[namespace] = {option: value for option, value in settings.items() if value is not None}
 
     def clear(self) -> None:
         self._of.clear()
