@@ -257,7 +257,7 @@ def test_registrations_count_at_once(registry: Registry, scale: Any, ns: str) ->
         assert scale(*call).tolist() == [4, 4]
     for key in ("CPU", "AutogradCPU", "BackendSelect"):
         other = Library(ns, "FRAGMENT")
-        other.impl("scale", lambda *args: args[0] + 20, key)
+        other.impl("scale", lambda *args: args[0] + 20, key, allow_override=True)
         assert scale(*call).tolist() == [21, 21], key
         other._destroy()
         assert scale(*call).tolist() == [11, 11]

@@ -204,12 +204,12 @@ def test_types_may_be_any_iterable(registry: Registry, ns: str) -> None:
 def test_library_of_another_namespace(registry: Registry, ns: str, defined: bool) -> None:
     if defined:
         registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
-    other = Library(f"{ns}_other", "FRAGMENT")
-    with pytest.raises(RuntimeError, match="namespace"):
-        registry.impl(f"{ns}::f", "cpu", torch.sin, lib=other)
-    other.define("f(Tensor x) -> Tensor")
-    with pytest.raises(NotImplementedError):  # the kernel did not go there instead
-        op_named(f"{ns}_other")(torch.zeros(1))
+    with torch.library._scoped_library(f"{ns}_other", "FRAGMENT") as other:
+        with pytest.raises(RuntimeError, match="namespace"):
+            registry.impl(f"{ns}::f", "cpu", torch.sin, lib=other)
+        other.define("f(Tensor x) -> Tensor")
+        with pytest.raises(NotImplementedError):  # the kernel did not go there instead
+            op_named(f"{ns}_other")(torch.zeros(1))
 
 
 @pytest.mark.parity(64)
