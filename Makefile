@@ -5,7 +5,7 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 # Without those that make a device: they define no op to check.
-EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py)))
+EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py examples/migrate/*.py)))
 
 ifeq ($(TORCH),2.13.0)
 VENV := .venv
@@ -16,11 +16,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated types-table lint format typecheck docs bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -31,7 +31,7 @@ $(VENV)/.installed-%: pyproject.toml
 	touch $@
 
 demo: $(TESTING)
-	$(BIN)/python -m customops check $(EXAMPLES)
+	$(BIN)/python -m customops check --effort quick $(EXAMPLES)
 
 test: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
@@ -44,6 +44,10 @@ test-fast: $(TESTING)
 generated: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/cli/test_stubs.py -k golden
+
+# Writes docs/screens.md anew.
+screens: $(TESTING)
+	$(BIN)/python docs/screens.py
 
 # Writes the tables of docs/types.md anew.
 types-table: $(TESTING)
@@ -58,12 +62,24 @@ format: $(DEVELOPING)
 	$(BIN)/ruff format .
 
 typecheck: $(DEVELOPING)
-	$(BIN)/mypy customops
+	$(BIN)/mypy customops customops_pytest
 	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
 	if [ -x $(BIN)/basedpyright ]; then $(BIN)/basedpyright; fi
 
 docs: $(DEVELOPING)
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
+
+# Draws docs/pictures anew; it needs nothing but Python. `call_overhead.py --json docs/pictures/call_costs.json` measures.
+pictures:
+	$(PYTHON) docs/pictures/draw.py
+
+# A wheel and an sdist in dist/; the wheel is then installed by itself and imported from there.
+dist: $(VENV)/.installed-release
+	rm -rf dist build/installed
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m pip install --quiet --no-deps --target build/installed dist/*.whl
+	$(BIN)/python -I .ci/installed.py build/installed
 
 bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
@@ -90,4 +106,4 @@ bench-clients: $(TESTING)
 # Leaves the virtual environments: they are slow to rebuild and never stale.
 clean:
 	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find customops tests docs benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find customops customops_pytest tests docs benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

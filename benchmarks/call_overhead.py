@@ -9,6 +9,9 @@ A case is one statement, timed for each contender with the same kernel function 
 
 In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True).
 
+In rows that begin with "as", ours is a helper of examples/migrate, and "Library" or "custom_op" is what the library
+that has such a helper does by hand (benchmarks/by_hand.py); for quack that goes past the dispatcher, too.
+
 In the rows of Triton, `customops` and `custom_op` stand for the ``triton_op`` of each. They need Triton, and run its
 interpreter; without a launch, what is left is the way to the kernel.
 
@@ -27,7 +30,7 @@ import platform
 import statistics
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -362,6 +365,7 @@ def cases() -> list[Case]:
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),
         *bypassing(),
+        *(Case(name, "f(x, y)", rivals, context=torch.no_grad) for name, rivals in migrated()),
     ]
 
 
@@ -374,6 +378,12 @@ def triton_cases() -> list[Case]:
         Case("Triton, interpreted", "f(x, y)", contenders(1), context=torch.no_grad, calls=2),
         Case("Triton, no launch", "f(x, y)", contenders(0), context=torch.no_grad),
     ]
+
+
+def migrated() -> Iterable[tuple[str, dict[str, Fn]]]:
+    from migrate_rows import contenders  # noqa: PLC0415 (it loads the examples)
+
+    return contenders().items()
 
 
 # Timing ---------------------------------------------------------------------------------------------------------

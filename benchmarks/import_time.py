@@ -1,7 +1,8 @@
 """Print what `import torch` costs, what `import customops` adds, and what a module with many ops costs on top.
 
 Each in fresh interpreters. An op of the module has two tensors, a number with a default, and a fake impl; the same ones
-are defined with `torch.library.custom_op`, and by hand in a `Library` of each op.
+are defined with `torch.library.custom_op`, and by hand in a `Library` of each op. Lazy ones are defined when they
+are used; the functions alone are no ops.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ WAYS = {
 def op{i}(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
     return x + y
 op{i}.register_fake(lambda x, y, by: torch.empty_like(x))
+""",
+    "lazy": """
+@customops.custom_op("bench_import::op{i}", mutates_args=(), lazy=True)
+def op{i}(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
+    return x + y
+op{i}.register_fake(lambda x, y, by: torch.empty_like(x))
+""",
+    "functions": """
+def op{i}(x: Tensor, y: Tensor, by: float = 2.0) -> Tensor:
+    return x + y
+fake{i} = lambda x, y, by: torch.empty_like(x)
 """,
     "custom_op": """
 @torch.library.custom_op("bench_import::op{i}", mutates_args=())

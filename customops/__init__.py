@@ -1,7 +1,12 @@
-"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right."""
+"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right.
+
+(For pytest, whose plugin comes along: PYTEST_DONT_REWRITE.)
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from customops import errors as errors
@@ -14,7 +19,7 @@ from customops._samples import Sample
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._triton import triton_op, wrap_triton
-from customops.errors import CustomOpsError, OpCheckError
+from customops.errors import CustomOpsError, OpCheckError, helper
 from customops.library import (
     Library,
     adopt,
@@ -24,6 +29,7 @@ from customops.library import (
     get_ctx,
     get_kernel,
     impl,
+    like,
     register_autocast,
     register_autograd,
     register_autograd_from,
@@ -34,9 +40,13 @@ from customops.library import (
     register_out,
     register_torch_dispatch,
     register_vmap,
+    when_defined,
 )
 
 if TYPE_CHECKING:
+    from customops import logging as logging
+    from customops._describe.description import Description
+    from customops._describe.explanation import Explanation
     from customops.checking import check
     from customops.checks import opcheck
     from customops.languages import from_tvm_ffi
@@ -47,6 +57,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CustomOpDef",
     "CustomOpsError",
+    "Description",
+    "Explanation",
     "Keys",
     "Library",
     "Mut",
@@ -66,8 +78,10 @@ __all__ = [
     "from_tvm_ffi",
     "get_ctx",
     "get_kernel",
+    "helper",
     "impl",
     "infer_schema",
+    "like",
     "opcheck",
     "register_autocast",
     "register_autograd",
@@ -81,6 +95,7 @@ __all__ = [
     "register_vmap",
     "schema",
     "triton_op",
+    "when_defined",
     "wrap_triton",
 ]
 
@@ -99,8 +114,22 @@ def __getattr__(name: str) -> Any:
         from customops.checks import opcheck
 
         return opcheck
+    if name == "Description":
+        from customops._describe.description import Description
+
+        return Description
+    if name == "Explanation":
+        from customops._describe.explanation import Explanation
+
+        return Explanation
+    if name == "logging":  # not in `__all__`: it would take the place of Python's
+        return importlib.import_module("customops.logging")
     if name == "from_tvm_ffi":
         from customops.languages import from_tvm_ffi
 
         return from_tvm_ffi
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("CUSTOMOPS_LOG"):
+    importlib.import_module("customops.logging._lines").log_as_environment_says()

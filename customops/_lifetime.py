@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from customops._compat.libraries import Library
-from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.spec import OpSpec
 from customops.errors import UnregisteredError
 
@@ -19,8 +19,17 @@ class Owner(Protocol):
     def record(self, registration: Registration) -> bool:
         """Something was registered on an op. Will it be unregistered when a scope ends?"""
 
-    def add(self, spec: OpSpec) -> Any:
+    def add(self, spec: OpSpec, rules: Any = None, make: Any = ...) -> Any:
         """Define an op whose name is free."""
+
+    def enter(self, op: Any, undo: Undo) -> None:
+        """An op was defined; `undo` undoes it."""
+
+    def apply_settings(self, op: Any) -> None:
+        """Let an op be called as `Registry.configure` says."""
+
+    def find(self, qualname: str) -> Any:
+        """The op of a name, if this owner or the default one has it."""
 
     def remove(self, op: Any) -> None:
         """Remove an op, or raise UnregisteredError if it is not there any more."""
@@ -60,6 +69,21 @@ def open_scope(owner: Owner) -> Iterator[None]:
         _scopes.reset(token)
         with lock:
             scope.undos.close()
+
+
+@contextmanager
+def outside_scopes() -> Iterator[None]:
+    """What is registered in the context ends with no scope that is open now."""
+    token = _scopes.set(())
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def in_scope(owner: Owner) -> bool:
+    """Is a scope of `owner` open here?"""
+    return any(scope.owner is owner for scope in _scopes.get())
 
 
 def record_in_scope(owner: Owner, registration: Registration) -> bool:

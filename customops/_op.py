@@ -15,10 +15,12 @@ from customops import _compat
 from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._compat.libraries import Library, OpOverload
-from customops._dispatch import fingerprint
+from customops._describe import Described
+from customops._dispatch import fingerprint, first_use
 from customops._dispatch.callbacks import Fn, bind
+from customops._dispatch.current_kernel import add_observable, observed_call
 from customops._dispatch.devices import DeviceTypes
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.removal import remove
 from customops._lifetime import Owner
@@ -44,13 +46,12 @@ class _SignatureOfOp:
     def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
         if op is None:
             return None
-        fn = op._definition.spec.fn
-        if fn is not None and has_signature(fn):
+        if op._init_fn is not None and has_signature(op._init_fn):
             raise AttributeError("__signature__", name="__signature__", obj=op)
         return signature_of(op.schema)
 
 
-class CustomOpDef(Register[P, R]):
+class CustomOpDef(Described[P], Register[P, R]):
     """An operator: callable, and the place where its rules are registered.
 
     Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
@@ -66,6 +67,8 @@ class CustomOpDef(Register[P, R]):
 
     __wrapped__: Callable[P, R]
     _opoverload: OpOverload
+    #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
+    _complete: Callable[..., Any] | None = None
 
     def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
         fn = operator.spec.fn
@@ -78,6 +81,7 @@ class CustomOpDef(Register[P, R]):
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
         self._bind(operator)
         fingerprint.ops.add(self)
+        add_observable(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
@@ -92,7 +96,8 @@ class CustomOpDef(Register[P, R]):
     _compat.dynamo.outside_dynamo(__call__)
 
     def __repr__(self) -> str:
-        return f"<CustomOpDef({self._qualname})>"
+        state = self.schema if self._definition.removed is None else "unregistered"
+        return f"<CustomOpDef({self._qualname}) {state}>"
 
     # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
@@ -134,11 +139,12 @@ class CustomOpDef(Register[P, R]):
             def autograd(_keyset, /, x): ...
         """
         texts: dict[str, str] = {}
-        problem = bypass.obstacle(self.schema) if self._definition.spec.bypass else None
-        if problem is not None:
-            texts["bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
+        options = self._definition.options
+        if (options.bypass or options.eager) and (problem := bypass.obstacle(self.schema, eager=options.eager)):
+            texts["eager=True" if options.eager else "bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
         if type(self) is not CustomOpDef:
-            texts["A call of the object"] = source_of(type(self).__call__)
+            calls = [vars(cls)["__call__"] for cls in type(self).__mro__ if issubclass(cls, CustomOpDef)]
+            texts["A call of the object"] = "\n".join(map(source_of, calls[:-1]))
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.current_kernel is not None and kernel.current_kernel.direct is not kernel.fn:
@@ -153,6 +159,8 @@ class CustomOpDef(Register[P, R]):
             >>> args, kwargs = double.lower(torch.ones(2))
             >>> torch.ops.mylib.double(*args, **kwargs)
         """
+        if self._complete is not None:
+            args, kwargs = self._complete(*args, **kwargs)
         if self._lowering is None:
             return args, kwargs
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
@@ -264,7 +272,7 @@ class CustomOpDef(Register[P, R]):
         definition = self._definition
         said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
         # What formulas see of an enum or a class is not in the schema.
-        return (*said, definition.spec.signature, definition.spec.direct_in_graphs, *self._rules.traced())
+        return (*said, definition.spec.signature, definition.options.direct_in_graphs, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +299,20 @@ class CustomOpDef(Register[P, R]):
     def _compute_entry(self) -> None:
         """Find out what a call of this object comes to: the C++ function, unless the rules have something before it."""
         entry = _compat.libraries.entry_of(self._opoverload)
-        self._entry = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        guarded = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        self._entry = observed_call(self, guarded)
+        if self._definition.removed is None and first_use.waits(self._definition.name.namespace):
+            self._entry = functools.partial(self._first_call, self._entry)
+
+    look_for_observers = _compute_entry
+
+    def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:
+        """A call before which the entry points of the namespace are loaded. If these make it, they are being loaded."""
+        first_use.use(self._definition.name.namespace)
+        if not first_use.waits(self._definition.name.namespace):
+            self._compute_entry()
+            entry = self._entry
+        return entry(*args, **kwargs)
 
     def _rebind(self) -> None:
         """Come back after having been removed."""
@@ -333,8 +354,8 @@ class CustomOpDef(Register[P, R]):
             if self._definition.removed is not None:
                 raise self._definition.removed
             ends_with_lib = lib is not None and lib is not self._definition.library
-            if lib is not None and ends_with_lib:
-                self._definition.check_library(lib)
+            if ends_with_lib:
+                check_library(lib, self._definition.name.namespace, self._qualname)
             registration = register(*args)
             ends_with_scope = self._owner.record(registration)
             if lib is not None and ends_with_lib:

@@ -9,38 +9,42 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from customops import _compat, _spec
+from customops import _compat, _conflict, _describe, _spec
+from customops._calls.settings import Configurable
+from customops._calls.undefined import Undefined, is_wanted
 from customops._compat.libraries import Library, OpOverload, OpOverloadPacket
-from customops._dispatch.callbacks import Fn
-from customops._dispatch.devices import DeviceTypes, dispatch_keys
+from customops._dispatch import first_use
+from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.lookup import find_op
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import OperatorHandle, define_in
-from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.operator import OperatorHandle, check_library
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import CheckPolicy
 from customops._dispatch.spec import OpSpec
+from customops._lazy import LazyOp
 from customops._lifetime import open_scope, record_in_scope
 from customops._op import CustomOpDef
 from customops._rules import Rules
 from customops._schema.differentiability import Names, names_in
 from customops._schema.layout import Layout
-from customops._schema.parse import check_nameless
-from customops._schema.tags import Tags, normalize_tags
+from customops._schema.tags import Tags
 from customops._schema.writes import mutates_args_names
-from customops.errors import DefinitionError, UnregisteredError, brief, user_source
+from customops._schema_only import SchemaOnly
+from customops._when_defined import WhenDefined
+from customops.errors import DefinitionError, UnregisteredError, brief, location_of, user_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry:
+class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     """A set of ops with one owner.
 
     Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
     The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
 
     Args:
-        direct_in_graphs: what `custom_op` takes, for all ops that do not say it themselves.
+        direct_in_graphs, lazy: what `custom_op` takes, for all ops that do not say it themselves.
 
     Example:
         >>> registry = Registry()
@@ -50,11 +54,12 @@ class Registry:
         >>> registry.clear()
     """
 
-    def __init__(self, *, direct_in_graphs: bool = True) -> None:
+    def __init__(self, *, direct_in_graphs: bool = True, lazy: bool = False) -> None:
+        super().__init__()
         self.direct_in_graphs = direct_in_graphs
+        self.lazy = lazy
         self._ops: dict[str, CustomOpDef[Any, Any]] = {}
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
-        self._early: list[Registration] = []  # of kernels that came before their op
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
         """The ops defined here, oldest first."""
@@ -94,10 +99,15 @@ class Registry:
         on_conflict: _spec.OnConflict = "replace",
         check: CheckPolicy | None = None,
         bypass: bool = False,
+        eager: bool = False,
         direct_in_graphs: bool | None = None,
         traceable: bool = False,
+        computed_args: _spec.ComputedArgs = None,
+        when: _spec.When = True,
         differentiable: bool | Sequence[bool] = True,
         nondiff_args: Names = (),
+        lib: Library | None = None,
+        lazy: bool | None = None,
     ) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -112,17 +122,21 @@ class Registry:
                 write to.
             layout: the strides that inductor has to give the op's tensors: "needs_contiguous", "exact_strides" (those
                 without a compiler, the default of torch), "stride_order" or "flexible".
-            on_conflict: if an op of the name exists: "replace" it, raise an "error", or "reuse" it if it has the same
-                schema and tags (and raise if it has not).
+            on_conflict: if an op of the name exists: "replace" it, raise an "error", "reuse" it if it has the same
+                schema and tags (and raise if it has not), or "skip": `adopt` it, whatever it is, and define nothing.
             check: when to check that what a kernel returns has the types of the schema and aliases nothing: "always",
-                for the "first" call of each kernel, or "never". The default, None, is "always". The environment
-                variable ``CUSTOMOPS_CHECK``, read when an op is defined, counts for all ops, whatever they say.
+                for the "first" call of each kernel, or "never". The default, None, is "always". `configure` and the
+                environment (``CUSTOMOPS_CHECK``, ``CUSTOMOPS_BYPASS``, ...) override this and the next three.
             bypass: let a call of the object run the kernel without the dispatcher where that has nothing to do.
-            direct_in_graphs: let code of inductor run the kernel without the dispatcher where nothing could tell. None:
-                as the registry says. ``CUSTOMOPS_DIRECT_IN_GRAPHS=0`` or ``=1`` in the environment counts for all ops.
+            eager: the same, and as a plain function: what it returns is not checked, and lists are not copied.
+            direct_in_graphs: the same in code of inductor. None: as the registry says.
             traceable: the function is made of torch's ops and wrapped Triton kernels: see `triton_op`.
+            computed_args: functions for arguments that calls leave out: each takes others by name. Compilers trace it.
+            when: a bool, or a function that returns one. False: calls run the function, and no op is defined.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that have no gradient, even if they require grad.
+            lib: the op lives as long as this library, of its namespace. Else it lives as long as the registry.
+            lazy: define the op when it is first used, and what is registered on it, too. None: as the registry says.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
@@ -143,159 +157,98 @@ class Registry:
             "layout": layout,
             "check": check,
             "bypass": bypass,
+            "eager": eager,
             "direct_in_graphs": self.direct_in_graphs if direct_in_graphs is None else direct_in_graphs,
             "traceable": traceable,
+            "computed_args": computed_args,
             "differentiable": differentiable,
             "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
         }
-        request = functools.partial(self._define, parsed, on_conflict, options)
+        _spec.check_on_conflict(on_conflict, name)
+        check_library(lib, parsed.namespace, name)
+        define = self._declare if _spec.is_lazy(self.lazy if lazy is None else lazy, name) else self._define
+        request = functools.partial(self._defined, define, lib, when, parsed, on_conflict, options)
         return request if fn is None else request(fn)
+
+    def _defined(
+        self,
+        define: Callable[..., CustomOpDef[Any, Any]],
+        lib: Library | None,
+        when: _spec.When,
+        name: Name,
+        on_conflict: _spec.OnConflict,
+        options: dict[str, Any],
+        fn: Callable[..., Any],
+        /,
+    ) -> CustomOpDef[Any, Any]:
+        if not callable(fn):
+            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
+        if not is_wanted(when, str(name)):
+            return Undefined(str(name), fn)
+        with lock:
+            if on_conflict == "skip" and first_use.exists(name):
+                return first_use.declared(str(name)) or self.adopt(str(name))
+            reuses = lib is not None and on_conflict == "reuse" and first_use.exists(name)
+            op = define(name, on_conflict, options, fn)
+            if lib is not None and not reuses:
+                Registration(functools.partial(self.drop, op)).end_with(lib)
+        return op
+
+    def _declare(
+        self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
+    ) -> CustomOpDef[Any, Any]:
+        """Have an op defined on its first use, if its name is free, or to be taken from such an op."""
+        old = first_use.declared(str(name))
+        if _compat.libraries.is_defined(name.packet, name.overload) or (old is not None and on_conflict != "replace"):
+            return self._define(name, on_conflict, options, fn)
+        if old is not None:
+            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn)))
+        op: CustomOpDef[Any, Any] = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
+        self.enter(
+            op, functools.partial(self.drop, op) if old is None else functools.partial(_conflict.swap_back, op, old)
+        )
+        return op
 
     def _define(
         self, name: Name, on_conflict: _spec.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
-        if not callable(fn):
-            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        _spec.check_on_conflict(on_conflict, str(name))
         spec = _spec.spec_of(name, fn, **options)
         with lock:
-            existing = _compat.libraries.find_overload(name.packet, name.overload)
-            if existing is None:
+            if not first_use.exists(name):
                 return self.add(spec)
             if on_conflict == "replace":
-                return self._replace(spec)
+                return _conflict.replace(spec, self)
             if on_conflict == "reuse":
-                return self._reuse(spec)
-            raise self._conflict(spec, "on_conflict='error'", 'on_conflict="replace" or "reuse", or another name')
+                return _conflict.reuse(spec, self)
+            fix = 'on_conflict="replace", "reuse" or "skip", or another name'
+            raise _conflict.conflict(spec, self, "on_conflict='error'", fix)
 
-    def add(self, spec: OpSpec, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+    def add(self, spec: OpSpec, rules: Rules | None = None, make: _spec.Make = _spec.make) -> CustomOpDef[Any, Any]:
         """Define an op whose name is free."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _spec.replaced_error(spec))
+            self.drop(stale, _conflict.replaced(spec.qualname, spec.place))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = _spec.define_op(spec, self, rules)
+        op = _spec.define_op(spec, self, rules, make)
+        self.enter(op, functools.partial(self.drop, op))
+        return op
+
+    def enter(self, op: CustomOpDef[Any, Any], undo: Undo) -> None:
+        """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
         self._ops[op._qualname] = op
-        self.record(Registration(functools.partial(self.drop, op)))
-        return op
+        if not isinstance(op, LazyOp):
+            self.apply_settings(op)
+            try:
+                first_use.defined(op._definition.name.packet)
+            except BaseException:
+                undo()
+                raise
+        self.record(Registration(undo))
 
-    def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
-        """Define an op in the place of another; the other comes back if that fails."""
-        qualname = spec.qualname
-        old = _compat.registries.torch_op_of(qualname)
-        if not isinstance(old, CustomOpDef):
-            library = _compat.registries.torch_library_of(qualname)
-            if library is None:
-                raise self._conflict(
-                    spec, "it was not made by custom_op, so it cannot be replaced", "choose another name"
-                )
-            _spec.check_spec(spec)
-            # Made by torch.library.custom_op, whose rule for a same name is to replace, too.
-            overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
-            _compat.libraries.destroy_library(library)
-            if overload is not None:
-                _compat.libraries.retire_overload(overload, _spec.replaced_error(spec))
-            return self.add(spec)
-        _spec.check_spec(spec)
-        old._owner.drop(old, _spec.replaced_error(spec))
-        try:
-            op = _spec.define_op(spec, self)
-        except BaseException:
-            old._owner.restore(old)
-            raise
-        self._ops[qualname] = op
-        self.record(Registration(functools.partial(self._swap_back, op, old)))
-        return op
-
-    def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
-        """The existing op, if it is the same one."""
-        old = _compat.registries.torch_op_of(spec.qualname)
-        if not isinstance(old, CustomOpDef):
-            raise self._conflict(spec, "it was not made by custom_op, so it cannot be reused", "choose another name")
-        known = old._definition
-        is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
-        if not is_same or known.spec.signature != spec.signature:
-            raise self._conflict(
-                spec,
-                f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
-                'on_conflict="replace", or another name',
-                expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
-                got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
-            )
-        return old
-
-    def _conflict(self, spec: OpSpec, reason: str, fix: str, **fields: str) -> DefinitionError:
-        return _spec.conflict_error(spec, self._place(spec.qualname), reason, fix, **fields)
-
-    def define(self, qualname: str, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None:
-        """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
-
-        Args:
-            qualname: ``namespace::name``, or ``namespace::name.overload``.
-            schema: without the name, e.g. ``"(Tensor x) -> Tensor"``.
-            lib: the op lives as long as this library, whose namespace counts. Else it lives as long as the registry.
-            tags: the op has these, and no other.
-
-        Raises:
-            DefinitionError: the name, or torch refuses the schema, the tags or a second op of the name.
-            SchemaError: `schema` starts with a name.
-
-        Example:
-            >>> define("mylib::double", "(Tensor x) -> Tensor")
-            >>> impl("mylib::double", "default", lambda x: x * 2)
-        """
-        if lib is not None and "::" in qualname:
-            qualname = f"{lib.ns}::{qualname.partition('::')[2]}"
-        name, all_tags = Name.parse(qualname), normalize_tags(tags)
-        name.check_new()
-        check_nameless(schema, str(name))
-        with lock:
-            if _compat.libraries.find_overload(name.packet, name.overload) is not None:
-                problem = f"tried to register an operator multiple times; it is defined at {self._place(str(name))}"
-                raise DefinitionError(problem, op=str(name), got=schema, fix="use another name, or impl for kernels")
-            if lib is not None:
-                define_in(lib, name, schema, all_tags)
-                return
-            operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
-            op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
-            self._ops[op._qualname] = op
-            self.record(Registration(functools.partial(self.drop, op)))
-
-    def _place(self, qualname: str) -> str:
-        """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `define`."""
-        known = _compat.registries.torch_op_of(qualname) or self._ops.get(qualname) or default._ops.get(qualname)
-        return known.source if isinstance(known, CustomOpDef) else _compat.schemas.defined_at(qualname)
-
-    def impl(
-        self, qualname: str, types: str | Iterable[str], func: Fn | None = None, *, lib: Library | None = None
-    ) -> Any:
-        """Put a kernel at dispatch keys as it is: no defaults filled in, nothing checked. See `register_kernel`.
-
-        Args:
-            qualname: the op; where it is not defined yet, the kernel waits for it.
-            types: a dispatch key ("CPU", "AutogradCUDA"), a device type ("cpu"), "default" (every device), or several.
-            func: the kernel, or ``torch.library.fallthrough_kernel``. Without it, a decorator is returned.
-            lib: the kernel lives as long as this library. Else it lives as long as the op, or the registry.
-
-        Raises:
-            RegistrationError: torch knows no such dispatch key or device type.
-        """
-        keys = dispatch_keys(types, qualname)
-        if func is None:
-            return functools.partial(self.impl, qualname, keys, lib=lib)
-        name = Name.parse(qualname)
-        with lock:
-            if _compat.libraries.find_overload(name.packet, name.overload) is not None:
-                self.adopt(qualname)._impl(keys, func, lib)
-                return func
-            library = lib or Library(name.namespace, "FRAGMENT")
-            if lib is None:
-                self._early.append(Registration(functools.partial(_compat.libraries.destroy_library, library)))
-                self.record(self._early[-1])
-            for key in keys:
-                library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
-        return func
+    def find(self, qualname: str) -> CustomOpDef[Any, Any] | None:
+        """The op of a name that is in this registry, or the default one."""
+        return self._ops.get(qualname) or default._ops.get(qualname)
 
     # Adopting ---------------------------------------------------------------------------------------------------
 
@@ -343,8 +296,10 @@ class Registry:
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self.drop(op)
-            while self._early:
-                self._early.pop().unregister()
+            for waiting in (self._early, self._callbacks):
+                while waiting:
+                    waiting.pop().unregister()
+            self._settings.clear()
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
@@ -364,7 +319,7 @@ class Registry:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_spec.AGAIN))
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=_conflict.AGAIN))
                 return True
         return False
 
@@ -372,11 +327,7 @@ class Registry:
         """Put a removed op back, with the rules it had."""
         op._rebind()
         self._ops[op._qualname] = op
-
-    def _swap_back(self, new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
-        self.drop(new)
-        if _compat.libraries.find_overload(new._definition.name.packet, new._definition.name.overload) is None:
-            old._owner.restore(old)
+        self.apply_settings(op)
 
     def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
         """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""

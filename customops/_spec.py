@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from customops import _compat
-from customops._codegen import bypass
+from customops._calls import computed
+from customops._calls.classes import class_of
 from customops._codegen.function import variable_name
+from customops._compat.libraries import Library
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.devices import DeviceTypes, check_devices
+from customops._dispatch.environment import of_environment
 from customops._dispatch.name import Name
-from customops._dispatch.operator import OperatorHandle, with_pt2_compliant
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.removal import remove
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
@@ -25,52 +27,39 @@ from customops._schema.infer import read
 from customops._schema.layout import Layout, with_layout
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
-from customops._schema.tags import Tags, check_tags, normalize_tags
+from customops._schema.tags import Tags, check_tags, normalize_tags, with_pt2_compliant
 from customops.errors import DefinitionError, SchemaError, UnregisteredError, brief, location_of, user_source, where
 
 #: What `custom_op` does where an op of the name exists.
-OnConflict = Literal["replace", "error", "reuse"]
+OnConflict = Literal["replace", "error", "reuse", "skip"]
 
 
 def check_on_conflict(value: Any, op: str) -> None:
     if value not in get_args(OnConflict):
         raise DefinitionError(
-            "on_conflict has no such value", op=op, expected='"replace", "error" or "reuse"', got=brief(value)
+            "on_conflict has no such value", op=op, expected='"replace", "error", "reuse" or "skip"', got=brief(value)
         )
 
 
-def conflict_error(spec: OpSpec, place: str, reason: str, fix: str, **fields: str) -> DefinitionError:
-    """The error for an op that exists, defined at a place."""
-    return DefinitionError(
-        f"an op of this name exists, defined at {place}: {reason}",
-        op=spec.qualname,
-        where=where(spec.fn) if spec.fn is not None else None,
-        fix=fix,
-        **fields,
-    )
+def is_lazy(value: Any, op: str) -> bool:
+    if not isinstance(value, bool):
+        raise DefinitionError("lazy must be True, False or None", op=op, got=brief(value))
+    return value
 
 
-AGAIN = "define it again, or use the new object"
-
-
-def replaced_error(spec: OpSpec) -> UnregisteredError:
-    """What calls of an op raise once this one has its name."""
-    return UnregisteredError(f"the op was replaced by the definition at {spec.place}", op=spec.qualname, fix=AGAIN)
-
-
-def _direct_in_graphs(given: Any, op: str) -> bool:
-    """What an op and the environment say together of ``direct_in_graphs``. The environment decides."""
-    value = os.environ.get("CUSTOMOPS_DIRECT_IN_GRAPHS")
-    if value not in (None, "", "0", "1"):
-        raise DefinitionError(
-            "the environment variable CUSTOMOPS_DIRECT_IN_GRAPHS has no such value",
-            op=op,
-            expected='"0" or "1"',
-            got=brief(value),
-        )
+def _switch(option: str, given: Any, op: str) -> bool:
+    """What an op and the environment say together of an option."""
     if not isinstance(given, bool):
-        raise DefinitionError("direct_in_graphs must be True, False or None", op=op, got=brief(given))
-    return value == "1" if value else given
+        raise DefinitionError(f"{option} must be True or False", op=op, got=brief(given))
+    value: bool | None = of_environment(option, op)
+    return given if value is None else value
+
+
+#: Arguments that calls leave out -> what computes them of the others.
+ComputedArgs = Mapping[str, Callable[..., Any]] | None
+
+#: Is the op to be defined?
+When = bool | Callable[[], bool]
 
 
 class DefinitionOptions(TypedDict, total=False):
@@ -84,10 +73,15 @@ class DefinitionOptions(TypedDict, total=False):
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
+    eager: bool
     direct_in_graphs: bool | None
     traceable: bool
+    computed_args: ComputedArgs
+    when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
+    lib: Library | None
+    lazy: bool | None
 
 
 def spec_of(
@@ -101,14 +95,17 @@ def spec_of(
     layout: Layout | None,
     check: CheckPolicy | None,
     bypass: bool,
+    eager: bool,
     direct_in_graphs: bool,
     traceable: bool,
+    computed_args: ComputedArgs,
     differentiable: bool | Sequence[bool],
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
     op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
     signature = kernel = None
+    starred = False
     if schema is None:
         wanted, all_tags, signature = read(fn, mutates_args, all_tags, op=op)
     else:
@@ -117,6 +114,8 @@ def spec_of(
     if signature is not None:
         lowering = Lowering(signature, wanted, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
+        starred = any(each.stars for each in signature.parameters)
+    parameters = wanted if signature is None else lowering.parameters
     return OpSpec(
         name,
         wanted,
@@ -128,9 +127,11 @@ def spec_of(
         device_types=_devices(device_types),
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
-        bypass=bypass,
-        direct_in_graphs=_direct_in_graphs(direct_in_graphs, op),
+        bypass=_switch("bypass", bypass, op),
+        eager=_switch("eager", eager, op),
+        direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
+        computed_args=computed.read(computed_args, parameters, op, starred=starred),
         source=user_source(),
     )
 
@@ -144,11 +145,8 @@ def _devices(device_types: DeviceTypes) -> DeviceTypes:
 
 def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
-    if not isinstance(spec.bypass, bool):
-        raise DefinitionError("bypass must be True or False", op=spec.qualname, got=brief(spec.bypass))
-    for option, value in (("bypass", spec.bypass), ("traceable", spec.traceable)):
-        if not isinstance(value, bool):
-            raise DefinitionError(f"{option} must be True or False", op=spec.qualname, got=brief(value))
+    if not isinstance(spec.traceable, bool):
+        raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     for argument in spec.schema.keyword_only:
@@ -164,7 +162,8 @@ def _check_variant(spec: OpSpec) -> None:
     name = spec.mutation_only.name
     taken = _compat.libraries.find_overload(name.packet, name.overload)
     replaced = _compat.registries.torch_op_of(spec.qualname)
-    variant = replaced._definition.mutation_only if isinstance(replaced, CustomOpDef) else None
+    definition = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
+    variant = definition.mutation_only if definition is not None else None
     if taken is not None and (variant is None or variant.overload is not taken):
         raise DefinitionError(
             f"an op {name} exists: the variant of this one that returns nothing has that name",
@@ -173,17 +172,25 @@ def _check_variant(spec: OpSpec) -> None:
         )
 
 
-def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None) -> CustomOpDef[Any, Any]:
+#: Makes the object of an op, of a class that is made for it.
+Make = Callable[[type[CustomOpDef[Any, Any]], Owner, OperatorHandle, Rules | None], CustomOpDef[Any, Any]]
+
+
+def make(cls: type[CustomOpDef[Any, Any]], *args: Any) -> CustomOpDef[Any, Any]:
+    return cls(*args)
+
+
+def define_op(spec: OpSpec, owner: Owner, rules: Rules | None = None, make: Make = make) -> CustomOpDef[Any, Any]:
     """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
     check_spec(spec)
-    known = _compat.libraries.namespace_exists(spec.name.namespace)
+    known = _compat.namespaces.exists(spec.name.namespace)
     operator = OperatorHandle.define(spec)
     try:
-        return _class_of(spec)(owner, operator, rules)
+        return make(class_of(spec, spec.options), owner, operator, rules)
     except BaseException:
         remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
         if not known:
-            _compat.libraries.forget_namespace(spec.name.namespace)
+            _compat.namespaces.forget(spec.name.namespace)
         raise
 
 
@@ -211,20 +218,3 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
             where=where(fn),
         )
     return schema
-
-
-def _class_of(spec: OpSpec) -> type[CustomOpDef[Any, Any]]:
-    """The class of an op's object; of one op, if its ``__call__`` is generated for it."""
-    cls: type[CustomOpDef[Any, Any]] = CustomOpDef
-    if spec.bypass and bypass.obstacle(spec.schema) is None:
-        call = bypass.call(spec.schema, spec.tags, spec.qualname, spec.check)
-        cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
-    if spec.signature is not None:
-        lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-        cls = _calling(cls, lowering.call(cls.__call__ if cls is not CustomOpDef else None), _lowering=lowering)
-    return cls
-
-
-def _calling(cls: type[CustomOpDef[Any, Any]], call: Any, **attributes: Any) -> type[CustomOpDef[Any, Any]]:
-    _compat.dynamo.hidden_files.add(call.__code__.co_filename)
-    return type(CustomOpDef.__name__, (cls,), {"__call__": call, **attributes})

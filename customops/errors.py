@@ -19,10 +19,14 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "AliasError",
@@ -39,6 +43,7 @@ __all__ = [
     "RegistrationError",
     "SchemaError",
     "TagError",
+    "UndefinedError",
     "UnregisteredError",
     "UnsupportedError",
 ]
@@ -119,6 +124,10 @@ class RegistrationError(CustomOpsError, RuntimeError):
 
 class CallbackError(RegistrationError, TypeError):
     """A callback's parameters do not fit the operator's schema."""
+
+
+class UndefinedError(CustomOpsError, AttributeError):
+    """An op was asked for what there is not, since ``when=`` said that it is not to be defined."""
 
 
 class UnsupportedError(CustomOpsError, NotImplementedError):
@@ -205,10 +214,33 @@ def where(fn: Callable[..., Any]) -> str:
 _NOT_THE_USERS = (os.path.dirname(__file__) + os.sep, torch.library.__file__)
 
 
+def helper(fn: F) -> F:
+    """Mark a function that calls this package for its caller: ``source``, errors and warnings name the caller's line.
+
+    Functions nested in it are marked, too, so a decorator can return one.
+
+    Example:
+        >>> @helper
+        ... def mylib_op(fn):
+        ...     return custom_op(f"mylib::{fn.__name__}", fn, mutates_args=())
+    """
+    codes = [innermost(fn).__code__]
+    while codes:
+        _helpers[id(codes[-1])] = codes[-1]
+        codes += [inner for inner in codes.pop().co_consts if isinstance(inner, types.CodeType)]
+    return fn
+
+
+#: The code objects of functions that are marked by `helper`, by their ids: equal ones are others.
+_helpers: dict[int, types.CodeType] = {}
+
+
 def user_stacklevel() -> int:
     """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_NOT_THE_USERS) or id(frame.f_code) in _helpers
+    ):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -220,5 +252,30 @@ def is_users(file: str) -> bool:
 
 def user_source() -> str:
     """``file:line`` of the user's call into this package."""
+    if _source.get() is not None:
+        return _source.get() or ""
     frame = sys._getframe(user_stacklevel() - 1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+#: What `user_source` returns while something is done that the user asked for before.
+_source: ContextVar[str | None] = ContextVar("customops.source", default=None)
+
+
+@contextmanager
+def asked_for_at(source: str) -> Iterator[None]:
+    """Do what the user asked for at `source`. An error says so, where it names no other place."""
+    token = _source.set(source)
+    try:
+        yield
+    except CustomOpsError as error:
+        if error.where is None:
+            error.where = source
+            error.args = (error._message(),)
+        raise
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"asked for at {source}")
+        raise
+    finally:
+        _source.reset(token)

@@ -20,9 +20,12 @@ from customops._autograd.options import BackwardOptions, FromOptions, GradientOp
 from customops._dispatch.devices import DeviceTypes
 from customops._op import CustomOpDef
 from customops._registry import default
-from customops._rules.fits import AnySetupContext, Backward, ResultAndDims, Strategy, TakesModeAndCall
+from customops._rules.fits import AnySetupContext, Backward, DeclaredF, ResultAndDims, Strategy, TakesModeAndCall
+from customops._rules.like import like as like
 from customops._schema.differentiability import Names
 from customops._schema.tags import Tags
+from customops._schema_only import ImplConflict
+from customops._spec import OnConflict
 from customops.errors import RegistrationError
 
 Op = CustomOpDef[Any, Any] | _compat.libraries.OpOverload | str
@@ -30,10 +33,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 custom_op = default.custom_op
 adopt = default.adopt
+when_defined = default.when_defined
 
 
 @overload
-def define(qualname: str, /, schema: str, *, lib: Library | None = None, tags: Tags = ()) -> None: ...
+def define(
+    qualname: str, /, schema: str, *, lib: Library | None = None, tags: Tags = (), on_conflict: OnConflict = "error"
+) -> None: ...
 @overload
 def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
 def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
@@ -44,10 +50,24 @@ def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
 
 @overload
 def impl(
-    qualname: str, /, types: str | Iterable[str], func: None = None, *, lib: Library | None = None
+    qualname: str,
+    /,
+    types: str | Iterable[str],
+    func: None = None,
+    *,
+    lib: Library | None = None,
+    on_conflict: ImplConflict = "replace",
 ) -> Callable[[F], F]: ...
 @overload
-def impl(qualname: str, /, types: str | Iterable[str], func: F, *, lib: Library | None = None) -> F: ...
+def impl(
+    qualname: str,
+    /,
+    types: str | Iterable[str],
+    func: F,
+    *,
+    lib: Library | None = None,
+    on_conflict: ImplConflict = "replace",
+) -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
 def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
@@ -91,9 +111,11 @@ def register_fake(
 ) -> Callable[[F], F]: ...
 @overload
 def register_fake(op: Op, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
+@overload
 def register_fake(
-    op: Op, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None, allow_override: bool = True
-) -> Any:
+    op: Op, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
+) -> DeclaredF: ...
+def register_fake(op: Op, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
     """`CustomOpDef.register_fake` on any op."""
     return adopt(op).register_fake(fn, lib=lib, allow_override=allow_override)
 

@@ -15,11 +15,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "customops"
+#: Beside the package: pytest loads it in each run, and must not load torch for it.
+PLUGIN = ROOT / "customops_pytest"
 
 #: The rooms, lowest first: folders of the package, and modules beside them. A module imports from rooms before its own.
 #: The package itself (`__init__`) stands after `library`; what is built on the public API may import it.
 ROOMS = (
     "errors",
+    "_timing",
     "_compat",
     "_schema",
     "_dispatch",
@@ -29,25 +32,33 @@ ROOMS = (
     "_samples",
     "_autograd",
     "_rules",
+    "_describe",
     "_op",
+    "_calls",
     "_spec",
+    "_conflict",
+    "_lazy",
+    "_schema_only",
+    "_when_defined",
     "_registry",
     "_triton",
     "schema",
     "library",
     "checks",
     "__init__",
+    "logging",
     "fake_profile",
     "languages",
     "legacy",
     "testing",
     "checking",
     "backend",
+    "_targets",
     "_cli",
     "__main__",
 )
 #: Modules that load something late to keep `import customops` cheap; a folder stands for its `__init__`.
-LATE_IMPORTS = {"__init__", "__main__", "_compat.autograd", "checks", "backend._compat"}
+LATE_IMPORTS = {"__init__", "_compat.autograd", "_describe", "checks", "backend._compat"}
 #: Not even `_compat` builds on these: customops replaces them.
 REPLACED = ("torch.library.custom_op", "torch._library.custom_ops.custom_op")
 MAX_LINES = 400
@@ -241,6 +252,9 @@ def load(path: Path) -> Module:
 MODULES = {module_name(path): load(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+PLUGIN_MODULES = {path.stem: Module(path.stem, path.read_text(encoding="utf-8")) for path in PLUGIN.glob("*.py")}
+
+
 def findings(look: Callable[[Module], list[str]]) -> list[str]:
     """What is found in any module, with its name."""
     return [f"{name}: {finding}" for name, module in MODULES.items() for finding in look(module)]
@@ -306,6 +320,24 @@ def test_import_is_light() -> None:
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = set(HEAVY) & set(json.loads(run.stdout))
     assert not loaded, f"`import customops` loads {sorted(loaded)}"
+
+
+@pytest.mark.process
+def test_pytest_loads_the_plugin_without_torch() -> None:
+    script = "import customops_pytest.plugin, json, sys; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not {"torch", "customops"} & set(json.loads(run.stdout))
+
+
+def test_the_plugin_is_held_to_the_rules() -> None:
+    found = {
+        name: [*module.private_names(), *module.replaced_names(), *module.deep_functions]
+        + (module.late_imports if name != "plugin" else [])
+        + ([] if len(module.source.splitlines()) <= MAX_LINES else ["too long"])
+        for name, module in PLUGIN_MODULES.items()
+    }
+    assert {name: said for name, said in found.items() if said} == {}
+    assert not [name for name, module in MODULES.items() for i in module.imports if "customops_pytest" in i.target]
 
 
 # -- the detectors themselves ------------------------------------------------------------------
@@ -389,7 +421,7 @@ def test_upward_imports_are_caught(name: str, source: str) -> None:
         ("_rules.fake", "from .._dispatch.callbacks import bind"),
         ("checks.schema", "from ._result import Result\nfrom customops.checks import table"),
         ("backend.device", "from customops import custom_op\nfrom . import memory"),
-        ("__main__", "from customops._cli.check import main"),
+        ("__main__", "from customops._cli.main import main"),
         ("__init__", "from customops.checks import opcheck\nfrom . import backend"),
     ],
 )

@@ -180,8 +180,8 @@ def test_functions_that_are_no_ops(registry: Registry, ns: str, fn: Any, text: s
 
 @pytest.mark.parametrize(
     ("device", "fix"),
-    [("gpu", '"cuda", for all'), ("cuda:0", '"cuda", for all'), ("CPU", '"cpu", for all'), ("GPU:1", '"cuda", for all'),
-     (torch.device("cuda:0"), '"cuda"')],
+    [("gpu", '"cuda", for all'), ("cuda:0", '"cuda", for all'), ("CPU:0", '"cpu", for all'),
+     ("GPU:1", '"cuda", for all'), (torch.device("cuda:0"), '"cuda"')],
 )  # fmt: skip
 def test_devices_that_are_none(registry: Registry, ns: str, device: Any, fix: str) -> None:
     op = registry.custom_op(f"{ns}::f", double, mutates_args=())

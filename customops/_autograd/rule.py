@@ -18,7 +18,8 @@ from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.operator import CurrentKernel, OperatorHandle
+from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
@@ -145,6 +146,10 @@ class AutogradRule:
         self._node.apply = self._current = None
         self.definition.recompile()
         self._guard_changed()
+
+    def regenerate(self) -> None:
+        """Make the node anew: whether gradients are checked has changed."""
+        self._forget_node()
 
     def call_guard(self, entry: Fn) -> Fn:
         """`entry`, or what is to be called in its place."""

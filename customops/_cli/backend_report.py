@@ -1,4 +1,4 @@
-"""``python -m customops backend-report``: which ops a device runs itself, leaves to the CPU, or fails at."""
+"""``customops backend-report``: which ops a device runs itself, leaves to the CPU, or fails at."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from customops._cli import terminal
+from customops._describe.screen import table, width_of_screen
 from customops.backend import journal
 from customops.backend.coverage import opinfo, report
 from customops.backend.errors import BackendError
 
 #: Exit statuses, as for `check`.
 ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
-
-_STYLES = {"FAILED": "bold red", "fallback": "yellow", "both": "yellow", "native": "green"}
 
 
 def add_parser(commands: Any) -> None:
@@ -51,13 +47,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     _check_options(options, parser)
     dtypes = [_dtype(name, parser) for name in options.dtype or ["float32"]]
-    console = Console(highlight=False, markup=False, emoji=False)
     try:
-        return _op_tests(options, dtypes, console) if options.opinfo else _script(options, console)
+        return _op_tests(options, dtypes) if options.opinfo else _script(options)
     except BackendError as error:
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(
-            Text("error: ", style="bold red") + Text(str(error))
-        )
+        terminal.error(error)
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         return NOTHING_RUN
@@ -94,33 +87,33 @@ def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:
     return dtype
 
 
-def _script(options: argparse.Namespace, console: Console) -> int:
+def _script(options: argparse.Namespace) -> int:
     backend, record, error = report.run_script(options.module, options.arguments)
-    _print_ops(record, console)
+    _print_ops(record)
     if error is not None:
         traceback.print_exception(error)
-        console.print(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
-    console.print(_summary(backend.name, record), soft_wrap=True)
+        terminal.say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
+    terminal.say(_summary(backend.name, record))
     if options.json:
         options.json.write_text(report.as_json(record, []), encoding="utf-8")
     return SOME_FAILED if error is not None or record.failed else ALL_PASSED
 
 
-def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], console: Console) -> int:
+def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
     backend = report.load_device(options.module)
     scores, record = [], journal.Journal()
     for score in opinfo.run(
         backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
     ):
         for line in report.scores_as_text([score]):
-            console.print(line, soft_wrap=True)
+            terminal.say(line)
         scores.append(score)
         record.add(score.journal)
-    console.print()
+    terminal.say()
     if record.native or record.failed:  # all else is the CPU's
-        _print_ops(record, console)
+        _print_ops(record)
     failed = sum(len(score.failed) for score in scores)
-    console.print(f"{_summary(backend.name, record)}; {failed} of the op tests failed", soft_wrap=True)
+    terminal.say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
     if options.json:
         options.json.write_text(report.as_json(record, scores), encoding="utf-8")
     if not any(score.total for score in scores):
@@ -128,17 +121,14 @@ def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], console: C
     return SOME_FAILED if any(score.failed for score in scores) else ALL_PASSED
 
 
-def _print_ops(record: journal.Journal, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("op", overflow="fold")
-    for column in ("native", "fallback"):
-        table.add_column(column, justify="right")
-    table.add_column("")
-    for row in report.rows(record):
-        note = Text(row.status, _STYLES[row.status]) + Text(f" {row.error}" if row.error else "")
-        table.add_row(row.op, str(row.native or "-"), str(row.fallback or "-"), note)
-    console.print(table)
-    console.print()
+def _print_ops(record: journal.Journal) -> None:
+    found, width = report.rows(record), width_of_screen()
+    rows = [(row.op, str(row.native or "-"), str(row.fallback or "-"), row.status) for row in found]
+    terminal.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
+    for row in found:
+        if row.error:
+            terminal.say(terminal.wrapped(f"{row.op}: {row.error}", width))
+    terminal.say()
 
 
 def _summary(name: str, record: journal.Journal) -> str:

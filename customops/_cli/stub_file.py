@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from customops._cli.outcomes import Op
 from customops._cli.stub_types import argument_type, default_of, docstring, return_type
 from customops._compat.libraries import OpOverload, OpOverloadPacket
 from customops._schema.model import Argument, Schema
 from customops._schema.nodes import Leaf
 from customops._schema.parse import from_dispatcher
+from customops._targets import Op
 
 _HEAD = '''\
 # fmt: off

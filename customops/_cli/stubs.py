@@ -1,4 +1,4 @@
-"""``python -m customops stubs``: what `torch.ops` has of a module's ops, as a file for type checkers and editors."""
+"""``customops stubs``: what `torch.ops` has of a module's ops, as a file for type checkers and editors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from customops._cli.stub_file import StubFile
-from customops._cli.targets import TargetError, load
+from customops._targets import TargetError, load
 
 #: Exit statuses.
 UP_TO_DATE, STALE, NOTHING_WRITTEN = 0, 1, 2

@@ -16,7 +16,7 @@ from customops._codegen.autograd import as_dict
 from customops._codegen.function import Shape, Source, as_tuple, compile_on_first_call, fill
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import CurrentKernel
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Schema
 
@@ -40,13 +40,20 @@ def ad_inplace_or_view(
     general: Fn,
 ) -> Callable[..., Any]:
     """The function at the ADInplaceOrView key: see `autograd` for `fast_path`; all else is done by `general`."""
-    shape = Shape.of(schema, tags, when)
-    generate = functools.partial(_generate, shape, op, fast_path, general)
+    generate = functools.partial(_generate, schema, tags, op, fast_path, general, when=when)
     return compile_on_first_call("ad_inplace_or_view", generate)
 
 
-def _generate(shape: Shape, op: str, fast_path: dict[int, CurrentKernel | None], general: Fn) -> Any:
-    return _source(shape).build(op, fast_path=fast_path, general=general)
+def _generate(
+    schema: Schema,
+    tags: tuple[Tag, ...],
+    op: str,
+    fast_path: dict[int, CurrentKernel | None],
+    general: Fn,
+    *,
+    when: CheckPolicy,
+) -> Any:
+    return _source(Shape.of(schema, tags, when)).build(op, fast_path=fast_path, general=general)
 
 
 @functools.lru_cache(maxsize=512)

@@ -21,7 +21,7 @@ from customops._codegen.function import (
 )
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.operator import CurrentKernel
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 
@@ -78,7 +78,7 @@ def autograd(
     done by `general`.
     """
     return compile_on_first_call(
-        "autograd", functools.partial(_generate, schema, tags, op, when, differentiable_args, fast_path, make)
+        "autograd", functools.partial(_generate, schema, tags, op, differentiable_args, fast_path, make, when=when)
     )
 
 
@@ -86,10 +86,11 @@ def _generate(
     schema: Schema,
     tags: tuple[torch.Tag, ...],
     op: str,
-    when: CheckPolicy,
     differentiable_args: tuple[Argument, ...],
     fast_path: dict[int, CurrentKernel | None],
     make: Make,
+    *,
+    when: CheckPolicy,
 ) -> Any:
     general, node = make()
     names = tuple(argument.name for argument in differentiable_args)

@@ -1,4 +1,7 @@
-"""``bypass=True``: a call of the op's object runs the kernel without the dispatcher, where that cannot be told apart.
+"""``bypass=True`` and ``eager=True``: a call of the op's object runs the kernel without the dispatcher.
+
+With `bypass` that cannot be told apart from a call of the dispatcher. With `eager` the kernel is called as a plain
+function: what it returns is not checked, lists are not copied, and gradient mode stays as it is.
 
 The dispatcher's work is to find out that there is nothing to do but to call the kernel. For tensors that are plain, in
 a thread where nothing is active, that can be found out at a fraction of the price: by one look at all tensors and the
@@ -20,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _compat
 from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
+from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing, emit_version_bump
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
@@ -71,10 +74,17 @@ if {name} is not None:
     {name} = $list({name})
 """
 
+#: In the place of what `emit_kernel_call` writes.
+PLAIN_CALL = """\
+{version_bump}
+return $current.fn({arguments})
+"""
+
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
     "forward_ad": _compat.autograd.forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
+    "is_grad_enabled": torch.is_grad_enabled,
     "is_nested": operator.attrgetter("is_nested"),
     "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
     "lists": frozenset({list, tuple, torch.Size}),
@@ -84,12 +94,12 @@ _OBJECTS: dict[str, Any] = {
 }
 
 
-def obstacle(schema: Schema) -> str | None:
+def obstacle(schema: Schema, *, eager: bool = False) -> str | None:
     """Why no call of an op can do without the dispatcher; None if some can."""
     if schema.is_view:
         return "it returns a view, which torch makes one of its base"
     returns = {ret.type for ret in schema.returns}
-    if returns - {"Tensor"} and [ret.type for ret in schema.returns] != ["Tensor[]"]:
+    if not eager and returns - {"Tensor"} and [ret.type for ret in schema.returns] != ["Tensor[]"]:
         return f"it returns a {min(returns - {'Tensor'})}, which the dispatcher converts"
     if not schema.takes_tensors:
         return "no argument is a tensor, to tell the device by"
@@ -101,15 +111,15 @@ def obstacle(schema: Schema) -> str | None:
     return None
 
 
-def call(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy) -> Any:
+def call(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy, *, eager: bool = False) -> Any:
     """The ``__call__`` of an op's object."""
-    function: Any = _source(Shape.of(schema, tags, when)).build(op)
+    function: Any = _source(Shape.of(schema, tags, when), eager=eager).build(op)
     function.__qualname__ = op  # for Python's errors about missing arguments, and others that there are not
     return function
 
 
 @functools.lru_cache(maxsize=512)
-def _source(shape: Shape) -> Source:
+def _source(shape: Shape, *, eager: bool) -> Source:
     """The source of the ``__call__`` of an op's object.
 
     Conditions that rule most calls out come first; what a torch function mode would see comes after it was looked for.
@@ -123,22 +133,37 @@ def _source(shape: Shape) -> Source:
     parameters = emit_parameters(source)
     leave_out, positional, named = emit_passing(source)
     in_order = [*schema.positional, *schema.keyword_only]
+    by_name = _by_name(schema.positional, schema.keyword_only)
     source.template = fill(
         CALL,
         parameters=["$self", "/", *parameters],
-        arguments=_by_name(schema.positional, schema.keyword_only),
+        arguments=by_name,
         arrive_as_they_are="\nand ".join(_emit_arrives(source, i, argument) for i, argument in enumerate(in_order)),
         any_nested=" or ".join(map(_emit_nested, holders)),
         gather=gather,
         looks_same=looks_same,
         tensors=tensors,
         defaults=emit_defaults(source),
-        conversions="".join(map(_emit_conversion, schema.arguments)),
-        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True, records="$records"),
+        conversions="".join(_emit_conversion(argument, copies=not eager) for argument in schema.arguments),
+        kernel_call=(_emit_plain_call if eager else _emit_checked_call)(source),
         leave_out=leave_out,
         passed=[*positional, *named],
     )
     return source
+
+
+def _emit_checked_call(source: Source) -> str:
+    mutates = bool(source.schema.mutated)
+    return emit_kernel_call(source, bump=mutates, direct=True, alone=True, records="$records")
+
+
+def _emit_plain_call(source: Source) -> str:
+    schema = source.schema
+    return fill(
+        PLAIN_CALL,
+        version_bump=emit_version_bump(source) if schema.mutated else "",
+        arguments=_by_name(schema.positional, schema.keyword_only),
+    )
 
 
 def _by_name(positional: Iterable[Argument], named: Iterable[Argument]) -> list[str]:
@@ -227,12 +252,14 @@ def _emit_list_test(source: Source, name: str, row: TypeRow) -> str:
     return f"{test} and {row.list_unchanged_if.replace('{}', name)}" if row.list_unchanged_if else test
 
 
-def _emit_conversion(argument: Argument) -> str:
-    """The lines that make of a value what the dispatcher would."""
+def _emit_conversion(argument: Argument, *, copies: bool) -> str:
+    """The lines that make of a value what the dispatcher would. `copies`: of lists, too."""
     name, row = variable_name(argument), _row(argument)
     if row is None:
         return ""
     if item_type(argument.type.removesuffix("?")) is not None:
+        if not copies:
+            return ""
         return fill(COPY_IF_GIVEN if argument.type.endswith("?") else COPY, name=name)
     if row.converted is None:
         return ""

@@ -157,6 +157,16 @@ def _specialize(fn: types.FunctionType, generate: Generate) -> types.FunctionTyp
     return fn
 
 
+def generate_again(fn: Callable[..., Any], *, when: CheckPolicy) -> None:
+    """Let a function of `compile_on_first_call` be generated anew when it is called next. Others stay as they are."""
+    fn = inspect.unwrap(fn)
+    specialize = getattr(fn, "__globals__", {}).get("specialize")
+    if isinstance(specialize, functools.partial):
+        stub, generate = specialize.args
+        stub.__globals__["specialize"] = functools.partial(_specialize, stub, functools.partial(generate, when=when))
+        stub.__code__ = _stub.__code__
+
+
 def source_of(fn: Any) -> str:
     """The source of a generated function, which is compiled for that if it was never called; "" for others."""
     fn = inspect.unwrap(fn)

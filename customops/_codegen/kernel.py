@@ -20,8 +20,8 @@ from customops._codegen.function import (
     variable_name,
 )
 from customops._codegen.result_checks import emit_checks, emit_structure_check
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fill_defaults import in_python_form, is_altered, without_defaults
-from customops._dispatch.operator import CurrentKernel
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 
@@ -84,12 +84,12 @@ def kernel(
     """
     for argument in schema.keyword_only:
         variable_name(argument)  # raises now what it would raise in the first call
-    generate = functools.partial(_generate, schema, tags, op, current, when, bump=bump)
+    generate = functools.partial(_generate, schema, tags, op, current, when=when, bump=bump)
     return compile_on_first_call("kernel", generate)
 
 
 def _generate(
-    schema: Schema, tags: tuple[torch.Tag, ...], op: str, current: CurrentKernel, when: CheckPolicy, *, bump: bool
+    schema: Schema, tags: tuple[torch.Tag, ...], op: str, current: CurrentKernel, *, when: CheckPolicy, bump: bool
 ) -> Any:
     return _source(Shape.of(schema, tags, when), bump=bump).build(op, current=current)
 
@@ -135,7 +135,7 @@ def emit_kernel_call(
     call = CALL if alone else CALL_IN_ANY_STATE + CALL
     return fill(
         KERNEL_CALL,
-        version_bump=_emit_version_bump(schema) if bump else "",
+        version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=[*positional, *named]),
         checks=(emit_structure_check(source) if last and source.when != "always" else "") + emit_checks(source),
         conversion=_emit_conversion(source, alone),
@@ -265,7 +265,9 @@ else:
 """
 
 
-def _emit_version_bump(schema: Schema) -> str:
+def emit_version_bump(source: Source) -> str:
+    """The lines that count a write to each mutated argument."""
+    schema, source.objects = source.schema, source.objects | _OBJECTS
     mutated = as_tuple(map(variable_name, schema.mutated))
     if {argument.type for argument in schema.mutated} == {"Tensor[]"} and len(schema.mutated) == 1:
         return f"$increment_version({variable_name(schema.mutated[0])})\n"

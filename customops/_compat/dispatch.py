@@ -56,6 +56,11 @@ def is_dispatch_key(text: str) -> bool:
     return bool(_C._parse_dispatch_key(text))
 
 
+def is_known(qualname: str) -> bool:
+    """Has the dispatcher an op of this name, or kernels that wait for one?"""
+    return bool(_C._dispatch_has_kernel(qualname))
+
+
 def has_kernel(qualname: str, key: str) -> bool:
     """Is a kernel registered at exactly this dispatch key?"""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
@@ -75,6 +80,12 @@ is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
 
 
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
+
+#: Context manager in which no ``__torch_function__`` is asked, of modes or of subclasses.
+without_torch_function: Callable[[], Any] = _C.DisableTorchFunction
+
+#: Context manager in which no ``__torch_dispatch__`` is asked.
+without_torch_dispatch: Callable[[], Any] = _C._DisableTorchDispatch
 
 #: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
 profiler: Any = torch.autograd.profiler
@@ -172,6 +183,15 @@ def functionalizing() -> bool:  # what runs, by AOTAutograd
 
 def any_dispatch_mode() -> bool:
     return bool(_C._len_torch_dispatch_stack() > 0)
+
+
+def any_mode_of_users() -> bool:
+    """Is a mode active, other than the default device, and those inside of compiled code?"""
+    functions: list[Any] = torch.overrides._get_current_function_mode_stack()
+    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(not type(mode).__module__.startswith("torch.") for mode in functions) or any(
+        not type(mode).__module__.startswith("torch._functorch._aot_autograd") for mode in modes
+    )
 
 
 def computed_kernel(qualname: str, key: str) -> Any:

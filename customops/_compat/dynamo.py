@@ -46,6 +46,15 @@ def outside_dynamo(fn: _F) -> _F:
     return fn
 
 
+def while_tracing(fn: _F) -> _F:
+    """Let Dynamo call `fn` where it traces a call of it, with the arguments themselves, and go on with what it returns.
+
+    As `torch.compiler.assume_constant_result` does, which would load Dynamo.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
 def stop_tracing(why: str) -> None:
     """Have Dynamo, which traces the caller, not compile the call; where it must, its error says why."""
     torch._dynamo.graph_break(msg=why)

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _refresh_packet
 from torch.library import Library as Library
 
+from customops._compat import namespaces
 from customops._compat.dispatch import has_kernel
 from customops._compat.late import followed as followed
 
@@ -23,11 +24,21 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+def is_defined(qualname: str, overload: str = "") -> bool:
+    """Does the dispatcher have an op?"""
+    return any(schema.overload_name == overload for schema in _C._jit_get_schemas_for_operator(qualname))
+
+
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
-    if all(schema.overload_name != overload for schema in _C._jit_get_schemas_for_operator(qualname)):
-        return None
-    return overload_of(qualname, overload)
+    return overload_of(qualname, overload) if is_defined(qualname, overload) else None
+
+
+def called_overload(packet: OpOverloadPacket, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload:
+    """The OpOverload that a call of a packet is one of; torch's own error, if it is of none."""
+    names = packet.overloads()
+    name = names[0] if len(names) == 1 else _C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    return cast(OpOverload, getattr(packet, name))
 
 
 def name_of_overload(overload: OpOverload) -> str:
@@ -36,8 +47,7 @@ def name_of_overload(overload: OpOverload) -> str:
 
 def overload_of(qualname: str, overload: str = "") -> OpOverload:
     """The OpOverload of an op that is defined."""
-    namespace, name = qualname.split("::")
-    return cast(OpOverload, getattr(getattr(getattr(torch.ops, namespace), name), overload or "default"))
+    return cast(OpOverload, getattr(namespaces.packet(qualname), overload or "default"))
 
 
 def entry_of(overload: OpOverload) -> Callable[..., Any]:
@@ -158,12 +168,57 @@ def retire_overload(overload: OpOverload, error: Exception) -> None:
     if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
         _refresh_packet(packet)
         namespace, name = qualname.split("::")
-        ops = getattr(torch.ops, namespace)
+        ops = namespaces.namespace(namespace)
         setattr(ops, name, packet)
         if name not in ops._dir:  # before 2.13 torch fails to destroy the library of the last overload
             ops._dir.append(name)
     else:
         packet._op = dead
+
+
+#: The libraries of operators that stand for removed ones; see `destroy_operator`.
+_stand_ins: list[Library] = []
+
+
+def destroy_operator(library: Library, qualname: str) -> None:
+    """Destroy the library that defines one operator, ``ns::name`` with any overload.
+
+    torch's JIT has an entry for each overload, and one for all overloads that take and return the same. It drops the
+    latter with the first of these, and then keeps entries of the others that are destroyed, which point to freed
+    memory (``deregisterOperator`` in operator.cpp of torch 2.15; a segfault later). An operator that stays, and raises
+    when it is called, gives the others that entry back.
+    """
+    before = _C._jit_get_schemas_for_operator(qualname) if library.m is not None else []
+    destroy_library(library)
+    after = _C._jit_get_schemas_for_operator(qualname) if len(before) > 1 else []
+    left = {_types(schema) for schema in after if not schema.overload_name.startswith(_STANDS_IN)}
+    for gone in before:
+        if gone.overload_name not in {schema.overload_name for schema in after} and _types(gone) in left:
+            _stand_in(qualname, str(gone))
+
+
+#: How the overload of an operator is called that stands for a removed one.
+_STANDS_IN = "customops_removed_"
+
+
+def _stand_in(qualname: str, schema: str) -> None:
+    namespace, name = qualname.split("::")
+    overload = f"{name}.{_STANDS_IN}{len(_stand_ins)}"
+    library = Library(namespace, "FRAGMENT")
+    library.define(overload + schema[schema.index("(") :])
+    library.impl(overload, _raise_removed, "CompositeExplicitAutograd")
+    _stand_ins.append(library)
+    _C._jit_get_schemas_for_operator(qualname)  # the JIT enters what is new when somebody looks
+
+
+def _raise_removed(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the operator was removed")
+
+
+def _types(schema: Any) -> tuple[Any, ...]:
+    """What the JIT tells operators of one name by."""
+    arguments = tuple((str(argument.type), argument.name, argument.kwarg_only) for argument in schema.arguments)
+    return arguments, tuple((str(result.type), result.name) for result in schema.returns)
 
 
 class _Retired:
@@ -179,17 +234,6 @@ class _Retired:
 
     def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
         raise self._error
-
-
-def namespace_exists(namespace: str) -> bool:  # torch makes ``torch.ops.<namespace>`` on first look
-    return namespace in vars(torch.ops)
-
-
-def forget_namespace(namespace: str) -> None:
-    """Undo that look."""
-    vars(torch.ops).pop(namespace, None)
-    if namespace in torch.ops._dir:
-        torch.ops._dir.remove(namespace)
 
 
 def forget_signature(qualname: str, overload: str) -> None:

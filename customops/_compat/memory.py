@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -99,3 +99,41 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def has_storage(tensor: torch.Tensor) -> bool:
     return bool(_C._has_storage(tensor))
+
+
+# Which elements have bytes in common ----------------------------------------------------------------------------
+
+
+class _Extent(NamedTuple):
+    """Where the bytes of a tensor lie: the first one, and size and step of each dimension, wide ones first."""
+
+    first: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def last(self) -> int:
+        return self.first + sum((size - 1) * step for size, step in self.dims)
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor, first: int, first_of_other: int) -> bool:
+    """May two strided tensors, whose first bytes are at these addresses, have a byte in common?"""
+    if not one.numel() or not other.numel():
+        return False
+    return not _are_disjoint(_extent(one, first), _extent(other, first_of_other))
+
+
+def _extent(tensor: torch.Tensor, first: int) -> _Extent:
+    width = tensor.element_size()
+    dims = [(size, step * width) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return _Extent(first, (*sorted(dims, key=lambda dim: -dim[1]), (width, 1)))
+
+
+def _are_disjoint(one: _Extent, other: _Extent) -> bool:
+    """Are these certainly apart? Else within rows of one width, as the parts of a fused projection are."""
+    if one.last < other.first or other.last < one.first:
+        return True
+    if not one.dims or not other.dims or one.dims[0][1] != other.dims[0][1] or one.dims[0][1] == 0:
+        return False
+    width, base = one.dims[0][1], min(one.first, other.first)
+    inner = [_Extent((each.first - base) % width, each.dims[1:]) for each in (one, other)]
+    return all(each.last < width for each in inner) and _are_disjoint(*inner)

@@ -28,6 +28,12 @@ PROBES = (
         "torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace",
     ),
     _probe(
+        "namespaces",
+        "lazy ops, callbacks of when_defined and entry points are not found",
+        """torch._library.custom_ops torch._ops._OpNamespace
+        torch.utils._python_dispatch._disable_current_modes""",
+    ),
+    _probe(
         "schemas",
         "classes of register_opaque_type are no parameter types",
         "torch._library.opaque_object torch._library.opaque_object.get_opaque_obj_info",
@@ -38,8 +44,8 @@ PROBES = (
         """torch._C.DispatchKey torch._C.DispatchKeySet torch._C._AutoDispatchBelowAutograd
         torch._C._ExcludeDispatchKeyGuard torch._C._after_ADInplaceOrView_keyset torch._C._after_autograd_keyset
         torch._C._dispatch_get_computed_kernel_for_dispatch_key torch._C._dispatch_has_kernel_for_dispatch_key
-        torch._C._dispatch_dump torch._C._dispatch_key_for_device torch._C._parse_dispatch_key
-        torch._C._get_privateuse1_backend_name""",
+        torch._C._dispatch_has_kernel torch._C._dispatch_dump torch._C._dispatch_key_for_device
+        torch._C._parse_dispatch_key torch._C._get_privateuse1_backend_name""",
     ),
     _probe(
         "dispatch",
@@ -48,12 +54,33 @@ PROBES = (
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_local_include_set
         torch._C._TorchDispatchModeKey.FUNCTIONAL torch._C._get_dispatch_mode
         torch._C._is_torch_function_mode_enabled torch._C._len_torch_dispatch_stack
-        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled""",
+        torch._C._functorch.peek_interpreter_stack torch._C._autograd._profiler_enabled
+        torch._C.DisableTorchFunction torch._C._DisableTorchDispatch""",
+    ),
+    _probe(
+        "dispatch",
+        "calls of a test are not watched",
+        """torch.overrides._get_current_function_mode_stack
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack""",
     ),
     _probe(
         "dispatch",
         "calls of ops with bypass=True are missing in profiles",
         "torch.autograd.profiler._is_profiler_enabled",
+    ),
+    _probe(
+        "profiling",
+        "kernels have no names in profiles",
+        """torch.autograd.profiler._run_on_profiler_start torch.autograd.profiler._run_on_profiler_stop
+        torch._C._profiler._RecordFunctionFast""",
+    ),
+    _probe(
+        "tables",
+        "op.describe() and op.explain() do not work",
+        """torch._C._dispatch_dump torch._C._dispatch_dump_table torch._C._dispatch_keys
+        torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
+        torch._C._functorch.peek_interpreter_stack torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at
+        torch._C._len_torch_dispatch_stack torch._C._TorchDispatchModeKey""",
     ),
     _probe("guards", "no op can be called without the dispatcher", "torch._C._dynamo.guards.TensorGuards"),
     _probe(
@@ -122,6 +149,11 @@ PROBES = (
         "ops cannot be looked up, replaced or removed",
         """torch._C._jit_get_schemas_for_operator torch._ops.OpOverload torch._ops.OpOverloadPacket
         torch._ops._refresh_packet torch.library._defs torch.ops._dir""",
+    ),
+    _probe(
+        "libraries",
+        "calls of a packet with several overloads are not watched",
+        "torch._C._jit_resolve_packet",
     ),
     _probe(
         "registries",

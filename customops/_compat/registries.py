@@ -43,8 +43,13 @@ def claim(qualname: str, op: Any, library: Library) -> object:
     instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same name
     replaces ours instead of failing.
     """
-    view = _torch_custom_ops.OPDEFS[qualname] = _TorchView(op)
     _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
+    return announce(qualname, op)
+
+
+def announce(qualname: str, op: Any) -> object:
+    """`claim` for an op that is not defined yet."""
+    view = _torch_custom_ops.OPDEFS[qualname] = _TorchView(op)
     return view
 
 

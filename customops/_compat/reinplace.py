@@ -7,11 +7,12 @@ op writes is used later, and lets the op write in place if not; it does not look
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from customops._compat.late import when_imported
+from customops._compat.memory import overlap, storage_id
 from customops._compat.registries import torch_op_of
 
 
@@ -91,44 +92,12 @@ def _replaced(given: Any, old: torch.fx.Node, new: torch.fx.Node) -> Any:
     return new if given is old else given
 
 
-# Memory ---------------------------------------------------------------------------------------------------------
-
-
-class _Extent(NamedTuple):
-    """Where the elements of a tensor lie: the first one, and size and stride of each dimension, wide ones first."""
-
-    first: int
-    dims: tuple[tuple[int, int], ...]
-
-    @property
-    def last(self) -> int:
-        return self.first + sum((size - 1) * stride for size, stride in self.dims)
-
-
 def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """May two tensors of a graph have an element in common?"""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    if storage_id(one) != storage_id(other):
         return False
-    extents = [_extent(one), _extent(other)]
-    if None in extents or one.dtype != other.dtype:
-        return True
-    return not _are_disjoint(*extents)
-
-
-def _extent(tensor: torch.Tensor) -> Any:
-    numbers = (tensor.storage_offset(), *tensor.shape, *tensor.stride())
-    if not all(type(number) is int for number in numbers) or 0 in tensor.shape:
-        return None  # symbols
-    dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return _Extent(numbers[0], tuple(sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: -dim[1])))
-
-
-def _are_disjoint(one: Any, other: Any) -> bool:
-    """Are these certainly apart? Else within rows of one width, as the parts of a fused projection are."""
-    if one.last < other.first or other.last < one.first:
-        return True
-    if not one.dims or not other.dims or one.dims[0][1] != other.dims[0][1] or one.dims[0][1] == 0:
-        return False
-    width = one.dims[0][1]
-    inner = [_Extent(each.first % width, each.dims[1:]) for each in (one, other)]
-    return all(each.last < width for each in inner) and _are_disjoint(*inner)
+    numbers = [n for x in (one, other) for n in (x.storage_offset(), *x.shape, *x.stride())]
+    if not all(type(number) is int for number in numbers):
+        return True  # symbols
+    first, first_of_other = (int(x.storage_offset()) * x.element_size() for x in (one, other))
+    return overlap(one, other, first, first_of_other)

@@ -37,17 +37,28 @@ def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[s
 
 
 def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types as a tuple, checked; (None,) stands for every device, as torch's word "default" does."""
+    """The device types as a tuple, checked; (None,) stands for every device, as torch's word "default" does.
+
+    The dispatch key of a device stands for the device, and that of kernels for every device for these.
+    """
     devices: tuple[Any, ...] = (device_types,)
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         devices = tuple(device_types)
-    devices = tuple(dict.fromkeys(None if device == "default" else device for device in devices))
+    devices = tuple(dict.fromkeys(_device_type(device) for device in devices))
     if not devices:
         raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
     for device_type in devices:
         if device_type is not None:
             _check_device(device_type, op)
     return devices
+
+
+def _device_type(given: Any) -> Any:
+    if given in ("default", _ANY_DEVICE):
+        return None
+    if isinstance(given, str) and _compat.dispatch.is_dispatch_key(given):
+        return _compat.dispatch.device_of_key(given) or given
+    return given
 
 
 def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:

@@ -88,7 +88,10 @@ class Foresight:
                     key += _FACTS(value)
                     key.append(value.stride())
                 elif isinstance(value, (list, tuple)):
-                    key.append(tuple((*_FACTS(x), x.stride()) if isinstance(x, Tensor) else x for x in value))
+                    key += [
+                        type(value),
+                        *((*_FACTS(x), x.stride()) if isinstance(x, Tensor) else (type(x), x) for x in value),
+                    ]
                 else:
                     key += (type(value), value)
         except RuntimeError:  # of a layout without strides

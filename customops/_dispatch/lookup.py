@@ -6,6 +6,7 @@ from typing import Any
 
 from customops import _compat
 from customops._compat.libraries import OpOverload, OpOverloadPacket
+from customops._dispatch import first_use
 from customops._dispatch.name import Name
 from customops.errors import DefinitionError, RegistrationError, brief
 
@@ -23,6 +24,9 @@ def find_op(op: Any) -> OpOverload:
         )
     name = Name.parse(op.removesuffix(".default"))
     found = _compat.libraries.find_overload(name.packet, name.overload)
+    if found is None:
+        first_use.look_up(name.packet)
+        found = _compat.libraries.find_overload(name.packet, name.overload)
     if found is None:
         raise RegistrationError(
             "there is no such operator",

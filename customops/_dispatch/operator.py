@@ -13,11 +13,12 @@ from torch import Tensor
 from customops import _compat
 from customops._compat.libraries import Library, OpOverload
 from customops._compat.tags import Tag, for_dispatcher
-from customops._dispatch.callbacks import Fn
+from customops._dispatch import first_use
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fast_path import FastPath, _fast_paths
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import check_policy
+from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
 from customops._schema.node_types import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher
@@ -65,7 +66,8 @@ class OperatorHandle:
         self.qualname: Final = spec.qualname
         self.schema: Final = spec.schema
         self.tags: Final = spec.tags
-        self.when: Final = spec.check
+        #: Those of the spec, or what they were configured to be.
+        self.options = spec.options
         self.differentiable: Final = spec.differentiable
         self.overload: Final = overload
         self.library: Final = library
@@ -85,6 +87,11 @@ class OperatorHandle:
     @property
     def _digest_key(self) -> str:
         return self.qualname
+
+    @property
+    def when(self) -> CheckPolicy:
+        """When results are checked."""
+        return self.options.check
 
     @classmethod
     def define(cls, spec: OpSpec) -> OperatorHandle:
@@ -116,20 +123,6 @@ class OperatorHandle:
         check = check_policy(None, str(name))
         spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
         return cls(spec, overload)
-
-    def check_library(self, lib: Library) -> None:
-        """Raise unless registrations on the op can end with `lib`."""
-        if not isinstance(lib, Library):
-            raise RegistrationError("lib= must be a torch.library.Library", op=self.qualname, got=brief(lib))
-        if not _compat.libraries.library_alive(lib):
-            raise RegistrationError("the library given as lib= has been destroyed", op=self.qualname)
-        if lib.ns != self.name.namespace:
-            raise RegistrationError(
-                "the library given as lib= is of another namespace than the op",
-                op=self.qualname,
-                got=f"a Library of namespace {lib.ns!r}",
-                fix=f'Library("{self.name.namespace}", "FRAGMENT")',
-            )
 
     def impl(
         self,
@@ -253,6 +246,7 @@ class OperatorHandle:
             return None
         if _compat.kernel_state.autocast_is_on():
             return None
+        first_use.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         with lock:
             kind = path.kind_of(tensors)
@@ -347,9 +341,26 @@ class OperatorHandle:
         return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
 
 
+def check_library(lib: Library | None, namespace: str, op: str) -> None:
+    """Raise unless an op, or registrations on it, can end with `lib`."""
+    if lib is None:
+        return
+    if not isinstance(lib, Library):
+        raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
+    if not _compat.libraries.library_alive(lib):
+        raise RegistrationError("the library given as lib= has been destroyed", op=op)
+    if lib.ns != namespace:
+        raise RegistrationError(
+            "the library given as lib= is of another namespace than the op",
+            op=op,
+            got=f"a Library of namespace {lib.ns!r}",
+            fix=f'Library("{namespace}", "FRAGMENT")',
+        )
+
+
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
     """Define an op in a library of its own. Nothing is left behind where torch refuses."""
-    known = _compat.libraries.namespace_exists(name.namespace)
+    known = _compat.namespaces.exists(name.namespace)
     library = Library(name.namespace, "FRAGMENT")
     try:
         define_in(library, name, text, tags)
@@ -357,7 +368,7 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library
     except Exception:
         _compat.libraries.destroy_library(library)
         if not known:
-            _compat.libraries.forget_namespace(name.namespace)
+            _compat.namespaces.forget(name.namespace)
         raise
 
 
@@ -368,24 +379,3 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
-
-
-def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
-    """The tags of an op that torch.compile may rely on."""
-    compliant = torch.Tag.pt2_compliant_tag
-    return (compliant, *(tag for tag in tags if tag is not compliant))
-
-
-class CurrentKernel:
-    """The user's kernel that a generated function calls. Registering again, or switching off, changes `fn`."""
-
-    __slots__ = ("direct", "fn", "unchecked")
-
-    def __init__(self, fn: Fn) -> None:
-        self.set(fn)
-        #: The generated function, for a call on the fast path: it skips the keys between autograd and the device.
-        self.direct: Fn | None = None
-
-    def set(self, fn: Fn) -> None:
-        self.fn = fn
-        self.unchecked = True

@@ -39,6 +39,13 @@ def misfit(op: str, argument: str, expected: Expected, out: Tensor) -> ArgumentE
     )
 
 
+def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
+    """Raise if one is None: the dispatcher takes that for a tensor."""
+    for name, out in zip(names, outs, strict=True):
+        if out is None:
+            raise ArgumentError("there is no tensor to write to", op=op, argument=name, expected="a tensor", got="None")
+
+
 class ReturnsOut:
     """A kernel of the user as one that returns ``out``: it may return nothing, or that."""
 
@@ -111,6 +118,7 @@ class Checked:
     def _expected(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tensor, ...]
     ) -> tuple[Expected, ...]:
+        check_given(self.op, self.names, outs)
         foresight = self.rule.foresight
         expected = foresight.of(args, kwargs)
         if expected is None:
@@ -168,16 +176,8 @@ class Checked:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Do the spans of memory of two tensors meet?"""
-    (a, end_of_a), (b, end_of_b) = _span(one), _span(other)
-    return a < end_of_b and b < end_of_a
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    if not tensor.numel():
-        return 0, 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    """May two tensors have an element in common?"""
+    return _compat.memory.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
 def _is_same_view(one: Tensor, other: Tensor) -> bool:

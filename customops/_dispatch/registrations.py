@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from customops import _compat
 from customops._compat.libraries import Library
+from customops.errors import user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -76,11 +77,11 @@ V = TypeVar("V")
 
 
 class _Entry(Registration, Generic[K, V]):
-    """The registration of a value for a key."""
+    """The registration of a value for a key; `source` is the ``file:line`` of it, "" for what comes with the op."""
 
-    def __init__(self, slots: Slots[K, V], key: K, value: V) -> None:
+    def __init__(self, slots: Slots[K, V], key: K, value: V, source: str = "") -> None:
         super().__init__()
-        self.slots, self.key, self.value = slots, key, value
+        self.slots, self.key, self.value, self.source = slots, key, value, source
 
     def unregister(self) -> None:
         self.slots._unset(self)
@@ -107,6 +108,11 @@ class Slots(Generic[K, V]):
         self._entries: dict[K, list[_Entry[K, V]]] = {}  # newest last
         self._uninstall: dict[K, Undo] = {}
 
+    def source(self, key: K) -> str:
+        """``file:line`` where what counts for a key was registered; "" if it came with the op, or is not there."""
+        entries = self._entries.get(key)
+        return entries[-1].source if entries else ""
+
     def preset(self, key: K, value: V) -> None:
         """Enter a value that comes with the op."""
         self._entries[key] = [_Entry(self, key, value)]
@@ -125,7 +131,7 @@ class Slots(Generic[K, V]):
 
     def set(self, key: K, value: V) -> Registration:
         """Register a value for a key."""
-        entry = _Entry(self, key, value)
+        entry = _Entry(self, key, value, user_source())
         self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
         try:

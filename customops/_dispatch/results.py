@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast, get_args
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from customops import _compat
 from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn
+from customops._dispatch.environment import expected, of_environment
 from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
 from customops.errors import AliasError, DefinitionError, KernelError, brief, where
@@ -27,14 +27,10 @@ _POLICIES = get_args(CheckPolicy)
 
 
 def check_policy(given: Any, op: str) -> CheckPolicy:
-    """What ``check=`` and the environment say together. The environment is for who runs a program, so it decides."""
-    value = os.environ.get("CUSTOMOPS_CHECK") or ("always" if given is None else given)
-    if value not in _POLICIES:
-        source = "check=" if value is given else "the environment variable CUSTOMOPS_CHECK"
-        raise DefinitionError(
-            f"{source} has no such value", op=op, expected='"always", "first" or "never"', got=brief(value)
-        )
-    return cast(CheckPolicy, value)
+    """What ``check=`` and the environment say together."""
+    if given is not None and given not in _POLICIES:
+        raise DefinitionError("check= has no such value", op=op, expected=expected("check"), got=brief(given))
+    return cast(CheckPolicy, of_environment("check", op) or given or "always")
 
 
 #: Checks the result of a callback: ``(result, callback) -> result``.

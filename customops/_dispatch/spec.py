@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,15 @@ from customops._schema.differentiability import ALL, Differentiable
 from customops._schema.model import Schema
 from customops._schema.nodes import Signature
 from customops.errors import location_of
+
+
+class Options(NamedTuple):
+    """How an op is called: what its definition says, until `Registry.configure` says something else."""
+
+    check: CheckPolicy
+    bypass: bool
+    eager: bool
+    direct_in_graphs: bool
 
 
 @dataclass(frozen=True)
@@ -38,12 +48,19 @@ class OpSpec:
     check: CheckPolicy = "always"
     differentiable: Differentiable = ALL
     bypass: bool = False
+    eager: bool = False
     #: May the code of a graph run the kernel without the dispatcher?
     direct_in_graphs: bool = True
     #: May compilers trace into `fn`, and run it on tensors without data?
     traceable: bool = False
+    #: Arguments that calls of the object leave out: what computes them of the others.
+    computed_args: tuple[tuple[str, Fn], ...] = ()
     #: ``file:line`` of the definition.
     source: str = ""
+
+    @property
+    def options(self) -> Options:
+        return Options(self.check, self.bypass, self.eager, self.direct_in_graphs)
 
     @cached_property
     def qualname(self) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from customops import _compat
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.fill_defaults import filler
 from customops._dispatch.operator import OperatorHandle
-from customops.errors import UnsupportedError
+from customops.errors import RegistrationError, UnsupportedError, where
 
 
 def check_functional(operator: OperatorHandle, role: str) -> None:
@@ -26,13 +27,32 @@ class Equivalent:
     """Plain torch code that computes what an op does, called with the arguments of a call in a graph."""
 
     def __init__(self, operator: OperatorHandle, fn: Fn, role: str) -> None:
-        self.schema = operator.schema
+        self.operator, self.role, self.schema = operator, role, operator.schema
         self.fn = bind_kernel(fn, self.schema, operator.qualname, role)
         self.fill = filler(self.schema)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.arguments(args, kwargs)
         return self.fn(*args, **kwargs)
+
+    def substitute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool = True) -> Any:
+        """What is traced in the place of a call with fake tensors, or NotImplemented: see `substitution`."""
+        try:
+            return _compat.substitution.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
+        except RecursionError as error:
+            problem = f"the {self.role} calls the op without end"
+            fix = "return NotImplemented where the op itself is to be called"
+            raise RegistrationError(problem, op=self.operator.qualname, where=where(self.fn), fix=fix) from error
+
+    def _fault(self, problem: str, expected: str, got: str) -> Exception:
+        return RegistrationError(
+            f"the {self.role} {problem}",
+            op=self.operator.qualname,
+            expected=expected,
+            got=got,
+            where=where(self.fn),
+            fix="correct it, or let it return NotImplemented for such arguments",
+        )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with defaults: in a graph those that are positional may be there by name."""

@@ -62,10 +62,16 @@ class DecompositionRule:
 
     def _install_for(self, compiler: str, own_library: bool) -> Undo:
         undo = _compat.inductor_rules.decompose(
-            self.operator.overload, compiler, functools.partial(self._decompose, compiler)
+            self.operator.overload, compiler, functools.partial(self._trace, compiler)
         )
         self.operator.on_removal.append(undo)
         return undo
+
+    def _trace(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
+        fn, applies = self._slots.values[compiler]
+        if applies is not None and not applies(*args, **kwargs):
+            return NotImplemented
+        return fn.substitute(args, kwargs)
 
     def _decompose(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
         fn, applies = self._slots.values[compiler]

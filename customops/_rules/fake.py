@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from customops import _compat
 from customops._compat.tags import Tag
+from customops._dispatch import first_use
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
@@ -152,9 +153,10 @@ class FakeRule:
 def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function in torch's registry of fakes."""
     misses = inplace_error if Tag.inplace in operator.tags else out_error
-    overload, op = operator.overload, operator.qualname
+    overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
 
     def fake(*args: Any, **kwargs: Any) -> Any:
+        first_use.use(namespace)
         _compat.dynamo.traced(overload, op)
         fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
         if fill is not None:

@@ -73,7 +73,7 @@ def _can_trace(operator: OperatorHandle, kernel: Fn, tensors: Any) -> bool:
         return False
     with lock:
         current = operator.kernel_on(_compat.dispatch.device_key(tensors[0].device.type))
-    return current is not None and current.fn is kernel
+    return current is not None and current.registered is kernel
 
 
 def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:

@@ -28,7 +28,7 @@ def bind(operator: OperatorHandle) -> None:
     """Nothing to register: the code of a graph asks for the function by the name of the op."""
     names = [operator.qualname] + ([operator.mutation_only.qualname] if operator.mutation_only is not None else [])
     for name in names:
-        if operator.has_own_rules and operator.spec.direct_in_graphs:
+        if operator.has_own_rules and operator.options.direct_in_graphs:
             _operators[name] = operator
         else:
             _operators.pop(name, None)

@@ -39,9 +39,12 @@ class InductorLoweringRule:
         return self._slots.set(None, Equivalent(self.operator, fn, "lowering"))
 
     def _install(self, _: None, own_library: bool) -> Undo:
-        undo = _compat.inductor_rules.lower(self.operator.overload, self._lower)
+        undo = _compat.inductor_rules.lower(self.operator.overload, self._trace)
         self.operator.on_removal.append(undo)
         return undo
+
+    def _trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._slots.values[None].substitute(args, kwargs, random=False)
 
     def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._slots.values[None](*args, **kwargs)

@@ -13,14 +13,18 @@ import torch
 from customops import _compat
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.fill_defaults import filler
-from customops._dispatch.operator import CurrentKernel, OperatorHandle
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.profiler_names import profiling_changed
 from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
 from customops._dispatch.spec import OpSpec
 from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
+
+_compat.profiling.when_profiling(profiling_changed)
 
 
 class Switch:
@@ -131,7 +135,7 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        current_kernel = CurrentKernel(self._active(device_type))
+        current_kernel = CurrentKernel(self._active(device_type), operator.qualname, device_type, operator.schema)
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
         undo = operator.impl(
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel

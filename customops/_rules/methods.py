@@ -17,6 +17,7 @@ from customops._dispatch.devices import DeviceTypes, device_list
 from customops._dispatch.registrations import Registration
 from customops._rules.compiler_methods import RegisterForCompilers
 from customops._rules.fits import (
+    DeclaredF,
     Decorator,
     F,
     Items,
@@ -32,6 +33,7 @@ from customops._rules.fits import (
     Strategy,
     TakesModeAndCall,
 )
+from customops._rules.like import declared
 from customops._schema.differentiability import Names
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -135,12 +137,17 @@ class Register(RegisterForCompilers[P, R]):
     def register_fake(
         self: OpFor[Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> F: ...
-    def register_fake(self, fn: Fn | None = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
+    @overload
+    def register_fake(
+        self, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> DeclaredF: ...
+    def register_fake(self, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
         """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
 
         Args:
             fn: takes what the op takes; returns tensors of the right shape, stride, dtype and device.
-                For sizes that depend on data, see `get_ctx`.
+                For sizes that depend on data, see `get_ctx`. Or what `like` returns, for several returns a tuple of
+                these; or "kernel", if the op's function is made of torch's ops and runs on tensors without data.
             lib: the registration ends when this library is destroyed; an earlier one then counts again.
             allow_override: False raises if there is a fake already.
 
@@ -152,10 +159,14 @@ class Register(RegisterForCompilers[P, R]):
             >>> @double.register_fake
             ... def _(x):
             ...     return torch.empty_like(x)
+            >>> double.register_fake(like("x"))
         """
         if fn is None:
             return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
-        fake = fn if self._lowering is None else self._lowering.kernel(fn, "fake impl")
+        if not callable(fn):
+            fake = declared(fn, self._definition.spec)
+        else:
+            fake = fn if self._lowering is None else self._lowering.kernel(fn, "fake impl")
         self._register(lib, self._rules.fake.register, fake, allow_override)
         return fn
 

@@ -22,7 +22,7 @@ from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.expected import Expected, Foresight
 from customops._dispatch.fill_defaults import filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.out_call import Checked, ReturnsOut, misfit
+from customops._dispatch.out_call import Checked, ReturnsOut, check_given, misfit
 from customops._dispatch.registrations import Group, Registration
 from customops._dispatch.spec import OpSpec
 from customops._lowering.lowering import Lowering
@@ -206,6 +206,7 @@ class Copies:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outs = tuple(kwargs.pop(name) for name in self.names)
+        check_given(self.op, self.names, outs)
         device = outs[0].device.type
         if not self.rule.functional_computes(device):  # else it would call the variant
             raise UnsupportedError(

@@ -11,6 +11,7 @@ from customops._compat.libraries import OpOverload
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration
+from customops.errors import user_source
 
 
 class RawRule:
@@ -55,7 +56,7 @@ class _Raw(Registration):
 
     def __init__(self, rule: RawRule, keys: tuple[str, ...], fn: Fn) -> None:
         super().__init__()
-        self.rule, self.keys, self.fn = rule, keys, fn
+        self.rule, self.keys, self.fn, self.source = rule, keys, fn, user_source()
         self.uninstall = ExitStack()
 
     def install(self) -> None:

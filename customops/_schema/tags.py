@@ -84,3 +84,9 @@ def _out_problem(schema: Schema) -> str | None:
             f"{'torch.Tensor' if len(outs) == 1 else 'a tuple of torch.Tensor, one each'}, each aliasing its argument"
         )
     return None
+
+
+def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
+    """The tags of an op that torch.compile may rely on."""
+    compliant = torch.Tag.pt2_compliant_tag
+    return (compliant, *(tag for tag in tags if tag is not compliant))

@@ -60,10 +60,10 @@ def check(
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
     chosen = _chosen(only, skip, effort)
-    trials = _trials(op, samples, reference)
+    trials = trials_of(op, samples, reference)
     start = time.perf_counter()
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
-    steps = isolated(run) if _is_isolated(isolate, trials[0]) else run.steps()
+    steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
     with Progress(run.op, progress) as bar:
         for step in steps:
             bar.step(step.done, step.total, step.what)
@@ -73,14 +73,20 @@ def check(
     return Report(run.op, effort, results, failures, left_out, seconds, run.source)
 
 
-def _is_isolated(isolate: bool | None, trial: Trial) -> bool:
+def is_isolated(isolate: bool | None, trial: Trial) -> bool:
+    """Is the operator to be run in a process of its own? Where nothing is said, if its kernel may end the process."""
     if isolate is not None:
         return isolate
     is_foreign = not trial.is_builtin and not _compat.dispatch.runs_python(trial.name)
     return is_foreign and can_isolate()
 
 
-def _trials(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
+def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
+    """The calls that samples stand for.
+
+    Raises:
+        UsageError: there are none, or one does not fit the operator.
+    """
     overload = resolve(op)
     if samples is None:
         samples = op.samples() if isinstance(op, CustomOpDef) else ()

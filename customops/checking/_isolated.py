@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import pickle
+import re
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ import torch
 from customops import _compat
 from customops.checking._run import Run, Step
 from customops.checks import UsageError
-from customops.errors import CheckError
+from customops.errors import CheckError, is_users
 from customops.testing._isolation_outcome import IsolationError
 from customops.testing.isolation import in_fork
 
@@ -64,6 +67,7 @@ def _note_crash(run: Run, error: IsolationError, place: Path) -> None:
 
 
 def _child(run: Run, place: Path) -> Any:
+    faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
     run.announce = functools.partial(_write, place)
     for _ in run.steps():
@@ -80,5 +84,21 @@ def _crash(run: Run, error: IsolationError) -> CheckError:
         "the operator ends the process",
         op=run.op,
         got=error.args[0].splitlines()[0],
+        where=_line_of_crash(error.stderr),
         fix="check the arguments before using them, and raise an error: torch._check(...)",
     )
+
+
+#: A line of what `faulthandler` prints, the innermost frame first.
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
+
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
+def _line_of_crash(stderr: str) -> str | None:
+    """``name (file:line)`` of the innermost frame of the user's code, if there is one."""
+    for file, line, name in _FRAME.findall(stderr.rpartition("Fatal Python error")[2]):
+        is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+        if is_users(file) and not is_standard:
+            return f"{name} ({file}:{line})"
+    return None

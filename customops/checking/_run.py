@@ -19,7 +19,7 @@ from customops.checks._outcome import NotExercised, in_short, is_alias, torch_re
 from customops.checks._settings import Settings
 from customops.checks._trial import FAILS, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
-from customops.errors import CheckError, where
+from customops.errors import CheckError, is_users, where
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
@@ -83,6 +83,8 @@ class Run:
         announce: is told of each check and case, by number, before it is tried.
         avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
         samples_only: derive nothing: too much of that ends the process.
+        cases: the inputs that the operator accepts, once they are known; a run that is given them does not look.
+        first: the number of the first sample.
     """
 
     custom_op: Any
@@ -97,6 +99,8 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
     samples_only: bool = False
+    cases: list[Case] | None = None
+    first: int = 0
 
     @property
     def op(self) -> str:
@@ -115,7 +119,7 @@ class Run:
 
     def _steps(self) -> Iterator[Step]:
         yield Step(0, 1, INPUTS)
-        cases = list(self._accepted())
+        cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
         work = [(name, list(row.inputs(cases, self.effort))) for name, row in self.chosen.items()] if cases else []
         total, done = sum(len(inputs) for _, inputs in work), 0
         start = time.perf_counter()
@@ -157,7 +161,7 @@ class Run:
 
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
-        for number, sample in enumerate(self.samples):
+        for number, sample in enumerate(self.samples, self.first):
             derived = derive(sample, variation, self.effort, number)
             settings = Settings.now()
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
@@ -188,7 +192,11 @@ class Run:
             if rejection.case.kind == "sample":
                 problem = "the operator itself fails on its sample"
                 error = rejection.kernel_error
-                found = error if isinstance(error, CheckError) else CheckError(problem, op=self.op, got=in_short(error))
+                found = (
+                    error
+                    if isinstance(error, CheckError)
+                    else CheckError(problem, op=self.op, got=in_short(error), where=_raised_at(error))
+                )
                 self._fault(INPUTS, found, rejection.case, seconds)
             elif isinstance(rejection.kernel_error, SystemExit):
                 self._fault(INPUTS, self._exit(), rejection.case, seconds)
@@ -296,6 +304,17 @@ class Run:
             fault.error.where = self._place_of_fake()
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
+
+
+def _raised_at(error: BaseException) -> str | None:
+    """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = f"{code.co_name} ({code.co_filename}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return found
 
 
 def label_of(case: Case) -> str:

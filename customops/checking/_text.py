@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from customops._describe.values import described
 from customops.checking._data import Fault, Findings, Result
-from customops.checks._describe import described
 
 
 def plural(number: int, noun: str) -> str:

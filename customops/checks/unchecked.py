@@ -57,7 +57,9 @@ def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[
     spec = op._definition.spec
     name = spec.name._replace(name=f"{spec.name.name}__{when}_checked")
     registry = Registry()
-    twin = define_op(replace(spec, name=name, check=when, signature=None, bypass=False), registry)
+    twin = define_op(
+        replace(spec, name=name, check=when, signature=None, bypass=False, eager=False, computed_args=()), registry
+    )
     registry._ops[str(name)] = twin
     try:
         for device, kernel in op._rules.kernel.kernels.items():

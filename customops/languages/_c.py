@@ -52,7 +52,8 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
 
     For a pointer to a number type, a tensor has to be contiguous and of the dtype which is that type; for ``void *`` it
     has to be contiguous. For a pointer to a `DLTensor` any will do: that says its strides and its dtype. Nothing is
-    copied, so the function may write. It returns what the C function does.
+    copied, so the function may write. Pointers to anything else take no tensor: pass what ctypes or cffi takes there.
+    It returns what the C function does.
 
     Args:
         fn: a function of ``ctypes.CDLL`` with ``argtypes``, or of a library of cffi.
@@ -81,7 +82,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
             if isinstance(value, Tensor):
                 convert = converts[i] if i < len(converts) else None
                 if convert is None:
-                    raise arguments.refusal(f"argument {i}", "the C function takes no pointer here", got="a tensor")
+                    raise arguments.refusal(f"argument {i}", "the C function takes no tensor here", got="a tensor")
                 passed[i], keep = convert(value, f"argument {i}")
                 alive.append(keep)
         return fn(*passed)
@@ -108,20 +109,22 @@ def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
     cast = functools.partial(_cast, kind)
     if target.__name__ == DLTensor.__name__:
         return functools.partial(_dlpack, arguments, cast)
-    return functools.partial(_pointer, arguments, _dtype_of_ctype(target), cast)
+    dtype = _dtype_of_ctype(target)
+    return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
 
 
 def _cast(kind: Any, address: int) -> Any:
     return ctypes.cast(ctypes.c_void_p(address), kind)
 
 
-def _dtype_of_ctype(kind: Any) -> torch.dtype:
+def _dtype_of_ctype(kind: Any) -> torch.dtype | None:
+    """The dtype that is a type of C, or None: a struct, a pointer."""
     if kind in (ctypes.c_float, ctypes.c_double, ctypes.c_bool):
         return {ctypes.c_float: torch.float32, ctypes.c_double: torch.float64, ctypes.c_bool: torch.bool}[kind]
     letter = getattr(kind, "_type_", "")
     if isinstance(letter, str) and letter in "bhilqBHILQ" and letter:
         return (_SIGNED if letter.islower() else _UNSIGNED)[ctypes.sizeof(kind)]
-    raise _no_dtype(kind.__name__)
+    return None
 
 
 def _of_cffi(fn: Any, arguments: Arguments) -> list[Convert | None]:
@@ -147,25 +150,17 @@ def _for_cffi(ffi: Any, kind: Any, arguments: Arguments) -> Convert | None:
         return functools.partial(_pointer, arguments, None, cast)
     if target.kind == "struct" and target.cname.removeprefix("struct ") == DLTensor.__name__:
         return functools.partial(_dlpack, arguments, cast)
-    return functools.partial(_pointer, arguments, _dtype_of_cffi(ffi, target), cast)
+    dtype = _dtype_of_cffi(ffi, target)
+    return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
 
 
-def _dtype_of_cffi(ffi: Any, kind: Any) -> torch.dtype:
+def _dtype_of_cffi(ffi: Any, kind: Any) -> torch.dtype | None:
     if kind.cname in _FLOATS:
         return _FLOATS[kind.cname]
     if kind.kind != "primitive":
-        raise _no_dtype(kind.cname)
+        return None
     signed = int(ffi.cast(kind, -1)) < 0 if "char" != kind.cname else True
     return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(kind)]
-
-
-def _no_dtype(name: str) -> ArgumentError:
-    return ArgumentError(
-        "a C function takes a pointer to what no tensor holds",
-        argument="fn",
-        expected="pointers to numbers, to void, or to a DLTensor",
-        got=f"{name} *",
-    )
 
 
 def _pointer(

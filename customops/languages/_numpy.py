@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from customops.errors import KernelError, name_of, where
-from customops.languages._arguments import Arguments, results
+from customops.languages._arguments import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +25,8 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
     """A function of NumPy arrays, as one of CPU tensors. Functions of ``numba.njit`` and ``vectorize`` are such, too.
 
     Arrays share the memory of the tensors, strides included. They are read-only, but for those named in `writable`:
-    a write to another raises. A scalar of NumPy that is returned becomes a tensor of no dimensions.
+    a write to another raises. A scalar of NumPy that is returned becomes a tensor of no dimensions, or a number if that
+    is the hint of `fn`.
 
     Args:
         fn: takes arrays for tensors, everything else as it is, and returns new arrays. Without it, a decorator is
@@ -47,12 +49,12 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
         return functools.partial(from_numpy, writable=writable)
     arguments = Arguments(fn, "NumPy")
     convert = functools.partial(_array, arguments, arguments.check_names(writable, "writable"))
-    back = functools.partial(_tensor, fn)
+    hints = _return_hints(fn)
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = arguments.each(convert, args, kwargs)  # type: ignore[assignment]
-        return results(back, fn(*args, **kwargs))
+        return _results(fn, hints, fn(*args, **kwargs))
 
     return kernel
 
@@ -71,8 +73,28 @@ def _array(arguments: Arguments, writable: frozenset[str], tensor: Tensor, name:
     return array
 
 
-def _tensor(fn: Callable[..., Any], value: Any) -> Any:
-    """An array as a tensor of the same memory."""
+def _return_hints(fn: Callable[..., Any]) -> Any:
+    """The hint of what a function returns, or the tuple of the hints of what it returns several of."""
+    try:
+        hint = typing.get_type_hints(fn).get("return")
+    except (NameError, TypeError):  # of a name that is not there: `custom_op` says so. Or of something else than hints
+        return None
+    return typing.get_args(hint) if typing.get_origin(hint) is tuple else hint
+
+
+def _results(fn: Callable[..., Any], hints: Any, value: Any) -> Any:
+    """What a function returned, with tensors for arrays."""
+    if isinstance(value, (tuple, list)):
+        each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
+        converted = [_tensor(fn, hint, item) for hint, item in zip(each, value, strict=True)]
+        return converted if isinstance(value, list) else tuple(converted)
+    return _tensor(fn, hints, value)
+
+
+def _tensor(fn: Callable[..., Any], hint: Any, value: Any) -> Any:
+    """An array as a tensor of the same memory; a scalar as a number, where the hint is one."""
+    if isinstance(value, numpy.generic) and hint in (bool, int, float, complex):
+        return value.item()
     if isinstance(value, numpy.generic):
         value = numpy.asarray(value)
     if not isinstance(value, numpy.ndarray):

@@ -10,7 +10,6 @@ import torch
 from customops import _compat
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.name import Name, own_name
-from customops._dispatch.operator import with_pt2_compliant
 from customops._dispatch.registrations import lock
 from customops._dispatch.results import check_policy
 from customops._dispatch.spec import OpSpec
@@ -21,6 +20,7 @@ from customops._rules.fake import FakeRule
 from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import parse
+from customops._schema.tags import with_pt2_compliant
 from customops.errors import (
     DefinitionError,
     RegistrationError,

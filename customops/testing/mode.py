@@ -18,11 +18,10 @@ from customops.checks import NotExercised, Trial
 from customops.checks._outcome import in_short
 from customops.checks._trial import resolve
 from customops.errors import OpCheckError
+from customops.testing._called import has_no_fake, runs_operator
 from customops.testing.environment import accepts_changes, dynamo, saves_inputs
 from customops.testing.failures import FailuresDict
 from customops.testing.repro import generate_repro
-
-_jit: Any = torch.jit  # which does not declare what it exports
 
 #: ``util(op, args, kwargs)`` raises what it finds. It leaves the inputs as they are.
 TestUtil = Callable[[_compat.libraries.OpOverload, tuple[Any, ...], dict[str, Any]], object]
@@ -108,9 +107,7 @@ class OpCheckMode(TorchFunctionMode):
 
     def _operator(self, func: Any) -> _compat.libraries.OpOverload | None:
         """The operator to check, if that is what is called."""
-        if not isinstance(func, (_compat.libraries.OpOverload, _compat.libraries.OpOverloadPacket)):
-            return None
-        if torch.compiler.is_compiling() or _jit.is_tracing() or _jit.is_scripting():
+        if not runs_operator(func):
             return None
         namespace = str(func).partition(".")[0]
         return resolve(func) if namespace in self.namespaces else None
@@ -140,7 +137,7 @@ class OpCheckMode(TorchFunctionMode):
         except NotExercised:
             return None
         except Exception as error:
-            return None if _has_no_fake(error) else _Failure(error, trial)
+            return None if has_no_fake(error) else _Failure(error, trial)
         return None
 
     # At the end ---------------------------------------------------------------------------------------------
@@ -192,10 +189,3 @@ class OpCheckMode(TorchFunctionMode):
         except Exception as error:
             # What was found matters more than that it can be saved.
             return f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
-
-
-def _has_no_fake(error: BaseException | None) -> bool:
-    """Did a check fail because torch cannot make fakes of the inputs? That is not the operator's fault."""
-    while error is not None and not isinstance(error, _compat.tracing.NoFakeTensor):
-        error = error.__cause__
-    return error is not None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +15,10 @@ import pytest
 import torch
 from helpers.isolated import isolated
 
+import customops.__main__
 from customops.backend import get_backend, journal, register_backend
 from customops.backend.coverage import opinfo, report
+from customops.testing.isolation import in_fork
 
 pytestmark = pytest.mark.process
 
@@ -55,6 +60,24 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8")
 
 
+def run_in_fork(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same, much faster: in a fork of this process. For what ends before tensors are computed with."""
+    command = ["customops", "backend-report", *map(str, arguments)]
+
+    def main() -> tuple[object, str, str]:
+        os.chdir(cwd)
+        sys.argv, sys.path[:0] = command, [str(cwd)]
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code: object = customops.__main__.main()
+            except SystemExit as end:
+                code = end.code
+        return code, out.getvalue(), err.getvalue()
+
+    return subprocess.CompletedProcess(command, *in_fork(main, 60).get())
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -84,36 +107,37 @@ def test_a_module_that_fails(program: Path) -> None:
     assert done.returncode == 1
     (failed,) = [line for line in lines(done.stdout) if "FAILED" in line]
     assert failed[0].startswith("aten::")
-    assert "RuntimeError:" in failed
+    assert f"\n{failed[0]}: RuntimeError:" in done.stdout
     assert "program ended with RuntimeError" in done.stdout
     assert "Traceback" in done.stderr
 
 
 def test_what_is_no_device(program: Path) -> None:
     (program / "nothing.py").write_text("x = 1\n", encoding="utf-8")
-    done = run("nothing.py", cwd=program)
+    done = run_in_fork("nothing.py", cwd=program)
     assert done.returncode == 2
     assert "nothing.py registers no device" in done.stderr
     for missing in ("missing.py", "missing", "missing.part", "no/file"):
-        done = run(missing, cwd=program)
+        done = run_in_fork(missing, cwd=program)
         assert done.returncode == 2
         assert "error: no such file or module" in done.stderr
         assert missing in done.stderr
-    done = run("program.py", "--dtype", "float32", cwd=program)
+    done = run_in_fork("program.py", "--dtype", "float32", cwd=program)
     assert done.returncode == 2
     assert "go with --opinfo" in done.stderr
-    done = run("device.py", "3", "--opinfo", cwd=program)
+    done = run_in_fork("device.py", "3", "--opinfo", cwd=program)
     assert done.returncode == 2
     assert "3: with --opinfo no program is run" in done.stderr
     assert (
-        "no such dtype" in run("program.py", "--opinfo", "--dtype", "float", "--dtype", "nothing", cwd=program).stderr
+        "no such dtype"
+        in run_in_fork("program.py", "--opinfo", "--dtype", "float", "--dtype", "nothing", cwd=program).stderr
     )
 
 
 def test_a_program_that_fails_before_there_is_a_device(program: Path) -> None:
     (program / "early.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
     for target in ("early.py", "early"):
-        done = run(target, cwd=program)
+        done = run_in_fork(target, cwd=program)
         assert done.returncode == 2
         assert f"{target} ended with ModuleNotFoundError before it registered a device" in done.stderr
         assert "register_backend" not in done.stderr
@@ -131,14 +155,14 @@ def test_options_of_the_program(program: Path) -> None:
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_no_samples_are_refused(program: Path, number: str) -> None:
     for arguments in (["--opinfo", "--op", "cos"], []):
-        done = run("device.py", *arguments, "--samples", number, cwd=program)
+        done = run_in_fork("device.py", *arguments, "--samples", number, cwd=program)
         assert done.returncode == 2
         assert ("at least 1" if arguments else "go with --opinfo") in done.stderr
 
 
 def test_a_file_that_cannot_be_written_is_found_before_the_program_runs(program: Path) -> None:
     for path, problem in (("missing/out.json", "there is no directory"), (".", "this is a directory")):
-        done = run("program.py", "--json", path, cwd=program)
+        done = run_in_fork("program.py", "--json", path, cwd=program)
         assert done.returncode == 2
         assert problem in done.stderr
         assert "Traceback" not in done.stderr
@@ -156,7 +180,8 @@ def test_ops_that_failed_are_in_the_table(program: Path) -> None:
     (program / "failing.py").write_text(DEVICE + failing, encoding="utf-8")
     done = run("failing.py", "--opinfo", "--op", "cos", "--samples", 1, "--forward-only", cwd=program)
     assert done.returncode == 1
-    assert ["aten::cos", "-", "-", "FAILED", "ValueError:", "no", "cos"] in lines(done.stdout)
+    assert ["aten::cos", "-", "-", "FAILED"] in lines(done.stdout)
+    assert "aten::cos: ValueError: no cos" in done.stdout
     assert "1 failed; 1 of the op tests failed" in done.stdout
 
 

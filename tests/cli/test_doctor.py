@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import customops
-from customops._cli import check
+from customops._cli import main as check
 from customops._compat import probes
 
 FOLDER = Path(customops.__file__).parent / "_compat"

@@ -19,7 +19,7 @@ import torch
 from expecttest import assert_expected_inline
 
 import customops
-from customops._cli import check as command
+from customops._cli import main as command
 from customops._cli import stub_types
 from customops._schema.parse import parse
 

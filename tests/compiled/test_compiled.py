@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.compiling import dynamo
+from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -256,14 +256,8 @@ _PROGRAM = """
 
 def test_a_cache_on_disk_knows_formulas(tmp_path: Path) -> None:
     """The formula of this process counts, and equal ones share what was compiled; other graphs always do."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    found = []
-    for factor in (2, 5, 2):
-        script = textwrap.dedent(_PROGRAM.format(factor=factor))
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        found.append(run.stdout.split())
+    programs = [Program(_PROGRAM.format(factor=factor)) for factor in (2, 5, 2)]
+    found = [output.split() for output in outputs(programs, tmp_path)]
     assert found == [["2.0", "0"], ["5.0", "1"], ["2.0", "2"]]
 
 

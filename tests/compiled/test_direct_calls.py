@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.modes import DispatchLog, FunctionLog
+from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -363,22 +361,8 @@ PROGRAM = """
 @pytest.mark.process
 def test_the_cache_on_disk(tmp_path: Path) -> None:
     """Another process calls the kernels directly, too, and one that wants it otherwise finds nothing."""
-    found = []
-    for value in ("1", "1", "0", "0"):
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
-            "PYTHONPATH": str(ROOT),
-            "CUSTOMOPS_DIRECT_IN_GRAPHS": value,
-        }
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(run.stdout.split("\n")[:2])
+    programs = [Program(PROGRAM, environment={"CUSTOMOPS_DIRECT_IN_GRAPHS": value}) for value in ("1", "1", "0", "0")]
+    found = [output.split("\n")[:2] for output in outputs(programs, tmp_path)]
     values = "[3.0, 3.0, 3.0]"
     direct, dispatched = "['graph_call']", "['kernel']"
     assert found == [

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 from helpers.compiling import BACKENDS, compiled
 from helpers.out_variants import axpy, axpy_out, define_axpy, define_bounds
+from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -203,7 +201,6 @@ def out_kernel(x, by, y, *, out):
 
 if sys.argv[1] == "with":
     axpy.register_out(out_kernel)
-torch._inductor.config.cpp.simdlen = 1
 x = torch.arange(4.0)
 assert torch.equal(torch.compile(lambda x: axpy(x, 2.0, x), fullgraph=True)(x), x * 3)
 hits = torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
@@ -213,12 +210,7 @@ print(len(calls), hits + torch._dynamo.utils.counters["inductor"]["fxgraph_cache
 
 @pytest.mark.process
 def test_caches_tell_an_op_with_a_variant_from_one_without(tmp_path: Path) -> None:
-    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    script = tmp_path / "program.py"
-    script.write_text(SCRIPT)
-    found = []
-    for option in ("with", "without", "with"):
-        run = subprocess.run([sys.executable, str(script), option], env=env, capture_output=True, text=True, check=True)
-        found.append(run.stdout.split())
+    programs = [Program(SCRIPT, (option,)) for option in ("with", "without", "with")]
+    found = [output.split() for output in outputs(programs, tmp_path)]
     assert [calls for calls, _ in found] == ["1", "0", "1"]
     assert found[2][1] == "True"

@@ -1,15 +1,17 @@
-"""Run every python block of README.md and docs/*.md: one test and one namespace a page."""
+"""Run every python block of README.md and docs/: one test and one namespace a page."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sys
 import types
 from pathlib import Path
 
 import pytest
-from sybil import Document
-from sybil.parsers.myst import PythonCodeBlockParser
+from sybil import Document, Example
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 
 from customops.testing import run_isolated
 
@@ -17,11 +19,11 @@ pytestmark = pytest.mark.slow
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Pages in a process of their own: one makes a device, which stays, one runs Triton's interpreter, which comes first.
-APART = {"backend", "triton"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+#: Pages in a process of their own: one makes a device, which stays, others run Triton's interpreter, which comes first.
+APART = {"backend", "triton", "README"}
 #: What pages need besides what all of them do.
-NEEDS = {"triton": ("triton",), "languages": ("numba", "tvm_ffi")}
+NEEDS = {"triton": ("triton",), "README": ("triton",), "languages": ("numba", "tvm_ffi")}
 PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
 SHELL = {"sh", "bash", "zsh", "shell", "shell-session", "console"}
 
@@ -71,8 +73,23 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
         run_blocks(page)
 
 
+class Printed:
+    """Compares an `output` block with what the python block before it printed."""
+
+    text = ""
+
+    def compare(self, example: Example) -> None:
+        assert without_files(str(example.parsed)) == without_files(self.text), f"it printed:\n{self.text}"
+
+
+def without_files(text: str) -> str:
+    """Without the file and line in brackets: in a page they are those of the page."""
+    return re.sub(r"\([^()\s]+:\d+\)", "(file)", text).strip()
+
+
 def run_blocks(page: Path) -> None:
-    document = Document.parse(str(page), PythonCodeBlockParser())
+    printed = Printed()
+    document = Document.parse(str(page), PythonCodeBlockParser(), CodeBlockParser("output", printed.compare))
     # A real module, because torch.compile and the type hints look names up through sys.modules.
     module = types.ModuleType(f"docs_page_{page.stem}")
     sys.modules[module.__name__] = module
@@ -82,7 +99,9 @@ def run_blocks(page: Path) -> None:
     blocks = infos(document.text).count("python")
     assert len({example.start for example in examples}) >= blocks, "sybil misses a block"
     for example in examples:
-        example.evaluate()
+        with contextlib.redirect_stdout(io.StringIO()) as stdout:
+            example.evaluate()
+        printed.text = stdout.getvalue()
 
 
 @pytest.mark.parametrize("info", ["python no-run", "py", "{code-block} python", "bash", "python {a=1}"])

@@ -169,3 +169,24 @@ def test_numba_vectorize() -> None:
     mixed = from_numpy(numba.vectorize(lambda a, b: a + b))
     x, y = torch.randn(3, 4).t(), torch.randn(4, 1)
     torch.testing.assert_close(mixed(x, y), x + y)
+
+
+def test_numbers(registry: customops.Registry, ns: str) -> None:
+    """A scalar of NumPy is a tensor or a number, as the hint says."""
+
+    @registry.custom_op(f"{ns}::sums", mutates_args=())
+    @from_numpy
+    def sums(x: Tensor) -> tuple[Tensor, float, int]:
+        return x.sum(), x.sum(), (x > 0).sum()  # type: ignore[return-value]
+
+    total, number, count = sums(torch.tensor([1.5, -2.0, 3.0]))
+    assert isinstance(total, Tensor)
+    assert (total.item(), number, count) == (2.5, 2.5, 2)
+    assert (type(number), type(count)) == (float, int)
+
+    @registry.custom_op(f"{ns}::largest", mutates_args=())
+    @from_numpy
+    def largest(x: Tensor) -> float:
+        return x.max()  # type: ignore[return-value]
+
+    assert largest(torch.tensor([1.5, -2.0, 3.0])) == 3.0

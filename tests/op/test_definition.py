@@ -23,7 +23,7 @@ def test_a_definition_gives_a_callable_that_torch_ops_has_too(registry: Registry
     op = registry.custom_op(f"{ns}::increment", increment, mutates_args=())
     x = torch.tensor([1.0, 2.0])
     assert isinstance(op, CustomOpDef)
-    assert repr(op) == f"<CustomOpDef({ns}::increment)>"
+    assert repr(op) == f"<CustomOpDef({ns}::increment) {op.schema}>"
     assert op._opoverload is getattr(torch.ops, ns).increment.default
     assert isinstance(op._opoverload, torch._ops.OpOverload)
     for call in (op, op._opoverload, getattr(torch.ops, ns).increment):
@@ -75,7 +75,7 @@ def test_overloads(registry: Registry, ns: str) -> None:
     x = torch.tensor(3.0)
     assert packet(x).item() == one(x).item() == 4.0
     assert packet(x, x).item() == two(x, x).item() == 0.0
-    assert repr(two) == f"<CustomOpDef({ns}::f.overload)>"
+    assert repr(two) == f"<CustomOpDef({ns}::f.overload) {two.schema}>"
     assert two._opoverload is packet.overload
     assert sorted(packet.overloads()) == ["default", "overload"]
 

@@ -85,7 +85,7 @@ def test_partials_and_callable_objects(registry: Registry, ns: str, fn: Any) -> 
     op = registry.custom_op(f"{ns}::triple", fn, mutates_args=(), schema="(Tensor x) -> Tensor")
     assert op(torch.tensor(2.0)).item() == 6.0
     assert op.__name__ == "triple"
-    assert repr(op) == f"<CustomOpDef({ns}::triple)>"
+    assert repr(op) == f"<CustomOpDef({ns}::triple) {op.schema}>"
     assert next(iter(inspect.signature(op).parameters)) == "x"
 
 

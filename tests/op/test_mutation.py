@@ -211,6 +211,7 @@ torch.set_warn_always(True)
 from typing import Optional
 from torch import Tensor
 import customops
+from customops import Tag
 
 def {head}:
     return {"out" if "out:" in head else "x" if "-> Tensor" in head else "None"}

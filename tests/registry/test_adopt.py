@@ -28,7 +28,7 @@ def test_adopt_finds_our_own_op_by_every_name_for_it(registry: Registry, ns: str
 def test_adopt_gives_one_object_for_an_op_of_others(registry: Registry) -> None:
     adopted = registry.adopt("aten::sin")
     assert registry.adopt(torch.ops.aten.sin.default) is adopted
-    assert repr(adopted) == "<CustomOpDef(aten::sin)>"
+    assert repr(adopted) == "<CustomOpDef(aten::sin) (Tensor self) -> Tensor>"
     assert str(adopted.schema) == "(Tensor self) -> Tensor"
     x = torch.rand(3)
     assert torch.equal(adopted(x), torch.sin(x))

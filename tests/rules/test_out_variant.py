@@ -229,6 +229,16 @@ def test_a_fake_that_goes_by_a_setting(registry: Registry, ns: str, x: Tensor) -
     exact(op.out(x, out=torch.empty(5)), torch.ones(5))  # what was remembered is no reason to refuse it
 
 
+def test_what_is_remembered_of_a_fake(registry: Registry, ns: str, x: Tensor) -> None:
+    registry.define(f"{ns}::fill", "(Tensor x, Scalar[] sizes) -> Tensor")
+    op = registry.adopt(f"{ns}::fill")
+    op.register_out(lambda x, sizes, *, out: out.fill_(1))
+    kinds = {int: torch.int64, float: torch.float32, bool: torch.bool}
+    op.register_fake(lambda x, sizes: torch.empty(len(sizes), dtype=kinds[type(sizes[0])]))
+    for sizes in ([1, 2], [1.0, 2.0], [True, 2]):
+        exact(op(x, sizes), torch.ones(2, dtype=kinds[type(sizes[0])]))
+
+
 # What the caller gives ------------------------------------------------------------------------------------------
 
 
@@ -244,6 +254,11 @@ def test_other_tensors_are_refused(op: Any, x: Tensor, out: Tensor) -> None:
         assert isinstance(caught.value, ArgumentError)
         assert caught.value.argument == "out"
         assert "torch.empty((3, 4), dtype=torch.float32" in str(caught.value.fix)
+
+
+def test_no_tensor_is_refused(op: Any, x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)argument: out\n.*got: +None"):
+        op.out(x, 2.0, x, out=None)
 
 
 def test_the_second_out_is_named(registry: Registry, ns: str, x: Tensor) -> None:
@@ -327,6 +342,16 @@ def test_two_outs_in_one_memory(registry: Registry, ns: str, x: Tensor) -> None:
     op, out = define_bounds(registry, ns), torch.empty(3, 4)
     with pytest.raises(AliasError, match="argument: out1"):
         op.out([x, x], out=(out, out))
+
+
+def test_two_outs_in_one_buffer_without_common_elements(registry: Registry, ns: str, x: Tensor) -> None:
+    op, expected = define_bounds(registry, ns), bounds([x, -x])
+    buffer = torch.empty(3, 8)
+    parts = [(buffer[:, :4], buffer[:, 4:]), (buffer[:, ::2], buffer[:, 1::2]), buffer.view(6, 4).split(3)]
+    for low, high in parts:
+        exact(op.out([x, -x], out=(low, high)), expected)
+    with pytest.raises(AliasError, match="argument: out1"):
+        op.out([x, x], out=(buffer[:, :4], buffer[:, 3:7]))
 
 
 def test_no_elements(op: Any) -> None:

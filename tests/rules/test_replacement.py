@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import Program, outputs
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -214,10 +211,6 @@ PROGRAM = """
 @pytest.mark.process
 def test_the_cache_on_disk(tmp_path: Path) -> None:
     """A process that has no such replacement does not find the code of one that has."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    found = []
-    for value in ("0", "1", "0", "1"):
-        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM), value]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.append(run.stdout.strip())
+    programs = [Program(PROGRAM, (value,)) for value in ("0", "1", "0", "1")]
+    found = [output.strip() for output in outputs(programs, tmp_path)]
     assert found == ["False 0", "True 0", "False 1", "True 1"]

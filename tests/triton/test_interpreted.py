@@ -180,8 +180,9 @@ def test_the_example_runs() -> None:
 
 
 def test_the_example_is_right() -> None:
-    table = in_process("-m", "customops", "check", str(EXAMPLE))
-    assert "7 passed, 0 failed" in table
+    checks = "schema,autograd_registration,faketensor,aot_dispatch_dynamic"
+    told = in_process("-m", "customops", "check", str(EXAMPLE), "--effort", "quick", "--only", checks)
+    assert "2 ops: 2 ok, 0 with faults" in told
 
 
 def in_process(*arguments: str) -> str:

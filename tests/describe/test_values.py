@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from customops.checks._describe import described, outlined
+from customops._describe.values import described, outlined
 
 
 @pytest.mark.parametrize(

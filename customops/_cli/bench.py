@@ -1,0 +1,171 @@
+"""``customops bench``: what a call of each op costs, and where its time goes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from customops import Library, _compat
+from customops._cli import terminal
+from customops._cli.check import TARGET_HELP, selected
+from customops._describe.screen import table, width_of_screen
+from customops._describe.values import outlined
+from customops._dispatch.fill_defaults import filler
+from customops._dispatch.results import tensors_in
+from customops._schema.model import REQUIRED
+from customops._targets import Op, TargetError, ops_of, trace
+from customops._timing import in_words, seconds_per_call
+
+#: Exit statuses.
+MEASURED, NOTHING_MEASURED = 0, 2
+
+_HEAD = ("op", "call", "kernel", "dispatch", "bare call", "with grad", "sample")
+_number = itertools.count()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The seconds of a call of one op, on one sample.
+
+    Attributes:
+        call: through the op's object, with nothing to differentiate.
+        kernel: of the user's function alone.
+        bare: of the same function in an op of `torch.library.Library`, that checks nothing and has no rules.
+        with_grad: of a call that autograd records; None for an op that has no backward.
+        problem: why there are no figures.
+    """
+
+    op: str
+    sample: str = ""
+    call: float = 0.0
+    kernel: float | None = None
+    bare: float | None = None
+    with_grad: float | None = None
+    problem: str = ""
+
+    @property
+    def dispatch(self) -> float | None:
+        """What of a call is not the kernel's."""
+        return None if self.kernel is None else max(self.call - self.kernel, 0.0)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="time calls of ops: the kernel, what is around it, and a bare registration",
+        description="Time a call of each op on its samples. kernel: the function alone; dispatch: the rest of the "
+        "call; bare call: the same function in an op of torch.library.Library without checks or rules; with grad: a "
+        "call that autograd records.",
+        epilog="Exit status: 0, or 2 if nothing could be measured.",
+    )
+    parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
+    parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="the first N samples of each op; default: 1"
+    )
+    parser.add_argument("--seconds", type=float, default=0.1, metavar="S", help="for each figure; default: 0.1")
+    parser.add_argument("--json", action="store_true", help="print a list of objects; times in seconds")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    try:
+        ops = selected(ops_of(options.targets), options.op)
+    except TargetError as error:
+        terminal.error(error)
+        return NOTHING_MEASURED
+    costs = [cost for op in ops for cost in costs_of(op, options.samples, options.seconds)]
+    if options.json:
+        terminal.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
+    else:
+        _print(costs)
+    return MEASURED if any(not cost.problem for cost in costs) else NOTHING_MEASURED
+
+
+def _print(costs: list[Cost]) -> None:
+    width = width_of_screen()
+    rows = [_row(cost) for cost in costs if not cost.problem]
+    if rows:
+        terminal.say(table(rows, _HEAD, width, right=(1, 2, 3, 4, 5)))
+    for cost in costs:
+        if cost.problem:
+            terminal.say(terminal.wrapped(f"{cost.op}: {cost.problem}", width))
+
+
+def _row(cost: Cost) -> tuple[str, ...]:
+    times = (cost.call, cost.kernel, cost.dispatch, cost.bare, cost.with_grad)
+    return (cost.op, *("-" if each is None else in_words(each) for each in times), cost.sample)
+
+
+def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
+    """The costs of an op on its first samples."""
+    if op._samples is None:
+        return [Cost(op._qualname, problem=f"no samples; attach some with @{op.__name__}.register_samples")]
+    try:
+        chosen = list(itertools.islice(op.samples(), samples))
+        return [_cost(op, sample.args, sample.kwargs, seconds) for sample in chosen]
+    except Exception as error:
+        return [Cost(op._qualname, problem=f"it could not be measured\n{trace(error)}")]
+
+
+def _cost(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
+    args, kwargs = (_compat.tracing.tree_map(_plain, each) for each in (args, kwargs))
+    lowered = op.lower(*args, **kwargs)
+    names = [argument.name for argument in op.schema.positional]
+    named = [*zip(names, lowered[0], strict=False), *lowered[1].items()]
+    sample = ", ".join(f"{name}: {outlined(value)}" for name, value in named)
+    call = seconds_per_call(lambda: op(*args, **kwargs), seconds)
+    kernel, bare = _without(op, *lowered, seconds)
+    return Cost(op._qualname, sample, call, kernel, bare, _with_grad(op, args, kwargs, seconds))
+
+
+def _plain(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | None, float | None]:
+    """The times of the kernel alone, and of a bare op around it; None if it is not a kernel of customops."""
+    schema, fill = op.schema, filler(op.schema)
+    tensors = tensors_in([*args, *kwargs.values()])
+    key = _compat.dispatch.device_key(tensors[0].device.type) if tensors else "CompositeExplicitAutograd"
+    current = op._definition.kernel_on(key)
+    if current is None:
+        return None, None
+    fn = current.registered
+    args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
+    with torch.no_grad():
+        kernel = seconds_per_call(lambda: fn(*args, **kwargs), seconds)
+    # A default would not be passed on, and the kernel may have none.
+    required = replace(schema, arguments=tuple(replace(a, default=REQUIRED) for a in schema.arguments))
+    library = Library(f"customops_bench_{next(_number)}", "FRAGMENT")
+    try:
+        library.define(f"bare{required}")
+        library.impl("bare", fn, "CompositeExplicitAutograd")
+        bare = getattr(torch.ops, library.ns).bare
+        return kernel, seconds_per_call(lambda: bare(*args, **kwargs), seconds)
+    finally:
+        _compat.libraries.destroy_library(library)
+        _compat.namespaces.forget(library.ns)
+
+
+def _with_grad(op: Op, args: Any, kwargs: Any, seconds: float) -> float | None:
+    """The time of a call that is recorded, or None where no gradient is to be had."""
+    backward = op.describe().rule("backward")
+    if backward is None or backward.origin == "missing" or op.schema.mutated:
+        return None
+    args, kwargs = (_compat.tracing.tree_map(_leaf, each) for each in (args, kwargs))
+    if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
+        return None
+    return seconds_per_call(lambda: op(*args, **kwargs), seconds)
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        return value.detach().requires_grad_()
+    return value

@@ -1,0 +1,101 @@
+"""An op is defined by a name that another has: it is replaced or reused, or the error says where it was defined."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from customops import _compat, _spec
+from customops._dispatch.name import Name
+from customops._dispatch.registrations import Undo
+from customops._dispatch.spec import OpSpec
+from customops._lifetime import Owner
+from customops._op import CustomOpDef
+from customops.errors import DefinitionError, UnregisteredError, where
+
+AGAIN = "define it again, or use the new object"
+
+
+def place(qualname: str, owner: Owner) -> str:
+    """``file:line`` where an op was defined. What torch knows is a line of ours, for ops of `Registry.define`."""
+    known = _compat.registries.torch_op_of(qualname) or owner.find(qualname)
+    return known.source if isinstance(known, CustomOpDef) else _compat.schemas.defined_at(qualname)
+
+
+def conflict(spec: OpSpec, owner: Owner, reason: str, fix: str, **fields: str) -> DefinitionError:
+    """The error for an op that exists."""
+    return DefinitionError(
+        f"an op of this name exists, defined at {place(spec.qualname, owner)}: {reason}",
+        op=spec.qualname,
+        where=where(spec.fn) if spec.fn is not None else None,
+        fix=fix,
+        **fields,
+    )
+
+
+def replaced(qualname: str, place: str) -> UnregisteredError:
+    """What calls of an op raise once the one of this place has its name."""
+    return UnregisteredError(f"the op was replaced by the definition at {place}", op=qualname, fix=AGAIN)
+
+
+def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
+    """Define an op in the place of another; the other comes back if that fails."""
+    old = _compat.registries.torch_op_of(spec.qualname)
+    if not isinstance(old, CustomOpDef):
+        return _replace_torchs(spec, owner)
+    _spec.check_spec(spec)
+    undo = put_aside(old, spec.qualname, spec.place)
+    try:
+        op = _spec.define_op(spec, owner)
+    except BaseException:
+        undo()
+        raise
+    owner.enter(op, functools.partial(swap_back, op, old))
+    return op
+
+
+def put_aside(old: CustomOpDef[Any, Any], qualname: str, place: str) -> Undo:
+    """Remove an op, for one that is defined at a place; what is returned brings it back."""
+    owner = old._owner
+    owner.drop(old, replaced(qualname, place))
+    return functools.partial(owner.restore, old)
+
+
+def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
+    """Define an op in the place of one made by torch.library.custom_op, whose rule for a same name is this, too."""
+    library = _compat.registries.torch_library_of(spec.qualname)
+    if library is None:
+        raise conflict(spec, owner, "it was not made by custom_op, so it cannot be replaced", "choose another name")
+    _spec.check_spec(spec)
+    overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
+    _compat.libraries.destroy_library(library)
+    if overload is not None:
+        _compat.libraries.retire_overload(overload, replaced(spec.qualname, spec.place))
+    op: CustomOpDef[Any, Any] = owner.add(spec)
+    return op
+
+
+def swap_back(new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
+    new._owner.drop(new)
+    name = Name.parse(new._qualname)
+    if not _compat.libraries.is_defined(name.packet, name.overload):
+        old._owner.restore(old)
+
+
+def reuse(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
+    """The existing op, if it is the same one."""
+    old = _compat.registries.torch_op_of(spec.qualname)
+    if not isinstance(old, CustomOpDef):
+        raise conflict(spec, owner, "it was not made by custom_op, so it cannot be reused", "choose another name")
+    known = old._definition
+    is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
+    if not is_same or known.spec.signature != spec.signature:
+        raise conflict(
+            spec,
+            owner,
+            f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
+            'on_conflict="replace", or another name',
+            expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
+            got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
+        )
+    return old

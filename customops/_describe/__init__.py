@@ -1,0 +1,89 @@
+"""What an op is, and where a call of it goes: as data, as text of 60 to 120 columns, as HTML.
+
+`rules` reads a line for each rule off an op, `needs` what each feature has or lacks; `description` puts them together.
+`route` follows a call from key to key, `explanation` says where it ends. `data` is plain data, `screen` lays text out,
+`html` makes tables for notebooks. Here are the methods that ops and registries get of it; they load the rest when they
+are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+
+if TYPE_CHECKING:
+    from customops._describe.description import Description
+    from customops._describe.explanation import Explanation
+
+P = ParamSpec("P")
+
+
+class Described(Generic[P]):
+    """Methods of `CustomOpDef`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _qualname(self) -> str: ...
+
+    def describe(self) -> Description:
+        """What the op is: its schema, kernels and rules, and what it lacks for compilers, training, vmap.
+
+        Example:
+            >>> print(double.describe())
+            >>> double.describe().missing
+        """
+        from customops._describe.description import Description
+
+        return Description.of(self)
+
+    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Which kernel a call with these arguments would run, in this thread and its modes, and why. None is run.
+
+        Returns:
+            An `Explanation`: a step for each dispatch key of the call, and the kernel at its end.
+
+        Raises:
+            ArgumentError: the arguments are not those of the op.
+            UnregisteredError: the op is not there any more.
+
+        Example:
+            >>> print(double.explain(torch.ones(2)))
+            >>> double.explain(torch.ones(2)).kernel.where
+        """
+        from customops._describe.explanation import Explanation
+
+        return Explanation.of(self, args, kwargs)
+
+    def _repr_html_(self) -> str:
+        return self.describe()._repr_html_()
+
+
+class Listed:
+    """Methods of `Registry`."""
+
+    if TYPE_CHECKING:  # the registry has it
+
+        def __iter__(self) -> Iterator[Any]: ...
+
+    def __repr__(self) -> str:
+        names = [op._qualname for op in self]
+        shown = ", ".join(names[:8]) + (f", ... ({len(names)} ops)" if names[8:] else "")
+        return f"<Registry: {shown or 'no ops'}>"
+
+    def describe(self) -> str:
+        """A table of the ops: a row for each, or a block where that would be wider than the screen.
+
+        Example:
+            >>> print(default_registry.describe())
+        """
+        from customops._describe.description import OUTLINE, outline
+        from customops._describe.screen import table, width_of_screen
+
+        return table([outline(op) for op in self], OUTLINE, width_of_screen())
+
+    def _repr_html_(self) -> str:
+        from customops._describe import html
+        from customops._describe.description import OUTLINE, outline
+
+        return html.page(f"{len(list(self))} ops", html.table(OUTLINE, [outline(op) for op in self]))

@@ -1,0 +1,197 @@
+"""`Description`: what an op is, has and lacks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from customops import _compat
+from customops._describe import html
+from customops._describe.data import Rule, Support
+from customops._describe.needs import supports_of
+from customops._describe.rules import rules_of
+from customops._describe.screen import entry, shorter_place, width_of_screen
+
+#: What the names of lines are on the screen.
+_TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "lowering", "out": "out kernel"}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an op is. ``print(description)`` shows it; notebooks show a table.
+
+    Attributes:
+        op: qualified name.
+        schema: as the dispatcher has it, without the name.
+        signature: of the function, as Python writes it; "" without a function.
+        doc: the first line of its docstring.
+        source: ``file:line`` of the definition.
+        tags: their names.
+        options: what its definition says besides, as ``bypass=True``.
+        rules: a line for each kernel and rule, and for what is missing of fake impl, backward, jvp and samples.
+        supports: a line for each feature of torch: does it work, and if not, what would add it.
+        removed: was the op unregistered?
+    """
+
+    op: str
+    schema: str
+    signature: str
+    doc: str
+    source: str
+    tags: tuple[str, ...]
+    options: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    supports: tuple[Support, ...]
+    removed: bool = False
+
+    @classmethod
+    def of(cls, op: Any) -> Description:
+        """That of a `CustomOpDef`."""
+        spec, removed = op._definition.spec, op._definition.removed is not None
+        rules = [] if removed else rules_of(op)
+        return cls(
+            op._qualname,
+            str(op.schema),
+            _signature(spec.fn) if spec.signature is not None else "",
+            (inspect.getdoc(spec.fn) or "").partition("\n")[0] if spec.fn is not None else "",
+            spec.place if op._definition.library is not None else _compat.schemas.defined_at(op._qualname),
+            tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
+            tuple(_options(spec)),
+            tuple(rules),
+            () if removed else tuple(supports_of(op, rules)),
+            removed,
+        )
+
+    def rule(self, kind: str, target: str | None = None) -> Rule | None:
+        """The first line of a kind, for a target; None if there is none."""
+        return next((r for r in self.rules if r.kind == kind and target in (None, r.target)), None)
+
+    @property
+    def missing(self) -> tuple[Support, ...]:
+        """The features of torch that do not work with the op."""
+        return tuple(support for support in self.supports if support.state == "no")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as lists, dicts, strings and numbers."""
+        return asdict(self)
+
+    def text(self, width: int | None = None) -> str:
+        """For a screen of so many columns, those of the terminal by default (60 to 120)."""
+        return "\n".join(self._lines(width or width_of_screen()))
+
+    def _lines(self, width: int) -> Iterator[str]:
+        yield entry(self.op, self.schema, width, column=4, indent="")
+        if self.removed:
+            yield entry("unregistered", "calls of it raise UnregisteredError", width)
+        for label, text in self._head():
+            yield entry(label, text, width)
+        if self.rules:
+            yield ""
+        for rule in self.rules:
+            yield entry(f"{_TITLES.get(rule.kind, rule.kind)} {rule.target}".strip(), in_words(rule, width), width)
+        if self.supports:
+            yield ""
+        for support in self.supports:
+            yield entry(support.feature, f"{support.state}{_because(support)}", width)
+
+    def _head(self) -> Iterator[tuple[str, str]]:
+        if self.doc:
+            yield "doc", self.doc
+        if self.signature:
+            yield "signature", self.signature
+        yield "defined", shorter_place(self.source)
+        if self.tags:
+            yield "tags", ", ".join(self.tags)
+        if self.options:
+            yield "options", ", ".join(self.options)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rules = [
+            (_TITLES.get(r.kind, r.kind), r.target, r.name, shorter_place(r.where), r.origin, _registered(r) or r.note)
+            for r in self.rules
+        ]
+        supports = [(s.feature, s.state, s.why, s.fix) for s in self.supports]
+        head = "; ".join(f"{label}: {text}" for label, text in self._head())
+        return html.page(
+            f"{self.op}{self.schema}",
+            html.paragraph(head),
+            html.table(("rule", "for", "name", "where", "origin", ""), rules),
+            html.table(("feature", "works", "why", "what adds it"), supports),
+        )
+
+
+#: What Python writes for ``Mut[Tensor]`` and for a member of an enum, and the modules before names.
+_MUT = re.compile(r"typing\.Annotated\[([^][]*), <class '[\w.]*\.Mutates'>\]")
+_MEMBER = re.compile(r"<(\w+)\.(\w+): [^>]*>")
+_MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+")
+
+
+def _signature(fn: Any) -> str:
+    """The signature of a function, in fewer words than Python's."""
+    text = _MEMBER.sub("\\1\0\\2", _MUT.sub(r"Mut[\1]", str(inspect.signature(fn))))
+    return _MODULES.sub("", text.replace("'", "")).replace("\0", ".")
+
+
+def _options(spec: Any) -> Iterator[str]:
+    for name in ("bypass", "traceable"):
+        if getattr(spec, name):
+            yield f"{name}=True"
+    if spec.check != "always":
+        yield f'check="{spec.check}"'
+    if not spec.direct_in_graphs:
+        yield "direct_in_graphs=False"
+    if not spec.differentiable.op:
+        yield "differentiable=False"
+    if spec.differentiable.nondiff_args:
+        yield f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}"
+
+
+def in_words(rule: Rule, width: int = 100) -> str:
+    """``scale_cpu (ops.py:12), derived``: a rule without its kind and target."""
+    if rule.origin == "missing":
+        return "none"
+    place = shorter_place(rule.where, max(20, width - 30))
+    if rule.origin == "others":
+        return f"registered outside customops ({place})"
+    text = f"{rule.name} ({place})" if place else rule.name
+    extra = [rule.origin] * (rule.origin == "derived") + [each for each in (rule.note, _registered(rule)) if each]
+    return ", ".join([text, *extra])
+
+
+def _registered(rule: Rule) -> str:
+    """Where it was registered, if that is not where it was written."""
+    file, _, line = rule.where.rpartition(":")
+    registered_file, _, registered_line = rule.registered.rpartition(":")
+    if not rule.registered or (file == registered_file and abs(int(line) - int(registered_line)) <= 2):
+        return ""
+    return f"registered at {shorter_place(rule.registered)}"
+
+
+def _because(support: Support) -> str:
+    text = f": {support.why}" if support.why else ""
+    return text + (f"; {support.fix}" if support.fix else "")
+
+
+def outline(op: Any) -> tuple[str, ...]:
+    """An op in a row of a table: name, schema, kernels, what it has of the rest, samples, place."""
+    found = Description.of(op)
+    kernels = ", ".join(dict.fromkeys(r.target for r in found.rules if r.kind == "kernel")) or "none"
+    kinds = ("fake", "backward", "jvp", "vmap", "autocast")
+    has = [kind for kind in kinds if any(r.kind == kind and r.origin != "missing" for r in found.rules)]
+    if (vmap := found.rule("vmap")) is not None and vmap.origin == "derived" and vmap.name.startswith("one call"):
+        has.remove("vmap")
+    samples = found.rule("samples")
+    has_samples = "yes" if samples is not None and samples.origin != "missing" else "no"
+    return found.op, found.schema, kernels, ", ".join(has) or "none", has_samples, shorter_place(found.source)
+
+
+#: The titles of `outline`.
+OUTLINE = ("op", "schema", "kernels", "has", "samples", "defined")

@@ -1,0 +1,212 @@
+"""A line for each rule of an op, the kernels of others included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from customops import _compat
+from customops._autograd.recompute import _RecomputedFormula
+from customops._describe.data import Origin, Rule
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.devices import _ANY_DEVICE
+from customops._rules.autocast import AutocastRule
+from customops._rules.decomposition import DecompositionRule
+from customops._rules.effect import EffectRule
+from customops._rules.inductor_lowering import InductorLoweringRule
+from customops._rules.out import Allocates, Copies, is_stub
+from customops._rules.raw import RawRule
+from customops._rules.replacement import ReplacementRule
+from customops._rules.torch_dispatch import TorchDispatchRule
+from customops._rules.vmap import _Strategy
+from customops.errors import location_of, name_of
+
+#: Where an op has a kernel for many devices, besides that of `register_kernel`.
+_FOR_MANY = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_BUILT_IN = "<built-in>"
+
+
+def rules_of(op: Any) -> list[Rule]:
+    """All that is known of an op, a `CustomOpDef`: kernels first."""
+    return [rule for read in _READERS for rule in read(op)]
+
+
+def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin: Origin = "registered") -> Rule:
+    """The line for a function of the user."""
+    where = location_of(fn)
+    if origin == "registered" and not registered:
+        origin = "with the op"
+    return Rule(kind, target, name_of(fn), "" if where == _BUILT_IN else where, registered, origin)
+
+
+def _other(op: Any, kind: type) -> Any:
+    """A rule that most ops do not have, if this one has it."""
+    return op._rules._others.get(kind)
+
+
+def _kernels(op: Any) -> Iterator[Rule]:
+    rule = op._rules.kernel
+    for device, fn in rule.kernels.items():
+        target = device or ("other devices" if len(rule.kernels) > 1 else "any device")
+        if isinstance(fn, Allocates):
+            yield Rule("kernel", target, "allocates, and calls the out variant", origin="derived")
+        elif isinstance(fn, Copies):
+            yield Rule("kernel", target, "copies what the functional op returns", origin="derived")
+        else:
+            found = of_function("kernel", fn, rule._slots.source(device), target=target)
+            note = "switched off" if rule._disabled(device) else "has no body" if is_stub(fn) else ""
+            yield replace(found, note=note)
+
+
+def _kernels_of_others(op: Any) -> Iterator[Rule]:
+    """Kernels that were not registered through customops; the newest one of each key."""
+    operator = op._definition
+    for key, places in _compat.tables.registered_at(op._qualname).items():
+        ours = len(operator._kernels.get(key, ())) + (key == "Meta" and op._rules.fake.fn is not None)
+        device = _compat.dispatch.device_of_key(key)
+        if len(places) > ours and (device is not None or key in _FOR_MANY):
+            yield Rule("kernel", device or key, where=places[0], origin="others")
+
+
+def _out(op: Any) -> Iterator[Rule]:
+    variant = op._rules.out_variant
+    for rule in _kernels(variant) if variant is not None else ():
+        yield replace(rule, kind="out")
+
+
+def _fake(op: Any) -> Iterator[Rule]:
+    rule, qualname = op._rules.fake, op._qualname
+    registered = rule._slots.values.get(None)
+    if registered is not None:
+        yield of_function("fake", registered.fn, registered.source)
+    elif rule.fn is not None:
+        yield of_function("fake", rule.fn, "", origin="derived")
+    elif rule.trivial():
+        returned = "what it writes to" if op._definition.schema.returns else "nothing"
+        yield Rule("fake", name=f"returns {returned}", origin="derived")
+    elif rule.default is not None:
+        yield Rule("fake", name="that of the functional op", origin="derived")
+    elif _compat.dispatch.has_kernel(qualname, "CompositeImplicitAutograd"):
+        yield Rule("fake", name="traced into the ops it is made of", origin="derived")
+    elif not op._definition.has_own_rules and (place := _fake_of_others(qualname)) is not None:
+        yield Rule("fake", where=place, origin="others")
+    else:
+        yield Rule("fake", origin="missing")
+
+
+def _fake_of_others(qualname: str) -> str | None:
+    """Where a fake, or a kernel for meta tensors, was registered outside customops."""
+    record = _compat.registries.fake_record(qualname)
+    if record is not None:
+        return str(record.source)
+    table = _compat.tables.registered_at(qualname)
+    places = table.get("Meta") or table.get(_ANY_DEVICE) or table.get(_FOR_MANY[2])
+    return places[0] if places else None
+
+
+def _gradients(op: Any) -> Iterator[Rule]:
+    rule, operator = op._rules.autograd, op._definition
+    for kind in ("backward", "jvp"):
+        formula = rule.formulas.get(kind)
+        if formula is not None:
+            fn, source = formula.fn, rule._slots.source(kind)
+            derived = getattr(fn, "__self__", None)
+            if isinstance(derived, _RecomputedFormula):
+                yield of_function(kind, derived.fn, source, origin="derived")
+            else:
+                yield of_function(kind, fn, source)
+        elif place := autograd_of_others(operator):
+            yield Rule(kind, where=place, origin="others")
+        else:
+            yield Rule(kind, origin="missing")
+
+
+def autograd_of_others(operator: Any) -> str | None:
+    """Where a kernel at Autograd, or one made of ops that have theirs, was registered outside customops."""
+    table = _compat.tables.registered_at(operator.qualname)
+    if "CompositeImplicitAutograd" in table:
+        return table["CompositeImplicitAutograd"][0]
+    for key, places in table.items():
+        if key.startswith("Autograd") and len(places) > len(operator._kernels.get(key, ())):
+            return places[0]
+    return None
+
+
+def _vmap(op: Any) -> Iterator[Rule]:
+    rule = op._rules.vmap
+    fn = rule.registered
+    if isinstance(fn, _Strategy):
+        yield Rule("vmap", name=name_of(fn.run).strip("_"), registered=rule._slots.source(None))
+    elif fn is not None:
+        yield of_function("vmap", fn, rule._slots.source(None))
+    elif rule.without_rule is not None:
+        yield Rule("vmap", name="that of the functional op, and a copy", origin="derived")
+    elif op._definition.has_own_rules:
+        yield Rule("vmap", name="one call for each element", origin="derived")
+    elif places := _compat.tables.registered_at(op._qualname).get("FuncTorchBatched"):
+        yield Rule("vmap", where=places[0], origin="others")
+    else:
+        yield Rule("vmap", origin="missing")
+
+
+def _autocast(op: Any) -> Iterator[Rule]:
+    rule = _other(op, AutocastRule)
+    for device, dtype in rule.dtypes.items() if rule else ():
+        yield Rule("autocast", device, str(dtype).removeprefix("torch."), registered=rule._slots.source(device))
+
+
+def _torch_dispatch(op: Any) -> Iterator[Rule]:
+    rule = _other(op, TorchDispatchRule)
+    for cls, fn in rule.rules.items() if rule else ():
+        yield of_function("torch_dispatch", fn, rule._slots.source(cls), target=cls.__name__)
+
+
+def _for_compilers(op: Any) -> Iterator[Rule]:
+    rule = _other(op, DecompositionRule)
+    for compiler, (decomposition, applies) in rule._slots.values.items() if rule else ():
+        found = of_function("decomposition", decomposition.fn, rule._slots.source(compiler), target=compiler)
+        yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
+    rule = _other(op, InductorLoweringRule)
+    for lowering in rule._slots.values.values() if rule else ():
+        yield of_function("lowering", lowering.fn, rule._slots.source(None), target="inductor")
+    rule = _other(op, ReplacementRule)
+    for pattern in rule._patterns if rule else ():
+        yield of_function("replacement", pattern.equivalent.fn, "", target="inductor", origin="registered")
+
+
+def _raw(op: Any) -> Iterator[Rule]:
+    rule = _other(op, RawRule)
+    for kernel in rule._kernels if rule else ():
+        for key in kernel.keys:
+            yield of_function("impl", kernel.fn, kernel.source, target=key)
+
+
+def _effect(op: Any) -> Iterator[Rule]:
+    rule = _other(op, EffectRule)
+    for effect in rule.effects.values() if rule else ():
+        yield Rule("effect", name=str(effect).rpartition(".")[2], registered=rule._slots.source(None))
+
+
+def _samples(op: Any) -> Iterator[Rule]:
+    if op._samples is None:
+        yield Rule("samples", origin="missing")
+    else:
+        yield of_function("samples", op._samples.fn, location_of(op._samples.fn))
+
+
+#: In the order of a description. A new kind of rule gets a function here.
+_READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
+    _kernels,
+    _kernels_of_others,
+    _out,
+    _raw,
+    _fake,
+    _gradients,
+    _vmap,
+    _autocast,
+    _torch_dispatch,
+    _for_compilers,
+    _effect,
+    _samples,
+)

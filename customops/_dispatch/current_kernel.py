@@ -1,0 +1,114 @@
+"""`CurrentKernel`: the user's kernel that generated functions call; and observers, who see kernels and calls.
+
+Generated functions read `CurrentKernel.fn` in each call, and an op's object its ``_entry``. As long as nobody observes,
+these are the user's function and torch's: a call pays nothing for what could be seen of it. `observe` puts functions
+around all of them, and takes these away again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.registrations import lock
+from customops._schema.model import Schema
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+class Observer(Protocol):
+    """Who is to see kernels run, or calls of op objects."""
+
+    def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
+        """What is called in the place of a kernel: `fn` itself, if its runs are not to be seen."""
+
+    def around_call(self, op: Any, fn: Fn) -> Fn:
+        """What a call of an op's object comes to, in the place of `fn`."""
+
+
+class Observable(Protocol):
+    """What observers put functions around."""
+
+    def look_for_observers(self) -> None:
+        """Observers came or went."""
+
+
+#: Those who observe now, the innermost first.
+_observers: list[Observer] = []
+
+_observables: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def add_observable(observable: Observable) -> None:
+    with lock:
+        _observables.add(observable)
+
+
+def start(observer: Observer) -> None:
+    """Let `observer` see all kernels and calls, in all threads."""
+    with lock:
+        _observers.append(observer)
+        _tell_all()
+
+
+def stop(observer: Observer) -> None:
+    with lock:
+        if observer in _observers:
+            _observers.remove(observer)
+            _tell_all()
+
+
+@contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """`start`, and `stop` on exit."""
+    start(observer)
+    try:
+        yield
+    finally:
+        stop(observer)
+
+
+def _tell_all() -> None:
+    for observable in list(_observables):
+        observable.look_for_observers()
+
+
+def observed_call(op: Any, fn: Fn) -> Fn:
+    """`fn`, or what observers put around it."""
+    for observer in _observers:
+        fn = observer.around_call(op, fn)
+    return fn
+
+
+class CurrentKernel:
+    """The user's kernel that a generated function calls. Registering again, or switching off, changes `fn`.
+
+    Attributes:
+        fn: what is called: the user's function, or what observers put around it.
+        registered: the user's function.
+        op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
+        direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
+        unchecked: has no result of it been checked yet?
+    """
+
+    __slots__ = ("__weakref__", "device_type", "direct", "fn", "op", "registered", "schema", "unchecked")
+
+    def __init__(self, fn: Fn, op: str = "", device_type: str | None = None, schema: Schema | None = None) -> None:
+        self.op, self.device_type, self.schema = op, device_type, schema
+        self.direct: Fn | None = None
+        self.set(fn)
+        add_observable(self)
+
+    def set(self, fn: Fn) -> None:
+        self.registered = fn
+        self.unchecked = True
+        self.look_for_observers()
+
+    def look_for_observers(self) -> None:
+        fn = self.registered
+        for observer in _observers:
+            fn = observer.around_kernel(self, fn)
+        self.fn = fn

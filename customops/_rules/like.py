@@ -1,0 +1,213 @@
+"""Fakes that are declared: each result is like an argument, but for what is said."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.spec import OpSpec
+from customops._schema.model import Schema
+from customops.errors import CallbackError, RegistrationError, brief, user_source, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: A size, or the name of an argument that is one.
+Size = int | torch.SymInt | str
+#: The name of a tensor or of a list of sizes, sizes, or a function of arguments, by their names, that returns sizes.
+Shape = str | Sequence[Size] | Callable[..., Sequence[Any]]
+
+_SIZE = ("int", "SymInt")
+_SIZES = ("int[", "SymInt[")
+
+
+@dataclass(frozen=True)
+class Like:
+    """What `like` returns."""
+
+    argument: str
+    shape: Shape | None = None
+    dtype: torch.dtype | str | None = None
+    device: str | None = None
+    memory_format: torch.memory_format = torch.preserve_format
+
+    def make(self, given: dict[str, Any]) -> Any:
+        """The result, without data, of a call with these arguments."""
+        value = given[self.argument]
+        if value is None:
+            return None
+        return self._one(value, given) if isinstance(value, Tensor) else [self._one(each, given) for each in value]
+
+    def _one(self, tensor: Tensor | None, given: dict[str, Any]) -> Tensor | None:
+        if tensor is None:
+            return None
+        dtype = _attribute(self.dtype, "dtype", given) or tensor.dtype
+        device = _attribute(self.device, "device", given) or tensor.device
+        if self.shape is None:
+            return torch.empty_like(tensor, dtype=dtype, device=device, memory_format=self.memory_format)
+        memory_format = self.memory_format
+        if memory_format is torch.preserve_format:
+            memory_format = torch.contiguous_format
+        return torch.empty(self._sizes(given), dtype=dtype, device=device, memory_format=memory_format)
+
+    def _sizes(self, given: dict[str, Any]) -> Sequence[Any]:
+        shape: Any = self.shape
+        if isinstance(shape, str):
+            value = given[shape]
+            return value.shape if isinstance(value, Tensor) else tuple(value)
+        if callable(shape):
+            return tuple(shape(**{name: given[name] for name in inspect.signature(shape).parameters}))
+        return tuple(given[each] if isinstance(each, str) else each for each in shape)
+
+
+def like(
+    argument: str,
+    /,
+    *,
+    shape: Shape | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: str | None = None,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Like:
+    """A result that is like an argument, for `register_fake`.
+
+    It has the argument's dtype and device, and the shape and strides that `torch.empty_like` gives; or, with `shape`,
+    that shape and contiguous memory. For a list of tensors the result is such a list, for None it is None.
+
+    Args:
+        argument: the name of a tensor, or of a list of tensors.
+        shape: sizes, each a number or the name of an ``int`` argument; or the name of a tensor that has the shape, or
+            of a list of sizes; or a function that takes arguments of the op by their names, and returns sizes.
+        dtype: a dtype, or the name of a tensor or of a ``torch.dtype`` argument that has it.
+        device: the name of a tensor or of a ``torch.device`` argument that has it.
+        memory_format: e.g. ``torch.contiguous_format``, for a kernel that returns that whatever the argument's strides.
+
+    Example:
+        >>> double.register_fake(like("x"))
+        >>> topk.register_fake((like("x", shape=("n", "k")), like("x", shape=("n", "k"), dtype=torch.int64)))
+        >>> outer.register_fake(like("x", shape=lambda x, y: (len(x), len(y))))
+    """
+    return Like(argument, shape if not isinstance(shape, list) else tuple(shape), dtype, device, memory_format)
+
+
+def declared(given: Any, spec: OpSpec) -> Fn:
+    """The fake impl that is declared by `Like`, by several, or by the word "kernel".
+
+    Raises:
+        RegistrationError: it names what the op does not have, or the op has another number of returns.
+    """
+    if given == "kernel":
+        return _kernel(spec)
+    several = isinstance(given, (tuple, list))
+    likes = tuple(given) if several else (given,)
+    if not likes or not all(isinstance(each, Like) for each in likes):
+        raise CallbackError(
+            "the fake impl must be callable, or be declared",
+            op=spec.qualname,
+            expected='a function, like("x"), a tuple of these, or "kernel"',
+            got=brief(given),
+            where=user_source(),
+        )
+    if len(likes) != len(spec.schema.returns):
+        raise RegistrationError(
+            "there has to be one like() for each return",
+            op=spec.qualname,
+            expected=f"{len(spec.schema.returns)} for {spec.schema}",
+            got=str(len(likes)),
+            where=user_source(),
+        )
+    for each in likes:
+        _Names(spec.schema, spec.qualname).check(each)
+    return DeclaredFake(likes, spec.schema, several)
+
+
+def _kernel(spec: OpSpec) -> Fn:
+    if spec.kernel is None:
+        raise RegistrationError(
+            'the fake "kernel" is the function that the op was defined from, and it was defined without one',
+            op=spec.qualname,
+            where=user_source(),
+            fix="register_fake(fn), with a function made of torch's ops",
+        )
+    return spec.kernel
+
+
+class DeclaredFake:
+    """The fake impl of an op all results of which are declared."""
+
+    def __init__(self, likes: tuple[Like, ...], schema: Schema, several: bool) -> None:
+        self.likes, self.several = likes, several
+        self.positional = tuple(argument.name for argument in schema.positional)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        results = tuple(each.make(given) for each in self.likes)
+        return results if self.several else results[0]
+
+
+class _Names:
+    """The names in a `Like`, held against an op."""
+
+    def __init__(self, schema: Schema, op: str) -> None:
+        self.op = op
+        self.arguments = {argument.name: argument for argument in schema.arguments}
+        self.tensors = [name for name, argument in self.arguments.items() if argument.holds_tensors]
+        self.plain_tensors = [name for name in self.tensors if self.arguments[name].is_tensor]
+
+    def check(self, like: Like) -> None:
+        self._refuse_unknown("like", like.argument, self.tensors, "tensors")
+        if like.dtype is not None and not isinstance(like.dtype, torch.dtype):
+            self._refuse_unknown("dtype", like.dtype, self.plain_tensors + self._of("ScalarType"), "arguments")
+        if like.device is not None:
+            self._refuse_unknown("device", like.device, self.plain_tensors + self._of("Device"), "arguments")
+        if not isinstance(like.memory_format, torch.memory_format):
+            raise self._error("memory_format", "a torch.memory_format", brief(like.memory_format))
+        self._check_shape(like.shape)
+
+    def _check_shape(self, shape: Any) -> None:
+        if shape is None:
+            return
+        if isinstance(shape, str):
+            self._refuse_unknown("shape", shape, self.plain_tensors + self._of(*_SIZES), "arguments")
+        elif callable(shape):
+            for each in inspect.signature(shape).parameters.values():
+                if each.name not in self.arguments or each.kind is each.POSITIONAL_ONLY:
+                    raise self._error("shape", f"some of {', '.join(self.arguments)}", f"{each} of {where(shape)}")
+        elif isinstance(shape, Sequence):
+            for size in shape:
+                if isinstance(size, str):
+                    sizes = [name for name, argument in self.arguments.items() if argument.type in _SIZE]
+                    self._refuse_unknown("shape", size, sizes, "sizes")
+                elif not isinstance(size, (int, torch.SymInt)):
+                    raise self._error("shape", "a number, or the name of an int argument", brief(size))
+        else:
+            raise self._error("shape", "sizes, a name, or a function", brief(shape))
+
+    def _of(self, *types: str) -> list[str]:
+        return [name for name, argument in self.arguments.items() if argument.type.startswith(types)]
+
+    def _refuse_unknown(self, option: str, name: Any, known: list[str], kind: str) -> None:
+        if name not in known:
+            expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"one of no {kind}"
+            raise self._error(option, expected, brief(name))
+
+    def _error(self, option: str, expected: str, got: str) -> RegistrationError:
+        return RegistrationError(
+            "like() names what the op does not have",
+            op=self.op,
+            argument=option,
+            expected=expected,
+            got=got,
+            where=user_source(),
+        )
+
+
+def _attribute(said: Any, attribute: str, given: dict[str, Any]) -> Any:
+    """What is said of a dtype or device: itself, or that of the argument it names."""
+    value = given[said] if isinstance(said, str) else said
+    return getattr(value, attribute) if isinstance(value, Tensor) else value

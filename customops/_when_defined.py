@@ -1,0 +1,103 @@
+"""Registrations on ops that are not there yet."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args, overload
+
+from customops._dispatch import first_use
+from customops._dispatch.first_use import Callback
+from customops._dispatch.name import Name
+from customops._dispatch.registrations import Registration
+from customops._lifetime import Owner, outside_scopes
+from customops._op import CustomOpDef
+from customops.errors import RegistrationError, asked_for_at, brief, user_source
+
+F = TypeVar("F", bound=Callable[[CustomOpDef[Any, Any]], object])
+
+#: What becomes of a callback whose op was not there when the process ended.
+IfNever = Literal["skip", "report"]
+
+log = logging.getLogger("customops")
+
+#: The callbacks to report at exit, if they still wait.
+_reported: list[Callback] = []
+
+
+class WhenDefined(Owner):
+    """`Registry.when_defined`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callbacks: list[Registration] = []
+
+    @abstractmethod
+    def adopt(self, op: Any) -> CustomOpDef[Any, Any]:
+        """The object to register rules on."""
+
+    @overload
+    def when_defined(self, qualname: str, fn: None = None, /, *, if_never: IfNever = "skip") -> Callable[[F], F]: ...
+    @overload
+    def when_defined(self, qualname: str, fn: F, /, *, if_never: IfNever = "skip") -> F: ...
+    def when_defined(self, qualname: str, fn: Any = None, /, *, if_never: IfNever = "skip") -> Any:
+        """Call ``fn(op)`` now, if there is an op of this name, or as soon as there is.
+
+        That is right after customops or `torch.library.custom_op` has defined it, or a shared library was loaded. An op
+        that came in another way is found when it is first looked up in ``torch.ops``, before it is returned there. A
+        lazy op counts when it is defined. `fn` is called once, however often the op is defined.
+
+        Args:
+            qualname: ``namespace::name``, or ``namespace::name.overload``.
+            fn: takes the op, as `adopt` returns it, and registers what it likes. Without it, a decorator is returned.
+            if_never: "report": log a warning at exit if `fn` was never called; "skip": say nothing.
+
+        Raises:
+            DefinitionError: the name is no name of an op.
+            RegistrationError: `fn` raised, here or where the op came to be defined.
+
+        Example:
+            >>> @when_defined("mylib::double")
+            ... def _(op):
+            ...     op.register_kernel("cuda", double_cuda)
+        """
+        name = Name.parse(qualname)
+        if if_never not in get_args(IfNever):
+            expected = '"skip" or "report"'
+            raise RegistrationError("if_never has no such value", op=qualname, expected=expected, got=brief(if_never))
+        if fn is None:
+            return functools.partial(self.when_defined, qualname, if_never=if_never)
+        if not callable(fn):
+            raise RegistrationError("when_defined takes a function", op=qualname, got=brief(fn))
+        source = user_source()
+        if first_use.is_defined(str(name)):
+            Callback(str(name), functools.partial(self._call, str(name), fn), source)()
+            return fn
+        callback = Callback(str(name), functools.partial(self._call_later, str(name), fn, source), source)
+        first_use.call_when_defined(callback)
+        self._callbacks.append(Registration(functools.partial(first_use.cancel, callback)))
+        self.record(self._callbacks[-1])
+        if if_never == "report":
+            _reported.append(callback)
+        return fn
+
+    def _call(self, qualname: str, fn: Callable[..., Any]) -> None:
+        fn(self.adopt(qualname))
+
+    def _call_later(self, qualname: str, fn: Callable[..., Any], source: str) -> None:
+        with outside_scopes(), asked_for_at(source):
+            self._call(qualname, fn)
+
+
+@atexit.register
+def _report() -> None:
+    for callback in _reported:
+        if first_use.is_waiting(callback):
+            log.warning(
+                "%s was never defined: what when_defined was given at %s was not called",
+                callback.qualname,
+                callback.source,
+            )

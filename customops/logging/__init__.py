@@ -1,0 +1,19 @@
+"""Seeing calls of ops: record them, log them, write their arguments to files, and run these again.
+
+`_calls` has the record of a call, `_watch` makes it, `_recording` and `_lines` show it, `_saved` has the files.
+Nothing here costs a call anything while it is not in use: see `customops._dispatch.current_kernel`.
+
+With ``CUSTOMOPS_LOG=calls`` (or ``kernels``, or ``times``) in the environment, each call is a line on stderr.
+"""
+
+from customops.logging._calls import Call as Call
+from customops.logging._calls import TensorInfo as TensorInfo
+from customops.logging._lines import log as log
+from customops.logging._recording import Recording as Recording
+from customops.logging._recording import record as record
+from customops.logging._saved import SavedCall as SavedCall
+from customops.logging._saved import dump as dump
+from customops.logging._saved import load as load
+from customops.logging._saved import replay as replay
+
+__all__ = ["Call", "Recording", "SavedCall", "TensorInfo", "dump", "load", "log", "record", "replay"]

@@ -1,0 +1,68 @@
+"""`log`: a line for each call, in the logger ``customops.calls``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from customops._dispatch.current_kernel import observe, start
+from customops.errors import ArgumentError
+from customops.logging._calls import LEVELS, Call, Level
+from customops.logging._watch import Ops, Watcher
+
+logger = logging.getLogger("customops.calls")
+
+_VARIABLE = "CUSTOMOPS_LOG"
+
+
+@contextmanager
+def log(level: Level = "calls", ops: Ops = None, *, synchronize: bool = False) -> Iterator[None]:
+    """Log a line for each call inside the context, in all threads, to the logger ``customops.calls`` (level INFO).
+
+    Without a handler there, and without one at the root, lines go to stderr.
+
+    Args:
+        level: "calls" (the arguments, and where the op was called), "kernels" (and which kernel ran), "times" (and how
+            long the call and the kernel took).
+        ops, synchronize: as in `record`.
+
+    Raises:
+        ArgumentError: there is no such level.
+    """
+    with observe(_watcher(level, ops, synchronize, "level")):
+        yield
+
+
+def log_as_environment_says() -> None:
+    """Log from now on what ``CUSTOMOPS_LOG`` asks for.
+
+    Raises:
+        ArgumentError: it has no such value.
+    """
+    start(_watcher(os.environ[_VARIABLE], None, False, _VARIABLE))
+
+
+def _watcher(level: Any, ops: Ops, synchronize: bool, argument: str) -> Watcher:
+    if level not in LEVELS:
+        raise ArgumentError(
+            "there is no such level of logging",
+            argument=argument,
+            expected=" or ".join(map(repr, LEVELS)),
+            got=repr(level),
+        )
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("customops: %(message)s"))
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    return Watcher(functools.partial(_write, level), ops, synchronize=synchronize)
+
+
+def _write(level: Level, call: Call, given: Any) -> None:
+    logger.info("%s", call.line(level))

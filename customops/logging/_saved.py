@@ -1,0 +1,242 @@
+"""Arguments of calls in files: `dump` writes them, `load` and `replay` run them again."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from customops import _compat
+from customops._dispatch.current_kernel import observe
+from customops._op import CustomOpDef
+from customops._registry import default
+from customops._samples import Sample
+from customops._timing import seconds_per_call
+from customops.errors import ArgumentError, UnsupportedError, brief
+from customops.logging._calls import Call
+from customops.logging._watch import Given, Ops, Watcher
+
+log = logging.getLogger("customops")
+
+#: What is written, for files that later versions read.
+_FORMAT = 1
+
+#: Which calls: those that raise, all, or those for which a function of the `Call` is true.
+When = Literal["failing", "all"] | Callable[[Call], bool]
+
+
+@contextmanager
+def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limit: int = 100) -> Iterator[list[Path]]:
+    """Write the arguments of calls inside the context to files, one for each call.
+
+    Args:
+        directory: made if it is not there.
+        ops: as in `record`.
+        when: "failing" for calls that raise; "all", which are written before they run, so that one that ends the
+            process is there, too; or a function that is given the `Call` when it is over.
+        limit: how many files are written at most.
+
+    Yields:
+        The paths of the files, in a list that grows. What an op writes to is copied before the call; other tensors are
+        written as they are afterwards.
+
+    Raises:
+        ArgumentError: `when` is something else.
+
+    Example:
+        >>> with customops.logging.dump("dumps"):
+        ...     model(x)
+        >>> customops.logging.replay("dumps/mylib.scale-1234-0.pt")
+    """
+    if when not in ("failing", "all") and not callable(when):
+        raise ArgumentError(
+            "when= has no such value",
+            argument="when",
+            expected='"failing", "all" or a function of the call',
+            got=brief(when),
+        )
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(directory, limit)
+    if when == "all":
+        watcher = Watcher(lambda call, given: None, ops, begun=writer.write)
+    else:
+        chosen = (lambda call: bool(call.error)) if when == "failing" else when
+        done = functools.partial(_write_if, chosen, writer)
+        watcher = Watcher(done, ops, begun=_with_copies)
+    with observe(watcher):
+        yield writer.paths
+
+
+def _write_if(chosen: Any, writer: _Writer, call: Call, given: Given) -> None:
+    if chosen(call):
+        writer.write(call, given)
+
+
+def _with_copies(call: Call, given: Given) -> Given:
+    """The arguments, with copies of those that the op writes to."""
+    schema = default.adopt(call.op).schema
+    names = [argument.name for argument in schema.positional]
+    mutated = {argument.name for argument in schema.mutated}
+    args, kwargs = given
+    if not mutated:
+        return given
+    return (
+        tuple(_copy(value) if name in mutated else value for name, value in zip(names, args, strict=False)),
+        {name: _copy(value) if name in mutated else value for name, value in kwargs.items()},
+    )
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Writer:
+    """Writes files to a directory."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.directory, self.limit = directory, limit
+        self.paths: list[Path] = []
+        self._numbers = itertools.count()
+
+    def write(self, call: Call, given: Given) -> Given:
+        number = next(self._numbers)
+        if number < self.limit:
+            path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{number}.pt"
+            self._write(path, call, given)
+        return given
+
+    def _write(self, path: Path, call: Call, given: Given) -> None:
+        op = default.adopt(call.op)
+        told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
+        try:
+            with torch.no_grad(), _compat.dispatch.without_torch_function(), _compat.dispatch.without_torch_dispatch():
+                held = {"args": _encoded(given[0]), "kwargs": {name: _encoded(x) for name, x in given[1].items()}}
+                head = {"format": _FORMAT, "op": call.op, "schema": str(op.schema), "source": op.source}
+                torch.save(head | held | told, path)
+        except Exception as error:  # must not take the place of what the call does
+            log.warning("%s: the arguments of a call were not written to %s: %s", call.op, path, brief(error, 200))
+            path.unlink(missing_ok=True)
+        else:
+            self.paths.append(path)
+
+
+#: Types that files hold as they are.
+_PLAIN = (type(None), bool, int, float, complex, str)
+
+
+def _encoded(value: Any) -> Any:
+    """A value of a type of the dispatcher, as one that `torch.load` reads without running code."""
+    if isinstance(value, Tensor):
+        if type(value) not in (Tensor, torch.nn.Parameter) or _compat.memory.is_abstract(value):
+            raise UnsupportedError("a tensor without data of its own, or of a subclass", got=type(value).__name__)
+        return value.detach().requires_grad_(value.requires_grad)
+    if isinstance(value, (list, tuple)):
+        return [_encoded(item) for item in value]
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if not isinstance(value, _PLAIN):
+        raise UnsupportedError("an argument that cannot be written", got=type(value).__name__)
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if isinstance(value, dict):
+        return torch.device(value["device"]) if "device" in value else getattr(torch, value["torch"])
+    return value
+
+
+@dataclass(frozen=True)
+class SavedCall:
+    """A call that `dump` has written.
+
+    Attributes:
+        op: qualified name.
+        args, kwargs: as ``torch.ops`` takes them.
+        schema: of the op when the file was written.
+        source: ``file:line`` of its definition then.
+        caller, kernel, error, line: as of the `Call`.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    schema: str = ""
+    source: str = ""
+    caller: str = ""
+    kernel: str = ""
+    error: str = ""
+    line: str = ""
+
+    def _found(self) -> CustomOpDef[Any, Any]:
+        return default.adopt(self.op)
+
+    @property
+    def sample(self) -> Sample:
+        """The arguments as a call of the op's object takes them, copied: ``customops.check(op, [saved.sample])``."""
+        op, args, kwargs = self._found(), tuple(map(_copy, self.args)), _copied(self.kwargs)
+        return Sample(args, kwargs) if op._lowering is None else Sample(*op._lowering.restored_call(*args, **kwargs))
+
+    def replay(self) -> Any:
+        """Call the op again, on copies of the arguments.
+
+        Raises:
+            RegistrationError: there is no op of this name: import what defines it first.
+        """
+        sample = self.sample
+        return self._found()(*sample.args, **sample.kwargs)
+
+    def benchmark(self, seconds: float = 0.2) -> float:
+        """The seconds that a call takes, as the median of rounds. What the op writes to is not put back in between."""
+        sample, op = self.sample, self._found()
+        return seconds_per_call(lambda: op(*sample.args, **sample.kwargs), seconds)
+
+    def __str__(self) -> str:
+        return self.line
+
+
+def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) for name, value in kwargs.items()}
+
+
+def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
+    """A call that `dump` has written. No code of the file is run.
+
+    Args:
+        map_location: where tensors go, as in `torch.load`: "cpu" for those of a device that is not there.
+
+    Raises:
+        ArgumentError: the file is none of `dump`.
+    """
+    held = torch.load(file, map_location=map_location, weights_only=True)
+    if not isinstance(held, dict) or held.get("format") != _FORMAT:
+        raise ArgumentError("the file was not written by customops.logging.dump", argument="file", got=str(file))
+    del held["format"]
+    held["args"] = tuple(map(_decoded, held["args"]))
+    held["kwargs"] = {name: _decoded(value) for name, value in held["kwargs"].items()}
+    return SavedCall(**held)
+
+
+def replay(file: str | Path, *, map_location: Any = None) -> Any:
+    """Run a call that `dump` has written again: ``load(file).replay()``.
+
+    Raises:
+        ArgumentError: the file is none of `dump`.
+        RegistrationError: there is no op of this name: import what defines it first.
+    """
+    return load(file, map_location=map_location).replay()

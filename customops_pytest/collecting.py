@@ -1,0 +1,221 @@
+"""``pytest --customops TARGET``: each check of each sample of each op is a test, ``ns::op[sample1-test_gradients]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from customops import CustomOpDef, CustomOpsError
+from customops._targets import TargetError, expand, load, trace
+from customops.checking._one_by_one import SampleChecks
+from customops.checking._run import INPUTS
+from customops.checking.report import Report
+from customops.checks import CHECKS
+from customops.checks._check import EFFORTS
+from customops_pytest.expected import Entry, Key
+from customops_pytest.session import Session, quiet, session_of
+
+Op = CustomOpDef[Any, Any]
+
+
+class Fault(Exception):
+    """A check of an op failed. Its text is what `customops.check` says of it."""
+
+
+class OpsOf(pytest.Collector):
+    """The ops that a target defines."""
+
+    def __init__(self, *, target: str, session_state: Session, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.target, self.state = target, session_state
+        self._current: tuple[tuple[str, int], SampleChecks] | None = None
+
+    def collect(self) -> Iterator[pytest.Item]:
+        ops = [op for op in self._ops() if self.state.wants(op._qualname)]
+        if not ops:
+            raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
+        for op in ops:
+            yield from self._items(op)
+
+    def _ops(self) -> list[Op]:
+        ops: dict[str, Op] = {}
+        if str(self.config.rootpath) not in sys.path:
+            sys.path.append(str(self.config.rootpath))  # as it is for `python -m pytest` there
+        try:
+            for part in expand(self.target):
+                ops |= {op._qualname: op for op in load(part).ops}
+        except TargetError as error:
+            raise self.CollectError(str(error)) from None
+        if not ops:
+            raise self.CollectError(f"{self.target} defines no op itself: name the module or file that does")
+        return list(ops.values())
+
+    def _items(self, op: Op) -> Iterator[pytest.Item]:
+        problem, count = None, 0
+        try:
+            with seeded():
+                count = sum(1 for _ in op.samples())
+        except (Exception, SystemExit) as error:
+            problem = error
+        if problem is not None or not count:
+            yield self._child(NoSamples, f"{op._qualname}[samples]", op=op, problem=problem)
+            return
+        for number in range(count):
+            for check in self._checks():
+                name = f"{op._qualname}[sample{number + 1}-{check}]"
+                yield self._child(CheckItem, name, op=op, number=number, check=check)
+
+    def _child(self, kind: Any, name: str, **kwargs: Any) -> pytest.Item:
+        # The id as text: pytest reads back from text what failed last.
+        item: pytest.Item = kind.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", **kwargs)
+        return item
+
+    def _checks(self) -> tuple[str, ...]:
+        """`INPUTS`, and those that were named, or that the effort takes in."""
+        efforts = EFFORTS[: EFFORTS.index(self.state.effort) + 1]
+        return (INPUTS, *(self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]))
+
+    def checks_of(self, op: Op, number: int) -> SampleChecks:
+        """The checks of one sample; the latest is kept, since pytest runs one after the other."""
+        key = (op._qualname, number)
+        if self._current is None or self._current[0] != key:
+            with seeded():
+                sample = next(sample for i, sample in enumerate(op.samples()) if i == number)
+            self._current = (key, SampleChecks(op, sample, number, self.state.effort))
+        return self._current[1]
+
+
+class OpItem(pytest.Item):
+    """A test of an op."""
+
+    parent: OpsOf
+
+    def __init__(self, *, op: Op, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.op, self.state = op, self.parent.state
+        self.add_marker("customops")
+
+    def reportinfo(self) -> tuple[str, int | None, str]:
+        file, _, line = self.op.source.rpartition(":")
+        return (file, int(line) - 1, self.name) if os.path.exists(file) else (str(self.path), None, self.name)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
+        error = excinfo.value
+        if isinstance(error, (Fault, CustomOpsError)):
+            return str(error)
+        return trace(error)
+
+
+class NoSamples(OpItem):
+    """An op without samples is skipped; it fails if the function that makes them raises."""
+
+    def __init__(self, *, problem: BaseException | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.problem = problem
+
+    def runtest(self) -> None:
+        if self.problem is None:
+            pytest.skip(f"no samples; attach some with @{self.op.__name__}.register_samples ({self.op.source})")
+        if isinstance(self.problem, CustomOpsError):
+            raise self.problem
+        raise Fault(f"{self.op._qualname}: the samples function raises\n{trace(self.problem)}")
+
+
+class CheckItem(OpItem):
+    """One check, on all that is derived from one sample."""
+
+    def __init__(self, *, number: int, check: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.number, self.check = number, check
+        self.key = Key(self.op._qualname, check, f"sample{number + 1}")
+
+    @property
+    def entry(self) -> Entry | None:
+        return self.state.expected.find(self.key.op, self.key.check, self.key.input)
+
+    def setup(self) -> None:
+        entry = self.entry
+        if entry is not None and entry.status == "skip":
+            pytest.skip(entry.reason)
+        if entry is not None and not self.state.updates:
+            self.add_marker(pytest.mark.xfail(reason=entry.reason, raises=Fault, strict=True))
+
+    def runtest(self) -> None:
+        checks = self.parent.checks_of(self.op, self.number)
+        with quiet():
+            report = checks.report(self.check)
+        if report.failures:
+            self._fail(checks, report)
+        elif self.check != INPUTS and not report.count("passed"):
+            reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
+            pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
+        elif self.entry is not None and self.state.updates:
+            self.state.findings.refuted.add(self.key)
+
+    def _fail(self, checks: SampleChecks, report: Report) -> None:
+        cause = None if self.check == INPUTS else checks.explained_by(self.check, self._others())
+        if cause is not None and self.entry is None:
+            pytest.skip(f"{cause} fails, which may be the cause")
+        if self.state.updates:
+            problem = report.failures[0].problem
+            if self.entry is None:
+                self.state.findings.new[self.key] = problem
+            pytest.xfail(problem)
+        told = "\n\n".join(str(failure) for failure in report.failures)
+        raise Fault(f"{told}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
+
+    def _others(self) -> set[str]:
+        """The checks of this sample that this run makes."""
+        items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
+        return {item.check for item in items if item.key._replace(check="") == self.key._replace(check="")}
+
+
+class seeded:
+    """A block in which samples are made: the same in each run and each process."""
+
+    def __enter__(self) -> None:
+        self._state = torch.get_rng_state()
+        torch.manual_seed(0)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._state)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the ops to what pytest collected; -k, -m, --lf and --deselect come later."""
+    state = session_of(config)
+    for target in dict.fromkeys(config.option.customops):
+        collector = OpsOf.from_parent(
+            session, name=target, nodeid=_id_of(config, target), target=target, session_state=state
+        )
+        items += session.genitems(collector)
+    _find_stale(state, items)
+
+
+def _id_of(config: pytest.Config, target: str) -> str:
+    """A module as it is named; a file or folder from the root directory, whatever directory it was named in."""
+    path = Path(config.invocation_params.dir, target)
+    return os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
+
+
+def _find_stale(state: Session, items: Iterable[pytest.Item]) -> None:
+    """Entries for samples that an op of this run does not have."""
+    known = {item.key for item in items if isinstance(item, CheckItem)}
+    tried = {(key.op, key.check) for key in known}
+    for key in state.expected.entries:
+        if key.input.startswith("sample") and (key.op, key.check) in tried and key not in known:
+            if state.updates:
+                state.findings.refuted.add(key)
+            else:
+                state.faults.append(f"{key.op}: {key.check} is expected to fail on {key.input}, which there is not")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    session_of(config)

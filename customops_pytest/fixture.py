@@ -1,0 +1,113 @@
+"""The fixture `opcheck`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+import customops
+from customops import CustomOpDef, OpCheckError
+from customops.checks import DEFAULT_CHECKS, UsageError
+from customops.checks._outcome import leave_frames_out
+from customops.checks._trial import resolve
+from customops_pytest.expected import Key
+from customops_pytest.marks import Mark, covering, marks_of
+from customops_pytest.session import Session, session_of
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+class OpCheck:
+    """`customops.opcheck`, with what is expected to fail in a test."""
+
+    def __init__(self, session: Session, item: pytest.Item, marks: list[Mark]) -> None:
+        self.session, self.item, self.marks = session, item, marks
+
+    def __call__(
+        self,
+        op: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        test_utils: str | Sequence[str] = DEFAULT_CHECKS,
+        atol: float | None = None,
+        rtol: float | None = None,
+    ) -> dict[str, str | Exception]:
+        """Check an operator on one set of inputs, or, without `args`, on each of its samples.
+
+        Args:
+            op, args, kwargs, test_utils, atol, rtol: as of `customops.opcheck`.
+
+        Returns:
+            "SUCCESS" or the exception, for each check; on several samples the first exception.
+
+        Raises:
+            OpCheckError: checks fail that are not expected to. Its cause is what the first of them found.
+            UsageError: there are no `args`, and the op has no samples.
+        """
+        found: dict[str, str | Exception] = {}
+        for sample_args, sample_kwargs in _inputs(op, args, kwargs):
+            results = customops.opcheck(
+                op, sample_args, sample_kwargs, test_utils=test_utils, raise_exception=False, atol=atol, rtol=rtol
+            )
+            self._judge(str(resolve(op).name()), results)
+            found |= {check: said for check, said in results.items() if found.get(check, "SUCCESS") == "SUCCESS"}
+        return found
+
+    def _judge(self, op: str, results: Mapping[str, str | Exception]) -> None:
+        unexpected: dict[str, Exception] = {}
+        for check, said in results.items():
+            mark = covering(self.marks, op, check)
+            is_failure = isinstance(said, Exception)
+            if mark is not None and mark.status == "xfail":
+                mark.failed, mark.passed = mark.failed + is_failure, mark.passed + (not is_failure)
+            elif mark is None and isinstance(said, Exception):
+                unexpected[check] = said
+        if unexpected and self.session.updates:
+            test = self.item.nodeid.partition("[")[0]
+            for check, error in unexpected.items():
+                problem = str(getattr(error, "problem", "")) or type(error).__name__
+                self.session.findings.new[Key(op, check, test=test)] = problem
+        elif unexpected:
+            told = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
+            for error in unexpected.values():
+                leave_frames_out(error)
+            raise OpCheckError(f"opcheck(op, ...): {told}") from next(iter(unexpected.values()))
+
+    def finish(self) -> None:
+        """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
+        for mark in self.marks if self.session.config.option.customops_mode is None else ():
+            if not mark.is_refuted:
+                continue
+            if mark.entry is not None and self.session.updates:
+                self.session.findings.refuted.add(mark.entry.key)
+            else:
+                pytest.fail(f"expected to fail in this test, and does not: {mark}", pytrace=False)
+
+
+def _inputs(
+    op: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
+    if args is not None:
+        return [(args, kwargs or {})]
+    samples = [(sample.args, sample.kwargs) for sample in op.samples()] if isinstance(op, CustomOpDef) else []
+    if not samples or kwargs:
+        raise UsageError(
+            "there are no inputs to check the operator on",
+            op=str(resolve(op).name()),
+            argument="args",
+            fix="opcheck(op, (x, y)), or attach some with @op.register_samples",
+        )
+    return list(samples)
+
+
+@contextlib.contextmanager
+def checking(item: pytest.Item) -> Iterator[OpCheck]:
+    """What the fixture is while a test runs."""
+    session = session_of(item.config)
+    check = OpCheck(session, item, marks_of(item, session.expected))
+    yield check
+    check.finish()

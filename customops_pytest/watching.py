@@ -1,0 +1,170 @@
+"""``--customops-mode``: the ops that tests call are checked, when the test that called them is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from customops import CustomOpsError
+from customops._describe.values import described
+from customops.checks import DEFAULT_CHECKS, Outcome
+from customops.checks._outcome import in_short
+from customops.testing.watching import Call, Watch, checked, why_unchecked
+from customops_pytest.expected import Key
+from customops_pytest.marks import Mark, covering, marks_of, names_of
+from customops_pytest.session import Session, quiet, session_of
+
+
+@dataclass
+class _Test:
+    """One test, and what was found in it that nobody expected."""
+
+    item: pytest.Item
+    marks: list[Mark]
+    faults: list[str] = field(default_factory=list)
+    told: set[tuple[str, str, str]] = field(default_factory=set)  #: of which other kinds are in the summary alone
+
+
+_TEST = pytest.StashKey[_Test]()
+
+
+class Watching:
+    """The hooks."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.checks = session.checks or DEFAULT_CHECKS
+        self._seen: set[tuple[str, str]] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.get_closest_marker("customops"):  # a check by itself
+            return (yield)
+        test = item.stash[_TEST] = _Test(item, marks_of(item, self.session.expected))
+        watch = Watch(self.session.wants, _Known(self.session, names_of(item), self._seen))
+        try:
+            with watch:
+                return (yield)
+        finally:
+            self._judge(test, watch)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        test = item.stash.get(_TEST, None)
+        if call.when == "call" and test is not None and test.faults:
+            told = "\n\n".join(test.faults)
+            if report.passed:
+                report.outcome, report.longrepr = "failed", told
+            else:  # it has something of its own to say, which must not hide this
+                report.sections.append(("customops", told))
+                if not report.failed:
+                    self.session.faults.append(f"{item.nodeid} is {report.outcome}, and calls ops that are wrong")
+        return report
+
+    # After a test -------------------------------------------------------------------------------------------
+
+    def _judge(self, test: _Test, watch: Watch) -> None:
+        watched, start = self.session.watched, time.perf_counter()
+        for op, count in watch.made.items():
+            watched.rows[op].calls += count
+        watched.left_out.update(watch.left_out)
+        for call in watch.calls:
+            with quiet():
+                reason = why_unchecked(call)
+            if reason is None:
+                self._check(test, call)
+            else:
+                watched.left_out[reason] += 1
+        for mark in test.marks:
+            self._judge_mark(test, mark)
+        watched.seconds += time.perf_counter() - start
+
+    def _check(self, test: _Test, call: Call) -> None:
+        op, kind = call.trial.name, call.kind
+        row = self.session.watched.rows[op]
+        row.kinds.add(kind)
+        for check in self.checks:
+            mark = covering(test.marks, op, check)
+            entry = self.session.expected.find(op, check, kind)
+            said = mark or entry
+            if said is not None and said.status == "skip":
+                continue
+            with quiet():
+                (outcome,) = checked(call, [check])
+            if outcome.status == "not exercised":
+                row.not_exercised += 1
+                continue
+            is_failure = outcome.status == "failed"
+            row.passed += not is_failure
+            if mark is not None:
+                mark.failed, mark.passed = mark.failed + is_failure, mark.passed + (not is_failure)
+            elif entry is not None:
+                self.session.findings.note(entry.key, is_failure)
+            if is_failure and said is None:
+                self._found(test, call, outcome)
+            elif is_failure:
+                row.expected += 1
+
+    def _found(self, test: _Test, call: Call, outcome: Outcome) -> None:
+        op, row = call.trial.name, self.session.watched.rows[call.trial.name]
+        error = outcome.error
+        problem = error.problem if isinstance(error, CustomOpsError) else in_short(error, 200) if error else ""
+        if self.session.updates:
+            self.session.findings.new[Key(op, outcome.check, call.kind)] = problem
+            row.expected += 1
+            return
+        row.failed.append(f"{outcome.check} on {call.kind}  ({test.item.nodeid})")
+        if (op, outcome.check, problem) not in test.told:
+            test.told.add((op, outcome.check, problem))
+            test.faults.append(_told(call, outcome))
+
+    def _judge_mark(self, test: _Test, mark: Mark) -> None:
+        if not mark.is_refuted:
+            return
+        if mark.entry is not None and self.session.updates:
+            self.session.findings.refuted.add(mark.entry.key)
+        else:
+            test.faults.append(f"expected to fail in this test, and does not: {mark}")
+
+
+class _Known:
+    """The kinds of calls that need not be checked in a test, as a set has them."""
+
+    def __init__(self, session: Session, names: tuple[str, ...], seen: set[tuple[str, str]]) -> None:
+        self.session, self.names, self.seen = session, names, seen
+        self.here: set[tuple[str, str]] = set()
+
+    def __contains__(self, kind: tuple[str, str]) -> bool:
+        # Of what is expected in this one test, nothing can be said by what happened in another.
+        is_apart = self.session.expected.names_test(kind[0], self.names)
+        return kind in self.here or (kind in self.seen and not is_apart)
+
+    def add(self, kind: tuple[str, str]) -> None:
+        self.here.add(kind)
+        if self.session.config.option.customops_mode == "sample":
+            self.seen.add(kind)
+
+
+def _told(call: Call, outcome: Outcome) -> str:
+    """The failure as `customops.check` would show it."""
+    error: Any = outcome.error
+    trial = call.trial
+    arguments = ", ".join(f"{name}={described(value)}" for name, value in trial.arguments.items())
+    problem = error.problem if isinstance(error, CustomOpsError) else in_short(error)
+    fields = {"kind": call.kind, "call": f"{trial.name}({arguments})"}
+    for name in ("argument", "expected", "got", "where", "fix"):
+        fields["at" if name == "where" else name] = getattr(error, name, None) or ""
+    fields["at"] = fields["at"] or (trial.custom_op.source if trial.custom_op is not None else "")
+    lines = [f"{outcome.check}: {problem}", *(f"  {name + ':':<9} {value}" for name, value in fields.items() if value)]
+    return "\n".join(lines)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watching(session_of(config)), "customops_watching")

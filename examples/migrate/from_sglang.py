@@ -1,0 +1,151 @@
+"""SGLang's `register_custom_op` and `register_custom_op_from_extern`: fakes by the name of an argument, ops on demand.
+
+SGLang defines ops as vLLM does, derives the fake of most of them from one argument, leaves alone an op that is there,
+and, with ``eager=False``, defines an op on its first call, which must then not be under `torch.compile`. Here `like`
+declares the fake, and lazy ops are found by compilers, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import CustomOpDef, custom_op, helper, like
+
+NAMESPACE = "examples_sglang"
+Fn = Callable[..., Any]
+
+
+@helper
+def register_custom_op(
+    fn: Fn | None = None,
+    *,
+    op_name: str | None = None,
+    mutates_args: list[str] | None = None,
+    out_shape: int | str | None = None,
+    fake_impl: Fn | None = None,
+    eager: bool = True,
+) -> Any:
+    """An op ``torch.ops.<NAMESPACE>.<op_name>``, of which the object is returned.
+
+    Its result is like the argument `out_shape`, a position or a name, or what `fake_impl` returns. With ``eager=False``
+    the op is defined on its first use.
+    """
+    options = {"mutates_args": mutates_args, "out_shape": out_shape, "fake_impl": fake_impl}
+    if fn is None:
+        return functools.partial(register_custom_op, op_name=op_name, eager=eager, **options)
+    return _register(fn, op_name or fn.__name__, lazy=not eager, **options)
+
+
+@helper
+def register_custom_op_from_extern(
+    fn: Fn,
+    *,
+    op_name: str | None = None,
+    mutates_args: list[str] | None = None,
+    out_shape: int | str | None = None,
+    out_dtype: torch.dtype | None = None,
+    fake_impl: Fn | None = None,
+    computed_args: Mapping[str, Fn] | None = None,
+) -> Any:
+    """An op of another library's function.
+
+    The op does not have the arguments `computed_args`: its kernel computes each of the others, which it gets by name.
+    """
+    if computed_args:
+        fn = without(fn, computed_args)
+    return _register(fn, op_name or fn.__name__, mutates_args, out_shape, fake_impl, out_dtype=out_dtype)
+
+
+@helper
+def _register(
+    fn: Fn,
+    name: str,
+    mutates_args: list[str] | None,
+    out_shape: int | str | None,
+    fake_impl: Fn | None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    lazy: bool = False,
+) -> CustomOpDef[..., Any]:
+    if out_shape is not None and fake_impl is not None:
+        raise TypeError(f"{name}: out_shape and fake_impl both say what the result is; give one of them")
+    op = custom_op(
+        f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), bypass=True, on_conflict="skip", lazy=lazy
+    )
+    if getattr(op, "__wrapped__", None) is not fn:
+        return op  # one that was there
+    if out_shape is not None:
+        argument = out_shape if isinstance(out_shape, str) else [*inspect.signature(fn).parameters][out_shape]
+        op.register_fake(like(argument, shape=None if out_dtype is None else argument, dtype=out_dtype))
+    elif fake_impl is not None:
+        op.register_fake(fake_impl)
+    return op
+
+
+def without(fn: Fn, computed_args: Mapping[str, Fn]) -> Fn:
+    """The function with fewer parameters: those named are computed of the others, inside."""
+    whole = inspect.signature(fn, eval_str=True)
+    rest = whole.replace(parameters=[each for each in whole.parameters.values() if each.name not in computed_args])
+
+    def complete(*args: Any, **kwargs: Any) -> Any:
+        given = rest.bind(*args, **kwargs)
+        given.apply_defaults()
+        computed = {name: compute(**given.arguments) for name, compute in computed_args.items()}
+        return fn(**given.arguments, **computed)
+
+    complete.__name__, complete.__doc__, complete.__module__ = fn.__name__, fn.__doc__, fn.__module__
+    complete.__signature__ = rest  # type: ignore[attr-defined]
+    return complete
+
+
+# Ops of the kinds that SGLang has -------------------------------------------------------------------------------------
+
+
+@register_custom_op(mutates_args=["out"], eager=False)
+def silu_and_mul(x: Tensor, out: Tensor) -> None:
+    gate, up = x.chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+@silu_and_mul.register_samples
+def _() -> Iterator[tuple[Tensor, Tensor]]:
+    yield torch.randn(3, 8), torch.zeros(3, 4)
+    yield torch.randn(2, 5, 4), torch.zeros(2, 5, 2)
+
+
+def extern_moe(x: Tensor, weight: Tensor, tune_max_num_tokens: int) -> Tensor:
+    """As a library has it that tunes itself by a number of tokens, a power of two."""
+    torch._check(x.dim() == 2 and weight.shape == (x.shape[1], x.shape[1]), lambda: "a matrix, and a square one")
+    assert tune_max_num_tokens & (tune_max_num_tokens - 1) == 0
+    return (x @ weight).bfloat16()
+
+
+moe = register_custom_op_from_extern(
+    extern_moe,
+    out_shape="x",
+    out_dtype=torch.bfloat16,
+    computed_args={"tune_max_num_tokens": lambda x, **others: 1 << (len(x) - 1).bit_length()},
+)
+
+
+@moe.register_samples
+def _() -> Iterator[tuple[Tensor, Tensor]]:
+    yield torch.randn(3, 4), torch.randn(4, 4)
+    yield torch.randn(5, 2), torch.randn(2, 2)
+
+
+def main() -> None:
+    x, out = torch.ones(1, 4), torch.zeros(1, 2)
+    silu_and_mul(x, out)
+    print("silu_and_mul:", out)
+    print("extern_moe:", torch.compile(moe, fullgraph=True, backend="aot_eager")(torch.ones(3, 2), torch.ones(2, 2)))
+
+
+if __name__ == "__main__":
+    main()

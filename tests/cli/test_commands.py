@@ -1,0 +1,169 @@
+"""``customops list``, ``describe``, ``bench``, ``completion``, ``--version``, and what all commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.command_line import BARE, GOOD, ROOT, Command, in_shell, write
+
+import customops
+from customops._cli import bench, completion, main, terminal
+
+LONG = GOOD.replace("cli::good", "cli::an_operator_with_a_really_long_name_forward")
+
+NUMBERS = """
+@custom_op("cli::scaled", mutates_args=())
+def scaled(x: Tensor, by: float = 2.0, *, add: int = 1) -> Tensor:
+    return x * by + add
+
+@scaled.register_samples
+def _():
+    yield (torch.ones(2),)
+    yield (torch.ones(3), 3.0), {"add": 2}
+"""
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_list(run: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = run("list", write("ops.py", LONG, BARE))
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= width + 40 * (width == 60)  # the schema of one is a word too long
+    assert "cli::an_operator_with_a_really_long_name_forward" in out  # in one piece
+    assert re.search(r"samples +no", out) or re.search(r"cli::bare .* no ", out)
+    assert "fake, backward" in out
+
+
+def test_list_as_json(run: Command) -> None:
+    _, out, _ = run("list", write("ops.py", GOOD), "--json")
+    (op,) = json.loads(out)
+    assert (op["op"], op["schema"], op["samples"]) == ("cli::good", "(Tensor x) -> Tensor", "yes")
+
+
+def test_describe(run: Command) -> None:
+    code, out, _ = run("describe", "cli::bare", write("ops.py", GOOD, BARE))
+    assert code == 0
+    assert out == customops.default_registry["cli::bare"].describe().text() + "\n"
+    code, out, _ = run("describe", "ops.py", "--json")
+    assert [op["op"] for op in json.loads(out)] == ["cli::good", "cli::bare"]
+    assert "aten::relu (Tensor self) -> Tensor" in run("describe", "aten::relu").out
+    assert run("describe", "nobody::f").code == 2
+    assert run("list", "nothing.py").code == 2
+
+
+def test_bench(run: Command) -> None:
+    code, out, _ = run("bench", write("ops.py", GOOD, NUMBERS, BARE), "--seconds", "0.002", "--samples", "2", "--json")
+    assert code == 0
+    costs = json.loads(out)
+    assert [cost["op"] for cost in costs] == ["cli::good", "cli::good", "cli::scaled", "cli::scaled", "cli::bare"]
+    for cost in costs[:-1]:
+        assert min(cost["kernel"], cost["call"], cost["bare"]) > 0
+        assert cost["dispatch"] == pytest.approx(max(cost["call"] - cost["kernel"], 0))
+    assert [cost["with_grad"] is None for cost in costs[:-1]] == [False, False, True, True]
+    assert costs[3]["sample"] == "x: float32[3], by: 3.0, add: 2"
+    assert "no samples" in costs[-1]["problem"]
+    assert not [name for name in vars(torch.ops) if name.startswith("customops_bench")]
+
+
+def test_bench_of_nothing(run: Command) -> None:
+    code, out, _ = run("bench", write("ops.py", BARE))
+    assert (code, out) == (2, "cli::bare: no samples; attach some with @bare.register_samples\n")
+    samples = "bare.register_samples(lambda: [(torch.ones(2),)])"
+    raising = BARE.replace("return x * 2", "raise ValueError('boo')") + samples
+    code, out, _ = run("bench", write("others.py", raising))
+    assert code == 2
+    assert "ValueError: boo" in out
+
+
+def test_a_table_of_costs(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench.Cost("cli::f", "x: float32[2]", 10e-6, 4e-6, 5e-6, None)
+    monkeypatch.setattr(bench, "costs_of", lambda *_: [found])
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run("bench", write("ops.py", GOOD))
+    assert out.splitlines()[2].split("  ")[0] == "cli::f"
+    assert out.splitlines()[2].split() == "cli::f 10 us 4 us 6 us 5 us - x: float32[2]".split()
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "cli::f\n  call       10 us\n" in run("bench", "ops.py").out
+
+
+# -- completion --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["customops", "de"], ["describe"]),
+        (["customops", "check", "--eff"], ["--effort"]),
+        (["customops", "check", "--effort", "q"], ["quick"]),
+        (["customops", "check", "--only", "grad_"], ["grad_modes"]),
+        (["customops", "completion", "f"], ["fish"]),
+    ],
+)
+def test_bash_completes(run: Command, words: list[str], expected: list[str]) -> None:
+    script = run("completion", "bash").out
+    ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _customops; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+    assert done.stderr == ""
+
+
+def test_other_shells(run: Command) -> None:
+    assert "bashcompinit" in run("completion", "zsh").out
+    fish = run("completion", "fish").out
+    parsers = main.make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for command, parser in parsers.items():  # type: ignore[union-attr]
+        assert f"-f -a {command} -d '" in fish
+        for action in completion._options(parser):
+            assert f"-l {action.option_strings[-1][2:]}" in fish
+
+
+# -- all commands ------------------------------------------------------------------------------
+
+
+def test_version(run: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run("--version")
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith(f"customops {customops.__version__}, torch {torch.__version__}")
+
+
+def test_help_of_each_command(
+    run: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for command in ("check", "list", "describe", "bench", "stubs", "doctor", "backend-report", "completion"):
+        with pytest.raises(SystemExit):
+            run(command, "--help")
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
+@pytest.mark.process
+def test_as_a_module_and_as_a_script() -> None:
+    """rich and colours are not needed; a reader that stops reading is no error."""
+    code, out, err = in_shell("describe", "aten::relu", FORCE_COLOR="")
+    assert (code, err) == (0, "")
+    assert out.startswith("aten::relu (Tensor self) -> Tensor\n")
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'customops = "customops._cli.main:main"' in text
+    program = "import sys; sys.modules['rich'] = None; from customops._cli.main import main; sys.exit(main())"
+    pipe = f"{sys.executable} -c \"{program}\" describe 'aten::sin' aten::cos | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, cwd=ROOT, env=os.environ, check=True)
+    assert done.stdout.strip() in ("0", str(main.PIPE_CLOSED))
+    assert done.stderr == ""
+
+
+def test_wrapping_keeps_fields() -> None:
+    text = "op: a problem\n  fix:      one two three four five six seven eight nine ten"
+    assert terminal.wrapped(text, 40).splitlines() == [
+        "op: a problem",
+        "  fix:      one two three four five six",
+        "            seven eight nine ten",
+    ]

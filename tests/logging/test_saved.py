@@ -1,0 +1,174 @@
+"""`dump`, `load` and `replay`: the arguments of a call, in a file, run again."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import customops
+from customops import Mut, Registry
+from customops.errors import AliasError, ArgumentError, RegistrationError
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+    EXACT = "exact"
+
+
+def picky(x: Tensor, by: float = 2.0) -> Tensor:
+    if x.stride() != (3, 1):
+        raise ValueError(f"strides {x.stride()}")
+    return x * by
+
+
+@pytest.fixture
+def op(registry: Registry, ns: str) -> Any:
+    return registry.custom_op(f"{ns}::picky", picky, mutates_args=())
+
+
+def test_a_failing_call_is_written_and_fails_again(op: Any, tmp_path: Path) -> None:
+    x = torch.arange(6.0).reshape(3, 2).t()
+    with customops.logging.dump(tmp_path / "new") as paths:
+        op(torch.ones(2, 3))
+        with pytest.raises(ValueError, match="strides"):
+            op(x, by=3.0)
+    (path,) = paths
+    saved = customops.logging.load(path)
+    assert torch.equal(saved.args[0], x)
+    assert saved.args[0].stride() == x.stride()
+    assert saved.kwargs == {"by": 3.0}
+    assert (saved.op, saved.schema, saved.source) == (op._qualname, str(op.schema), op.source)
+    assert saved.error == "ValueError('strides (1, 2)')"
+    assert "raised ValueError" in str(saved)
+    with pytest.raises(ValueError, match=r"strides \(1, 2\)"):
+        customops.logging.replay(path)
+    op.register_kernel("cpu", lambda x, by: x * by)
+    assert torch.equal(customops.logging.replay(path), x * 3)
+
+
+def test_failures_outside_the_kernel(registry: Registry, ns: str, tmp_path: Path) -> None:
+    op = registry.custom_op(f"{ns}::same", lambda x: x, schema="(Tensor x) -> Tensor")
+    with customops.logging.dump(tmp_path) as paths, pytest.raises(AliasError):
+        op(torch.ones(2))
+    assert len(paths) == 1
+
+
+def test_all_calls_are_written_before_they_run(registry: Registry, ns: str, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(len(list(tmp_path.iterdir())))
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::look", look)
+    with customops.logging.dump(tmp_path, when="all", limit=2) as paths:
+        for _ in range(4):
+            op(torch.ones(1))
+    assert seen == [1, 2, 2, 2]
+    assert len(paths) == 2
+
+
+def test_chosen_calls(op: Any, tmp_path: Path) -> None:
+    with customops.logging.dump(tmp_path, when=lambda call: call.arguments["x"].shape[0] > 4) as paths:
+        op(torch.ones(2, 3)), op(torch.ones(5, 3))
+    assert [customops.logging.load(path).args[0].shape for path in paths] == [(5, 3)]
+    with pytest.raises(ArgumentError, match="when= has no such value"), customops.logging.dump(tmp_path, when="no"):  # type: ignore[arg-type]
+        pass
+
+
+def test_what_is_written_to_is_as_before_the_call(registry: Registry, ns: str, tmp_path: Path) -> None:
+    def add_(x: Mut[Tensor], xs: Mut[list[Tensor]], y: Tensor) -> None:
+        x.add_(y)
+        xs[0].add_(y)
+
+    op = registry.custom_op(f"{ns}::add_", add_)
+    x, xs, y = torch.ones(2), [torch.ones(2)], torch.ones(2)
+    with customops.logging.dump(tmp_path, when=lambda call: True) as paths:
+        op(x, xs, y)
+    saved = customops.logging.load(paths[0])
+    assert saved.args[0].tolist() == saved.args[1][0].tolist() == [1, 1]
+    assert x.tolist() == xs[0].tolist() == [2, 2]
+    customops.logging.replay(paths[0])
+    assert saved.args[0].tolist() == [1, 1]
+
+
+def test_values_of_all_types(registry: Registry, ns: str, tmp_path: Path) -> None:
+    def many(
+        x: Tensor | None, mode: Mode, dtype: torch.dtype, device: torch.device, sizes: list[int], layout: torch.layout
+    ) -> Tensor:
+        return torch.zeros(sizes, dtype=dtype, device=device, layout=layout) + len(mode.value)
+
+    op = registry.custom_op(f"{ns}::many", many)
+    args = (torch.ones(1), Mode.EXACT, torch.float64, torch.device("cpu"), [2, 3], torch.strided)
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        result = op(*args)
+    assert torch.equal(customops.logging.replay(paths[0]), result)
+    sample = customops.logging.load(paths[0]).sample
+    assert sample.args[1:] == args[1:]
+
+
+def test_a_saved_call_is_a_sample_and_a_benchmark(op: Any, tmp_path: Path) -> None:
+    op.register_fake(lambda x, by: torch.empty_like(x))
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        op(torch.ones(2, 3, requires_grad=True))
+    saved = customops.logging.load(paths[0])
+    assert saved.sample.args[0].requires_grad
+    report = customops.check(op, [saved.sample], only="test_faketensor", isolate=False)
+    assert report.count("passed")
+    assert 0 < saved.benchmark(0.01) < 0.1
+
+
+def test_what_cannot_be_written_is_said(op: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Sub(Tensor):
+        pass
+
+    with customops.logging.dump(tmp_path, when="all") as paths, caplog.at_level(logging.WARNING):
+        op(torch.ones(2, 3).as_subclass(Sub))
+    assert not paths
+    assert not list(tmp_path.iterdir())
+    assert "were not written" in caplog.text
+
+
+def test_the_op_has_to_be_there(registry: Registry, ns: str, tmp_path: Path) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x.clone(), schema="(Tensor x) -> Tensor")
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        op(torch.ones(1))
+    op.unregister()
+    with pytest.raises(RegistrationError, match="there is no such operator"):
+        customops.logging.replay(paths[0])
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "x.pt")
+    with pytest.raises(ArgumentError, match="was not written by"):
+        customops.logging.load(tmp_path / "x.pt")
+
+
+def test_modes_see_nothing_of_it(op: Any, tmp_path: Path) -> None:
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    x = torch.ones(2, 3)
+    with Seen(), customops.logging.dump(tmp_path, when="all") as paths:
+        op(x)
+    assert len(paths) == 1
+    assert names == [f"{op._qualname.replace('::', '.')}.default"]
+
+
+def test_mutated_arguments_by_name(registry: Registry, ns: str, tmp_path: Path) -> None:
+    def fill(*, x: Mut[Tensor]) -> None:
+        x.fill_(1)
+
+    op = registry.custom_op(f"{ns}::fill", fill)
+    with customops.logging.dump(tmp_path, when=lambda call: True) as paths:
+        op(x=torch.zeros(1))
+    assert customops.logging.load(paths[0]).kwargs["x"].item() == 0
