@@ -365,7 +365,7 @@ def test_inplace(registry: Registry, ns: str) -> None:
         ("(Tensor x) -> int", len, (ONE,), "it returns a int, which the dispatcher converts"),
         ("(Tensor x) -> (Tensor, int)", lambda x: (x + 1, 2), (ONE,), "it returns a int"),
         ("(Tensor(a) x) -> Tensor(a)", lambda x: x[:1], (ONE,), "it returns a view"),
-        ("(Tensor x, ScalarType[] n) -> Tensor", lambda x, n: x.to(n[0]), (ONE, [torch.half]), "'n' is a ScalarType"),
+        ("(Tensor x, ScalarType[] n) -> Tensor", lambda x, n: x * len(n), (ONE, [torch.half]), "'n' is a ScalarType"),
         ("(Tensor x, Generator g) -> Tensor", lambda x, g: x * 2, (ONE, torch.default_generator), "'g' is a Generator"),
         (
             "(Tensor x, int from) -> Tensor",
