@@ -21,6 +21,7 @@ PLUGIN = ROOT / "customops_pytest"
 #: The rooms, lowest first: folders of the package, and modules beside them. A module imports from rooms before its own.
 #: The package itself (`__init__`) stands after `library`; what is built on the public API may import it.
 ROOMS = (
+    "_versions",
     "errors",
     "_timing",
     "_compat",

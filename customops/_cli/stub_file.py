@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from customops import _compat
 from customops._cli.stub_types import argument_type, default_of, docstring, return_type
 from customops._compat.libraries import OpOverload, OpOverloadPacket
 from customops._describe.description import doc_of
@@ -58,7 +59,7 @@ class StubFile:
         for (namespace, name), packet in packets.items():
             self.taken |= {namespace, name, *packet.overloads()}
         for (namespace, name), packet in sorted(packets.items(), key=lambda item: item[0]):
-            overloads = [Overload.of(each, known.get(each)) for each in packet.op_overloads()]
+            overloads = [Overload.of(each, known.get(each)) for each in _compat.libraries.overloads_of(packet)]
             cls = self.add_packet(f"_{namespace}_{name}", overloads)
             self.namespaces.setdefault(namespace, {})[name] = cls
         return "\n".join(self.parts())

@@ -68,6 +68,11 @@ def entry_of(overload: OpOverload) -> Callable[..., Any]:
 _impl: Callable[..., None] = Library.impl
 
 
+def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
+    """The overloads behind one name of `torch.ops`."""
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
 def watch_registrations(changed: Callable[[str | None], object]) -> None:
     """Call ``changed(qualname)`` when a kernel is registered for an op through any Library, and ``changed(None)`` when
     a shared library was loaded, whatever it may have registered.
@@ -103,6 +108,7 @@ def destroy_library(library: Library) -> None:
     # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
     _clear_torch_ops_cache(library._op_defs)
     torch.library._defs.difference_update(library._op_defs)
+    torch.library._impls.difference_update(library._op_impls)  # torch 2.11 refuses who registers any of these anew
     library._op_defs.clear()
     library._op_impls.clear()
 

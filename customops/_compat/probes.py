@@ -25,7 +25,8 @@ PROBES = (
     _probe(
         "schemas",
         "no op can be defined from a schema",
-        "torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace",
+        """torch._C.parse_schema torch._C._dispatch_dump torch._ops.OpOverload torch._ops._OpNamespace
+        torch.utils._python_dispatch._disable_current_modes""",
     ),
     _probe(
         "namespaces",
@@ -148,7 +149,7 @@ PROBES = (
         "libraries",
         "ops cannot be looked up, replaced or removed",
         """torch._C._jit_get_schemas_for_operator torch._ops.OpOverload torch._ops.OpOverloadPacket
-        torch._ops._refresh_packet torch.library._defs torch.ops._dir""",
+        torch._ops._refresh_packet torch.library._defs torch.library._impls torch.ops._dir""",
     ),
     _probe(
         "libraries",

@@ -13,6 +13,8 @@ import torch
 from torch._library import opaque_object as _opaque
 from torch._ops import OpOverload as OpOverload
 from torch._ops import _OpNamespace
+from torch.library import Library
+from torch.utils._python_dispatch import _disable_current_modes
 
 _C: Any = torch._C
 
@@ -33,6 +35,21 @@ def _dtypes_by_number() -> dict[int, torch.dtype]:
 def dtype_from_number(number: int) -> torch.dtype:
     """The dtype behind the number by which schemas hold it (6 -> torch.float32)."""
     return _dtypes_by_number()[number]
+
+
+@functools.cache
+def dtypes_in_lists_are_numbers() -> bool:
+    """Do kernels get a list of dtypes as their numbers, as on torch 2.11? Seen by a call of an op made for it."""
+    library = Library("customops_probe", "FRAGMENT")
+    seen: list[Any] = []
+    try:
+        library.define("dtypes(ScalarType[] x) -> ()")
+        library.impl("dtypes", seen.extend, "CompositeExplicitAutograd")
+        with _disable_current_modes():
+            torch.ops.customops_probe.dtypes([torch.float32])
+    finally:
+        library._destroy()
+    return not isinstance(seen[0], torch.dtype)
 
 
 #: In the order of c10::Layout and c10::MemoryFormat.

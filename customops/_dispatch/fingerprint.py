@@ -295,7 +295,13 @@ def _slots_of(cls: type) -> Iterable[str]:
 
 def _is_of_class(name: str) -> bool:
     """Does a name in a class say what it does?"""
-    return name not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__")
+    return name not in _NOT_OF_CLASS
+
+
+_NOT_OF_CLASS = frozenset(
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __annotations_cache__ __annotate__ __annotate_func__
+    __firstlineno__ __static_attributes__""".split()
+)
 
 
 def _contents(cell: types.CellType) -> tuple[Any, ...]:

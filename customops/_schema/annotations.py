@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -118,7 +119,7 @@ def simplify(hint: Any) -> Any:
 
 
 def annotated(hint: Any, metadata: Iterable[Any]) -> Any:
-    return Annotated.__class_getitem__((hint, *metadata))  # type: ignore[attr-defined]
+    return operator.getitem(Annotated, (hint, *metadata))  # type: ignore[call-overload]
 
 
 def union_of(members: Iterable[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ def has_signature(fn: Callable[..., Any]) -> bool:
 
 
 def _parameter(argument: Argument) -> inspect.Parameter:
+    if keyword.iskeyword(argument.name):  # Python 3.10 takes it
+        raise ValueError(argument.name)
     return inspect.Parameter(
         argument.name,
         inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,

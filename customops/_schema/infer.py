@@ -13,6 +13,7 @@ from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
 import torch
 import typing_extensions
 
+from customops import _compat
 from customops._schema.annotations import annotated, union_members
 from customops._schema.arguments import ArgumentBuilder
 from customops._schema.forms import TupleForm
@@ -149,7 +150,7 @@ class _Reader:
         type_ = param_type(annotation) if kind in _NAMED else None
         if default is None:  # `k: int = None` is meant as Optional[int]
             type_ = param_type(Optional[annotation]) or type_
-        if type_ is not None:
+        if type_ is not None and not (type_ == "ScalarType[]" and _compat.schemas.dtypes_in_lists_are_numbers()):
             return Parameter(name, kind, Leaf(name, name, type_, default=default), default)
         return Parameter(name, kind, self._rich(name, kind, annotation, default), default)
 

@@ -33,18 +33,18 @@ def parse(text: str) -> Schema:
         parsed = _compat.schemas.parse_schema(named)
     except (RuntimeError, IndexError, UnicodeError) as error:
         raise SchemaError(
-            f"the schema cannot be parsed: {_reason(error)}",
+            f"the schema cannot be parsed: {_reason(error, named)}",
             got=repr(text),
             fix='a schema looks like "(Tensor x, float scale=1.0) -> Tensor"',
         ) from error
     return from_dispatcher(parsed)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, schema: str) -> str:
     """The reason in an error of torch's parser, with the word that it points at."""
     if isinstance(error, IndexError):
         return "a number in it is out of range"
-    if isinstance(error, UnicodeError):
+    if isinstance(error, UnicodeError) or (not str(error) and not schema.isascii()):  # empty on Python 3.10
         return "names must be ASCII"
     text = str(error).rpartition("please report a bug to PyTorch. ")[2]  # what an internal assert says after its own
     lines = [line for line in text.splitlines() if line.strip()]

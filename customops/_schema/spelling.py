@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import sys
 import types
 import typing
 from typing import Any, Literal, Union
@@ -19,9 +20,16 @@ from customops.errors import brief
 def show(annotation: Any) -> str:
     """``int`` rather than ``<class 'int'>``; everything else as Python prints it, on one short line."""
     if isinstance(annotation, type) and not typing.get_origin(annotation):
-        module = annotation.__module__
+        module = _public_module(annotation)
         return annotation.__qualname__ if module == "builtins" else f"{module}.{annotation.__qualname__}"
     return brief(annotation, 120)
+
+
+def _public_module(cls: type) -> str:
+    """Where users import a class from: ``pathlib`` where Python 3.13 has it in ``pathlib._local``."""
+    outer, _, inner = cls.__module__.rpartition(".")
+    is_public = inner.startswith("_") and getattr(sys.modules.get(outer), cls.__qualname__, None) is cls
+    return outer if is_public else cls.__module__
 
 
 def code(hint: Any) -> str:

@@ -197,6 +197,8 @@ def test_an_out_op_cannot_have_a_formula(registry: Registry, ns: str) -> None:
         op.register_autograd(times(3))
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):
         customops.register_autograd(op, times(3))
+    if not isinstance(Tag.out, torch.Tag):
+        return  # no library has it
     library = Library(ns, "FRAGMENT")
     library.define("foreign(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", tags=(Tag.out,))
     with pytest.raises(RuntimeError, match="Out variants do not support autograd"):

@@ -17,10 +17,13 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from helpers.command_line import BARE, BROKEN, GOOD, RAISING, ROOT, Command, Result, in_shell, write
+from helpers.functions import BELOW_DECORATOR
 
 import customops
 from customops._cli import results, terminal
 from customops._cli.checked import Checked
+
+LINE = 6 + BELOW_DECORATOR  #: of the first op in a file of `write`
 
 #: One cheap check, in this process.
 CHEAP = ("--only", "schema", "--effort", "quick", "--no-isolate")
@@ -60,7 +63,9 @@ def test_a_fault_is_explained(check: Command, monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = check(write("ops.py", BROKEN), *faketensor)
     assert code == 1
-    assert re.match(r"FAILED      cli::broken  1 fault, \d+ inputs, 0.0 s\n\nFAILED cli::broken  \(ops.py:6\)\n", out)
+    assert re.match(
+        rf"FAILED      cli::broken  1 fault, \d+ inputs, 0.0 s\n\nFAILED cli::broken  \(ops.py:{LINE}\)\n", out
+    )
     assert "test_faketensor: " in out
     assert "  at:       _ (ops.py:10)\n" in out
     assert out.count("FAILED") == 2
@@ -71,11 +76,11 @@ def test_a_fault_is_explained(check: Command, monkeypatch: pytest.MonkeyPatch, w
 def test_the_samples_function_raises(check: Command) -> None:
     code, out, _ = check(write("ops.py", RAISING))
     assert_expected_inline(
-        out,
+        out.replace(f"ops.py:{LINE}", "ops.py:LINE"),
         """\
 FAILED      cli::raising
 
-FAILED cli::raising  (ops.py:6)
+FAILED cli::raising  (ops.py:LINE)
 the samples function raised
 Traceback (most recent call last):
   File "ops.py", line 15, in _
@@ -276,10 +281,10 @@ def test_nothing_to_check(check: Command) -> None:
     code, _, err = check(write("cli_users.py", "import cli_ops\n"))
     assert code == 2
     assert_expected_inline(
-        err,
+        err.replace(f"ops.py:{LINE}", "ops.py:LINE"),
         """\
 error: cli_users.py defines no op itself; it imports some
-  got:      cli::good (cli_ops.py:6)
+  got:      cli::good (cli_ops.py:LINE)
   fix:      name the module they are in
 """,
     )
@@ -349,7 +354,7 @@ def test_import_errors(check: Command, source: str, message: str, as_module: boo
 def test_two_targets_define_the_same_op(check: Command) -> None:
     code, _, err = check(write("first.py", GOOD), write("second.py", GOOD))
     assert code == 2
-    assert err == "error: second.py replaces cli::good (first.py:6)\n  fix:      name them in two runs\n"
+    assert err == f"error: second.py replaces cli::good (first.py:{LINE})\n  fix:      name them in two runs\n"
 
 
 def test_a_folder_stands_for_its_files(check: Command) -> None:

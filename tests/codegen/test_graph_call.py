@@ -160,7 +160,7 @@ def test_registrations_count_at_once(registry: Registry, op: Any, direct: Any, n
         assert direct(ONE, ONE).tolist() == [4, 4]
     for key in ("CPU", "AutogradCPU", "BackendSelect"):
         other = Library(ns, "FRAGMENT")
-        other.impl("scale", lambda *args, **kwargs: args[0] + 20, key)
+        other.impl("scale", lambda *args, **kwargs: args[0] + 20, key, allow_override=True)
         assert direct(ONE, ONE).tolist() == [21, 21], key
         other._destroy()
         assert direct(ONE, ONE).tolist() == [11, 11]

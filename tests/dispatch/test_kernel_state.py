@@ -75,12 +75,19 @@ CALLERS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
+def transforms_work_in_inference_mode() -> bool:
+    with torch.inference_mode():
+        return bool(derived(torch.ones(1)))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_same_numbers(registry: Registry, ns: str, kernel: str, caller: str, requires_grad: bool) -> None:
     if kernel == "recorded" and caller == "inference":
         pytest.skip("autograd does not record in inference mode, in an autograd.Function either")
+    if kernel in ("grad", "jvp") and caller == "inference" and not transforms_work_in_inference_mode():
+        pytest.skip("torch.func takes derivatives for zero in inference mode, without an op, too")
     fn, oracle = KERNELS[kernel]
     op = registry.custom_op(f"{ns}::f", fn, mutates_args=())
     op.register_autograd(lambda ctx, grad: grad)

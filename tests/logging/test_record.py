@@ -249,7 +249,7 @@ def test_nothing_is_left_when_it_is_off(op: Any) -> None:
 # How it is shown -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("width", [75, 120])
 def test_summary(op: Any, width: int) -> None:
     with customops.logging.record() as calls:
         op(torch.ones(1)), op(torch.ones(1))

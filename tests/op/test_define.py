@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import fallthrough_kernel
 
 import customops
-from customops import Library, Registry, define, impl
+from customops import Library, Registry, _compat, define, impl
 from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError
 from customops.testing import assert_raises_regex
 
@@ -204,12 +204,12 @@ def test_types_may_be_any_iterable(registry: Registry, ns: str) -> None:
 def test_library_of_another_namespace(registry: Registry, ns: str, defined: bool) -> None:
     if defined:
         registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
-    other = Library(f"{ns}_other", "FRAGMENT")
-    with pytest.raises(RuntimeError, match="namespace"):
-        registry.impl(f"{ns}::f", "cpu", torch.sin, lib=other)
-    other.define("f(Tensor x) -> Tensor")
-    with pytest.raises(NotImplementedError):  # the kernel did not go there instead
-        op_named(f"{ns}_other")(torch.zeros(1))
+    with torch.library._scoped_library(f"{ns}_other", "FRAGMENT") as other:
+        with pytest.raises(RuntimeError, match="namespace"):
+            registry.impl(f"{ns}::f", "cpu", torch.sin, lib=other)
+        other.define("f(Tensor x) -> Tensor")
+        with pytest.raises(NotImplementedError):  # the kernel did not go there instead
+            op_named(f"{ns}_other")(torch.zeros(1))
 
 
 @pytest.mark.parity(64)
@@ -275,6 +275,8 @@ def test_kernel_before_its_op(registry: Registry, ns: str) -> None:
 
 @pytest.mark.parity(65)
 def test_objects_in_lists(registry: Registry, ns: str) -> None:
+    if _compat.schemas.dtypes_in_lists_are_numbers():
+        pytest.skip("this torch hands kernels the numbers of dtypes, layouts and memory formats in lists")
     seen: list[Any] = []
     registry.define(f"{ns}::f", "(ScalarType[] a, Layout[] b, MemoryFormat[] c) -> ()")
     registry.impl(f"{ns}::f", "default", lambda *args: seen.extend(args))

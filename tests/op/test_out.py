@@ -269,6 +269,7 @@ def test_out_refuses_a_gradient_formula(registry: Registry, ns: str) -> None:
         assert isinstance(caught.value, RegistrationError)
 
 
+@pytest.mark.skipif(not isinstance(OUT, torch.Tag), reason="Tag.out is not in this torch")
 @pytest.mark.parity(37)
 def test_an_out_op_that_torch_defined_refuses_a_gradient_formula(registry: Registry, ns: str) -> None:
     with torch.library._scoped_library(ns, "FRAGMENT") as lib:

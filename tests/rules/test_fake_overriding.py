@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.compiling import draft_export
 from helpers.fakes import fake_shape, meta_shape, rows, source_of
-from helpers.functions import add_fn, double_fn
+from helpers.functions import BELOW_DECORATOR, add_fn, double_fn
 from torch import Tensor
 from torch._library.simple_registry import singleton as torch_fakes
 from torch._library.utils import has_fake_kernel
@@ -275,7 +275,7 @@ def test_sources_of_fakes(registry: Registry, ns: str, double: Any, foreign: Any
         def decorated(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4)
+        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
         op.register_fake(rows(2))
         assert source_of(op) == here(above=1)
 
@@ -283,18 +283,18 @@ def test_sources_of_fakes(registry: Registry, ns: str, double: Any, foreign: Any
         def bare(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4)
+        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
 
         @op.register_fake(allow_override=True)
         def parametrised(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4)
+        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
         rules = Library(ns, "FRAGMENT")
         customops.register_fake(op, rows(3), lib=rules)
         assert source_of(op) == here(above=1)
         rules._destroy()
-        assert source_of(op) == here(above=9)
+        assert source_of(op) == here(above=9 - BELOW_DECORATOR)
 
 
 @pytest.mark.parity(45)
@@ -306,7 +306,7 @@ def test_source_of_the_default_fake(registry: Registry, ns: str) -> None:
     def decorated(x: Tensor) -> Tensor:
         return x * 2
 
-    assert source_of(decorated) == here(above=4)
+    assert source_of(decorated) == here(above=4 - BELOW_DECORATOR)
 
 
 # Registering again ----------------------------------------------------------------------------------------------------
