@@ -7,7 +7,8 @@ A case is one statement, timed for each contender with the same kernel function 
     Library     torch.library.Library: define and impl by hand, nothing is checked
     Function    torch.autograd.Function, no op at all; where gradients are timed
 
-In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True).
+In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True). In those with "eager" it is
+custom_op(..., eager=True), and "Function" the Python function by itself.
 
 In rows that begin with "as", ours is a helper of examples/migrate, and "Library" or "custom_op" is what the library
 that has such a helper does by hand (benchmarks/by_hand.py); for quack that goes past the dispatcher, too.
@@ -146,9 +147,9 @@ SERVED_LIST = Kernel(served_list, "(Tensor[] xs, Tensor y) -> Tensor[]", check="
 LIBRARIES: list[Library] = []
 
 
-def define_ours(name: str, kernel: Kernel, bypass: bool = False) -> Fn:
+def define_ours(name: str, kernel: Kernel, bypass: bool = False, eager: bool = False) -> Fn:
     name = f"{NAMESPACES[OURS]}{'_bypass' * bypass}::{name}"
-    options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass}
+    options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass, "eager": eager}
     return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, **options)
 
 
@@ -342,6 +343,15 @@ def bypassing() -> list[Case]:
     ]
 
 
+def eagerly() -> list[Case]:
+    forms = {"one number": ("f(x, y, 2.0)", PLUS), "mutates": ("f(x, y)", SERVED)}
+    return [
+        Case(f"{name}, eager", statement, {**beside, "Function": kernel.fn}, False, torch.no_grad)
+        for name, (statement, kernel) in forms.items()
+        for beside in [with_library(kernel, False) | {OURS: define_ours(next(NAMES), kernel, eager=True)}]
+    ]
+
+
 def cases() -> list[Case]:
     plain, with_gradient = defined(PLUS), differentiable()
     out_variant, with_out_in_a_graph = with_out_variant()
@@ -365,6 +375,7 @@ def cases() -> list[Case]:
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),
         *bypassing(),
+        *eagerly(),
         *(Case(name, "f(x, y)", rivals, context=torch.no_grad) for name, rivals in migrated()),
     ]
 

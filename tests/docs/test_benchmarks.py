@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 
 #: Two of them need Triton.
-CASES = 61 if importlib.util.find_spec("triton") else 59
+CASES = 63 if importlib.util.find_spec("triton") else 61
 
 ROOT = Path(__file__).parents[2]
 
