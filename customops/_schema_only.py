@@ -17,12 +17,12 @@ from customops._dispatch.devices import dispatch_keys
 from customops._dispatch.name import Name
 from customops._dispatch.operator import OperatorHandle, define_in
 from customops._dispatch.registrations import Registration, lock, nothing
-from customops._lifetime import Owner
+from customops._lifetime import Owner, in_scope
 from customops._op import CustomOpDef
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
 from customops._spec import OnConflict, check_on_conflict
-from customops.errors import DefinitionError, RegistrationError, brief, user_source
+from customops.errors import CallbackError, DefinitionError, RegistrationError, brief, user_source
 
 #: What `Registry.impl` does where there is a kernel.
 ImplConflict = Literal["replace", "error", "skip"]
@@ -76,6 +76,13 @@ class SchemaOnly(Owner):
             old = self._taken(name, schema, all_tags, on_conflict)
             if old is not None and on_conflict != "replace":
                 return
+            if old is not None and lib is not None and in_scope(old._owner):
+                raise DefinitionError(
+                    "with lib= the op may outlive the scope, and the one that it replaces could not come back then",
+                    op=str(name),
+                    got=schema,
+                    fix="replace it without lib=, or outside the scope",
+                )
             undo = _conflict.put_aside(old, str(name), user_source()) if old is not None else nothing
             try:
                 self._define_text(name, schema, all_tags, lib, old)
@@ -147,11 +154,14 @@ class SchemaOnly(Owner):
 
         Raises:
             RegistrationError: torch knows no such dispatch key or device type, or a conflict. Nothing is registered.
+            CallbackError: `func` cannot be called.
         """
         keys = dispatch_keys(types, qualname)
         _check_impl_conflict(on_conflict, qualname)
         if func is None:
             return functools.partial(self.impl, qualname, keys, lib=lib, on_conflict=on_conflict)
+        if not callable(func):
+            raise CallbackError("the kernel must be callable", op=qualname, got=brief(func), where=user_source())
         name = Name.parse(qualname)
         with lock:
             first_use.look_up(name.packet, is_use=False)

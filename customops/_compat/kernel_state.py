@@ -50,9 +50,18 @@ def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return _call_with_excluded(_excluded_in_plain_state() | counting, fn, args, kwargs)
 
 
-def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_plainly_in_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for plain torch code that is called while a compiler traces a call of the op.
+
+    AOTAutograd leaves out autograd and `torch.func`, and includes its functionalization, which is not `torch.func`'s.
+    """
+    included = _C._dispatch_tls_local_include_set().remove(_C.DispatchKey.Functionalize)
+    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs, included)
+
+
+def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any, included: Any = None) -> Any:
     with (
-        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded),
+        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set() if included is None else included, excluded),
         forward_ad._set_fwd_grad_enabled(False),
         torch.no_grad(),
     ):

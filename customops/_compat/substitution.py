@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from customops._compat.kernel_state import call_plainly_in_trace
 from customops._compat.memory import storage_id
 from customops._compat.tracing import TorchDispatchMode, tree_flatten, tree_leaves, tree_unflatten
 
@@ -38,28 +39,12 @@ def substitute(
         declined = result is NotImplemented
         return () if declined else result
 
-    with _Watch(tensors, fault, random), _functionalizing():
-        result = torch.func.functionalize(on_tensors)(*tensors)
+    with _Watch(tensors, fault, random):
+        result = call_plainly_in_trace(torch.func.functionalize(on_tensors), *tensors)
     if declined:
         return NotImplemented
     _compare(result, _expected(overload, args, kwargs), fault)
     return _without_aliases(result, tensors)
-
-
-#: What `torch.func` needs. AOTAutograd decomposes with these keys excluded.
-_FUNCTIONAL = [
-    torch._C.DispatchKey.Functionalize,
-    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode,
-    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode,
-]
-
-
-def _functionalizing() -> Any:
-    """A context in which transforms of `torch.func` work; one of AOTAutograd's own is not taken for one of them."""
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    for key in _FUNCTIONAL:
-        excluded = excluded.remove(key)
-    return torch._C._ForceDispatchKeyGuard(included.remove(torch._C.DispatchKey.Functionalize), excluded)
 
 
 class _Watch(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops._dispatch.callbacks import Fn
+from customops import _compat
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.spec import OpSpec
 from customops._schema.model import Return, Schema
 from customops.errors import CallbackError, KernelError, RegistrationError, brief, user_source, where
@@ -158,7 +160,13 @@ def _kernel(spec: OpSpec) -> Fn:
             where=user_source(),
             fix="register_fake(fn), with a function made of torch's ops",
         )
-    return spec.kernel
+    kernel = bind_kernel(spec.kernel, spec.schema, spec.qualname, "fake impl")
+
+    @functools.wraps(spec.kernel)
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        return _compat.kernel_state.call_plainly_in_trace(kernel, *args, **kwargs)
+
+    return fake
 
 
 class DeclaredFake:

@@ -15,7 +15,7 @@ from torch.library import fallthrough_kernel
 
 import customops
 from customops import Library, Registry, _compat, define, impl
-from customops.errors import DefinitionError, RegistrationError, SchemaError, UnregisteredError
+from customops.errors import CallbackError, DefinitionError, RegistrationError, SchemaError, UnregisteredError
 from customops.testing import assert_raises_regex
 
 POINTWISE, CORE = torch.Tag.pointwise, torch.Tag.nondeterministic_seeded
@@ -306,6 +306,46 @@ def test_overrides(registry: Registry, ns: str) -> None:
         lib.impl("f", torch.tan, "CPU", allow_override=False)
     lib.impl(f"{ns}::f", torch.tan, "CPU", allow_override=True)  # the full name is accepted, too
     assert op_named(ns)(x) == x.tan()
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "error", "skip"])
+@pytest.mark.parametrize("defined", [True, False])
+def test_what_is_no_function(registry: Registry, ns: str, on_conflict: Any, defined: bool) -> None:
+    if defined:
+        registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
+        registry.impl(f"{ns}::f", "CUDA", torch.sin)
+    with pytest.raises(CallbackError, match=f"{ns}::f: the kernel must be callable"):
+        registry.impl(f"{ns}::f", ("CPU", "CUDA"), 3, on_conflict=on_conflict)  # type: ignore[arg-type]
+    if defined:
+        with pytest.raises(NotImplementedError):
+            op_named(ns)(torch.ones(1))
+
+
+def test_kernels_on_conflict(registry: Registry, ns: str) -> None:
+    registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
+    registry.impl(f"{ns}::f", "CPU", torch.sin, on_conflict="error")
+    x = torch.ones(1)
+    with pytest.raises(RegistrationError, match="there is a kernel at CPU already"):
+        registry.impl(f"{ns}::f", ("CPU", "Meta"), torch.cos, on_conflict="error")
+    with pytest.raises(NotImplementedError):
+        op_named(ns)(x.to("meta"))  # at all of the keys, or at none
+    registry.impl(f"{ns}::f", ("CPU", "Meta"), torch.cos, on_conflict="skip")
+    assert op_named(ns)(x) == x.sin()
+    assert op_named(ns)(x.to("meta")).shape == (1,)
+
+
+def test_replaced_with_a_library_inside_a_scope(registry: Registry, ns: str) -> None:
+    """Refused: the library may hold the name longer than the scope lasts."""
+    op = registry.custom_op(f"{ns}::f", torch.sin, schema="(Tensor x) -> Tensor")
+    lib, x = Library(ns, "FRAGMENT"), torch.ones(1)
+    with registry.scope():
+        with pytest.raises(DefinitionError, match="with lib= the op may outlive the scope"):
+            registry.define(f"{ns}::f", "(Tensor x) -> Tensor", lib=lib, on_conflict="replace")
+        assert op(x) == x.sin()
+        registry.define(f"{ns}::f", "(Tensor x) -> Tensor", on_conflict="replace")
+        registry.impl(f"{ns}::f", "CPU", torch.cos)
+        assert op_named(ns)(x) == x.cos()
+    assert op(x) == x.sin() == op_named(ns)(x)
 
 
 def test_on_an_op_of_ours(registry: Registry, ns: str) -> None:

@@ -187,6 +187,34 @@ def test_names_that_are_none(registry: Registry, ns: str, declared: Any, argumen
     assert op._abstract_fn is None
 
 
+def doubled_by_transforms(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad((leaf * leaf).sum(), leaf)
+    return torch.vmap(lambda row: row / 2)(gradient) + torch.func.grad(lambda z: (z * z).sum() / 2)(x)
+
+
+@pytest.mark.compile
+def test_the_kernel_is_traced_in_the_state_of_a_kernel(registry: Registry, ns: str) -> None:
+    """It may use autograd and `torch.func`, also where AOTAutograd has left them out."""
+    op = registry.custom_op(f"{ns}::f", doubled_by_transforms, mutates_args=())
+    op.register_fake("kernel")
+    compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (2, 3):
+        torch.testing.assert_close(compiled(torch.ones(size)), torch.full((size,), 3.0))
+
+
+def test_an_error_of_the_kernel_as_a_fake_names_the_kernel(registry: Registry, ns: str) -> None:
+    def forgotten(x: Tensor) -> Tensor:
+        return None  # type: ignore[return-value]
+
+    op = registry.custom_op(f"{ns}::f", forgotten, mutates_args=())
+    op.register_fake("kernel")
+    with pytest.raises(KernelError) as caught:
+        op(torch.ones(2, device="meta"))
+    assert "forgotten" in str(caught.value.where)
+
+
 def first_of(xs: list[Tensor]) -> Tensor:
     return xs[0].clone()
 
