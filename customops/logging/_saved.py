@@ -8,7 +8,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from customops._op import CustomOpDef
 from customops._registry import default
 from customops._samples import Sample
 from customops._timing import seconds_per_call
+from customops.checks._inputs import copy_tensors
 from customops.errors import ArgumentError, UnsupportedError, brief
 from customops.logging._calls import Call
 from customops.logging._watch import Given, Ops, Watcher
@@ -88,19 +89,21 @@ def _with_copies(call: Call, given: Given) -> Given:
     schema = default.adopt(call.op).schema
     names = [argument.name for argument in schema.positional]
     mutated = {argument.name for argument in schema.mutated}
-    args, kwargs = given
     if not mutated:
         return given
-    return (
-        tuple(_copy(value) if name in mutated else value for name, value in zip(names, args, strict=False)),
-        {name: _copy(value) if name in mutated else value for name, value in kwargs.items()},
-    )
+    args, kwargs = given
+    named = [*zip(names, args, strict=False), *kwargs.items()]
+    with _unseen():
+        copies = copy_tensors({name: value for name, value in named if name in mutated}, leaves=True)
+    values = [copies.get(name, value) for name, value in named]
+    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """A block that no mode of the user sees."""
+    with torch.no_grad(), _compat.dispatch.without_torch_function(), _compat.dispatch.without_torch_dispatch():
+        yield
 
 
 class _Writer:
@@ -109,20 +112,26 @@ class _Writer:
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory, self.limit = directory, limit
         self.paths: list[Path] = []
-        self._numbers = itertools.count()
+        self._calls, self._numbers = itertools.count(), itertools.count()
 
     def write(self, call: Call, given: Given) -> Given:
-        number = next(self._numbers)
-        if number < self.limit:
-            path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{number}.pt"
-            self._write(path, call, given)
+        if next(self._calls) < self.limit:
+            self._write(self._new_file(call.op), call, given)
         return given
+
+    def _new_file(self, op: str) -> Path:
+        """A file that was not there: neither that of another `dump`, nor of a process that had this number before."""
+        while True:
+            path = self.directory / f"{op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                return path
 
     def _write(self, path: Path, call: Call, given: Given) -> None:
         op = default.adopt(call.op)
         told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
         try:
-            with torch.no_grad(), _compat.dispatch.without_torch_function(), _compat.dispatch.without_torch_dispatch():
+            with _unseen():
                 held = {"args": _encoded(given[0]), "kwargs": {name: _encoded(x) for name, x in given[1].items()}}
                 head = {"format": _FORMAT, "op": call.op, "schema": str(op.schema), "source": op.source}
                 torch.save(head | held | told, path)
@@ -190,7 +199,7 @@ class SavedCall:
     @property
     def sample(self) -> Sample:
         """The arguments as a call of the op's object takes them, copied: ``customops.check(op, [saved.sample])``."""
-        op, args, kwargs = self._found(), tuple(map(_copy, self.args)), _copied(self.kwargs)
+        op, (args, kwargs) = self._found(), copy_tensors((self.args, self.kwargs), leaves=True)
         return Sample(args, kwargs) if op._lowering is None else Sample(*op._lowering.restored_call(*args, **kwargs))
 
     def replay(self) -> Any:
@@ -209,10 +218,6 @@ class SavedCall:
 
     def __str__(self) -> str:
         return self.line
-
-
-def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) for name, value in kwargs.items()}
 
 
 def load(file: str | Path, *, map_location: Any = None) -> SavedCall:

@@ -25,6 +25,8 @@ from customops.checks.inputs.probe import kernel_error
 from customops.testing._called import OPERATORS, has_no_fake, runs_operator
 from customops.testing.kinds import kind_of
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 #: Namespaces of torch's own operators. They are as old as torch, and not what a suite is there to test.
 TORCHS = frozenset(
     """aten prim prims c10d _c10d_functional _c10d_functional_autograd c10d_functional _dtensor _native _quantized _test

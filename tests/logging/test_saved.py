@@ -168,6 +168,51 @@ def test_modes_see_nothing_of_it(op: Any, tmp_path: Path) -> None:
     assert names == [f"{op._qualname.replace('::', '.')}.default"]
 
 
+def test_modes_do_not_see_copies_of_what_is_written_to(registry: Registry, ns: str, tmp_path: Path) -> None:
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+
+    def fill(x: Mut[Tensor]) -> None:
+        x.fill_(1)
+
+    op, x = registry.custom_op(f"{ns}::fill", fill), torch.zeros(2)
+    with Seen(), customops.logging.dump(tmp_path, when=lambda call: True) as paths:
+        op(x)
+    assert names == [f"{ns}.fill.default"]
+    assert customops.logging.load(paths[0]).args[0].tolist() == [0, 0]
+
+
+def test_strides_and_shared_memory_are_replayed(registry: Registry, ns: str, tmp_path: Path) -> None:
+    def look(x: Mut[Tensor], y: Mut[Tensor], z: Tensor) -> list[int]:
+        x.add_(1)
+        shared = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        return [*x.stride(), *z.stride(), int(shared), int(y[0])]
+
+    op = registry.custom_op(f"{ns}::look", look)
+    base = torch.zeros(6)
+    with customops.logging.dump(tmp_path, when=lambda call: True) as paths:
+        seen = op(base[::2], base[::3], torch.ones(1).expand(3))
+    assert seen == [2, 0, 1, 1]
+    assert customops.logging.replay(paths[0]) == seen
+
+
+def test_files_are_never_written_over(op: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = []
+    for size in (1, 2):
+        with customops.logging.dump(tmp_path, when="all") as paths:
+            op(torch.ones(size, 3))
+        found += paths
+    with customops.logging.dump(tmp_path, when="all"):  # which cannot be written
+        op(torch.ones(3, 3).as_subclass(type("Sub", (Tensor,), {})))
+    assert "were not written" in caplog.text
+    assert [customops.logging.load(path).args[0].shape for path in found] == [(1, 3), (2, 3)]
+    assert sorted(tmp_path.iterdir()) == sorted(found)
+
+
 def test_mutated_arguments_by_name(registry: Registry, ns: str, tmp_path: Path) -> None:
     def fill(*, x: Mut[Tensor]) -> None:
         x.fill_(1)

@@ -213,6 +213,12 @@ def test_what_a_checker_calls_is_not_watched(project: Project) -> None:
     assert "no test called an op" in project.run("--customops-mode", *FEW, status=0)
 
 
+def test_a_call_that_raises_is_shown_without_the_mode(project: Project) -> None:
+    project.write("test_own.py", "import torch\nimport OPS as ops\n\ndef test_flip(): ops.flip(torch.ones(2, 2, 2))\n")
+    said = project.run("--customops-mode", *FEW, status=1)
+    assert "watching.py" not in said
+
+
 def test_a_test_that_fails_shows_both(project: Project) -> None:
     project.write(
         "test_own.py",
