@@ -45,10 +45,10 @@ class Undefined(CustomOpDef[P, R]):
 
     def __getattr__(self, name: str) -> Any:
         raise UndefinedError(
-            f"there is no operator here, so no {name!r}: when= of its definition is False",
+            f"the op is not defined, because when= is False, so it has no {name!r}",
             op=self._name,
             where=location_of(self._fn),
-            fix="call the object, which runs the function; isinstance(op, customops.Undefined) tells it",
+            fix="call the object, which runs the function; test with isinstance(op, customops.Undefined)",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
