@@ -87,7 +87,7 @@ class _Declaration:
 
 
 def _called_too_early(op: LazyOp[Any, Any], *args: Any, **kwargs: Any) -> Any:
-    raise DefinitionError("the op was called by what defines it", op=op._qualname)
+    raise DefinitionError("the op was called while it was being defined", op=op._qualname)
 
 
 @_compat.dynamo.while_tracing

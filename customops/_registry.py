@@ -315,7 +315,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     def remove(self, op: CustomOpDef[Any, Any]) -> None:
         with lock:
             if not self.drop(op):
-                raise UnregisteredError("the op is not registered any more", op=op._qualname)
+                raise UnregisteredError("the op is no longer registered", op=op._qualname)
 
     def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is here; was it? Calling it raises `error` from then on."""

@@ -103,7 +103,7 @@ def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iter
     for name in given:
         if name not in known:
             raise ArgumentError(
-                f"{option} names what the op does not have",
+                f"{option} names something that the op does not have",
                 op=op,
                 argument=option,
                 expected=f"some of {', '.join(shown)}" + (", or a kind of one argument, as x.layout" if more else ""),

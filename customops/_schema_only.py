@@ -184,7 +184,7 @@ class SchemaOnly(Owner):
 def _check_impl_conflict(value: Any, op: str) -> None:
     if value not in get_args(ImplConflict):
         expected = '"replace", "error" or "skip"'
-        raise RegistrationError("on_conflict has no such value", op=op, expected=expected, got=brief(value))
+        raise RegistrationError("on_conflict has an invalid value", op=op, expected=expected, got=brief(value))
 
 
 def _free_keys(op: str, keys: tuple[str, ...], on_conflict: ImplConflict) -> tuple[str, ...]:

@@ -37,7 +37,10 @@ OnConflict = Literal["replace", "error", "reuse", "skip"]
 def check_on_conflict(value: Any, op: str) -> None:
     if value not in get_args(OnConflict):
         raise DefinitionError(
-            "on_conflict has no such value", op=op, expected='"replace", "error", "reuse" or "skip"', got=brief(value)
+            "on_conflict has an invalid value",
+            op=op,
+            expected='"replace", "error", "reuse" or "skip"',
+            got=brief(value),
         )
 
 

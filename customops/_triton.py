@@ -63,7 +63,9 @@ def triton_op(
         ...     return out
     """
     if options.setdefault("traceable", True) is not True:
-        raise DefinitionError("a triton_op is traceable", op=name, fix="use custom_op for an op that is kept whole")
+        raise DefinitionError(
+            "a triton_op is always traceable", op=name, fix="use custom_op for an op that is kept whole"
+        )
     return registry.custom_op(name, fn, **options)
 
 
@@ -145,9 +147,9 @@ class WrappedKernel:
                 if "Cannot call @triton.jit'd" not in str(error):
                     raise
                 raise UnsupportedError(
-                    "a kernel that is interpreted calls a function of Triton that is not",
+                    "an interpreted kernel calls a Triton function that is not interpreted",
                     op=_name(self.kernel),
-                    fix="set TRITON_INTERPRET=1 before triton is first imported, be it by torch.compile",
+                    fix="set TRITON_INTERPRET=1 before triton is first imported, also if torch.compile imports it",
                 ) from error
 
     def _guard(self, tensors: list[Tensor]) -> Any:
@@ -174,7 +176,7 @@ class WrappedKernel:
             return
         if not any(tensor.is_pinned() for tensor in tensors):
             raise UnsupportedError(
-                "Triton compiles for no CPU here",
+                "this Triton does not compile for the CPU",
                 op=_name(self.kernel),
                 expected="tensors on the device that Triton compiles for",
                 got="CPU tensors",

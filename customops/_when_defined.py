@@ -67,7 +67,9 @@ class WhenDefined(Owner):
         name = Name.parse(qualname)
         if if_never not in get_args(IfNever):
             expected = '"skip" or "report"'
-            raise RegistrationError("if_never has no such value", op=qualname, expected=expected, got=brief(if_never))
+            raise RegistrationError(
+                "if_never has an invalid value", op=qualname, expected=expected, got=brief(if_never)
+            )
         if fn is None:
             return functools.partial(self.when_defined, qualname, if_never=if_never)
         if not callable(fn):

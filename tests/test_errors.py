@@ -59,7 +59,7 @@ def test_names_that_torch_ops_has_already(registry: Registry, ns: str, name: str
 @pytest.mark.parametrize("form", ["custom_op", "define"])
 def test_keywords(registry: Registry, ns: str, name: str, form: str) -> None:
     text = message(lambda: define(registry, form, name.format(ns)), DefinitionError)
-    assert "is a keyword, of Python or of schemas" in text
+    assert "is a keyword of Python or of schemas" in text
 
 
 def define(registry: Registry, form: str, name: str) -> None:
@@ -121,7 +121,7 @@ def test_options_of_a_wrong_kind(registry: Registry, ns: str, option: str, value
 def test_options_of_a_formula(registry: Registry, ns: str, option: str, value: Any) -> None:
     op = registry.custom_op(f"{ns}::f", double, mutates_args=())
     text = message(lambda: op.register_autograd(lambda ctx, g: g, **{option: value}), DefinitionError)
-    assert text.startswith(f"{ns}::f: {option}= holds names of arguments\n  got:      ")
+    assert text.startswith(f"{ns}::f: {option}= must be the name of an argument, or a tuple of names\n  got:      ")
 
 
 def test_an_unprintable_argument(registry: Registry, ns: str) -> None:
@@ -326,7 +326,11 @@ def mark_a_float(ctx: Any, inputs: Any, output: Any) -> None:
     ("setup_context", "problem", "fix"),
     [
         (save_a_float, "ctx.save_for_backward is for tensors", "keep anything else as an attribute: ctx.k = k"),
-        (mark_an_input, "ctx.mark_dirty on a tensor that the op does not write", "mutates_args says what is written"),
+        (
+            mark_an_input,
+            "ctx.mark_dirty on a tensor that the op, by its schema, does not write",
+            "mutates_args says what is written",
+        ),
         (mark_a_float, "ctx.mark_dirty is for tensors", "mutates_args says what is written"),
     ],
 )
@@ -378,7 +382,7 @@ def test_an_attribute_that_ctx_has_not(scaled: Any) -> None:
     assert "ctx has no attribute 'by'" in message(lambda: compiled(x).backward(), Exception)
     scaled.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "bye", inputs[1]))
     text = message(lambda: scaled(x).sum().backward(), AttributeError)
-    assert "expected: one that setup_context put there: bye" in text
+    assert "expected: one that setup_context set: bye" in text
     scaled.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]))
     scaled(x, 3.0).sum().backward()
     assert torch.equal(x.grad, torch.full((2,), 3.0))

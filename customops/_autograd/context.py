@@ -130,8 +130,8 @@ def materialize_zeros(grad: Any, like: Any) -> Any:
         return None
     if shape is None:
         raise UnsupportedError(
-            "zeros for the gradient of a nested tensor that was not used",
-            fix="register_autograd(..., materialize_grads=False), and None stands for them",
+            "customops cannot make zeros for the gradient of an unused nested return",
+            fix="register_autograd(..., materialize_grads=False); backward then gets None for it",
         )
     if not has_gradient:
         return torch.zeros((), dtype=dtype, device=device).expand(shape)

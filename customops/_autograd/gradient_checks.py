@@ -97,7 +97,7 @@ class InputGradients:
         unknown = [name for name in gradients if name not in names]
         if unknown:
             raise AutogradError(
-                "backward returned gradients by name, and one has the name of no argument that could have a gradient",
+                "backward returned gradients by name, and one name is not that of a differentiable argument",
                 op=self.op,
                 argument=str(unknown[0]),
                 expected=", ".join(names),
@@ -136,7 +136,7 @@ class InputGradients:
             "backward returned None for an argument that needs a gradient",
             op=self.op,
             argument=name,
-            expected="its gradient; zeros, if it is zero",
+            expected="its gradient, or a tensor of zeros",
             got="None",
             where=where(self.backward),
             fix=f'if the op is not differentiable in it, say so: register_autograd(..., nondiff_args=("{argument}",))',
@@ -240,4 +240,4 @@ def _remedy(got: Any, expected: Any) -> str | None:
     (shape, _, device), (wanted, _, wanted_device) = got, expected
     if device != wanted_device or shape is None or wanted is None or not _compat.autograd.sums_to(wanted, shape):
         return None
-    return f"if it is the same for all that the argument holds: gradient.expand({list(wanted)})"
+    return f"if all elements have the same gradient: gradient.expand({list(wanted)})"

@@ -174,7 +174,7 @@ def check_write(tensor: Tensor, argument: str, op: str) -> None:
             "a view is being modified in-place that autograd cannot follow: one of several that a function returned "
             "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
         )
-        fix = "a view of its own, e.g. x[i] in place of x.unbind()[i]; or x.clone()"
+        fix = "use a view of its own, e.g. x[i] instead of x.unbind()[i], or x.clone()"
     if problem is not None:
         fix = f"pass {fix}, or call the op under torch.no_grad()"
         raise AutogradError(problem, op=op, argument=argument, fix=fix)
@@ -223,7 +223,7 @@ def attach_graph(outcome: Outcome, result: tuple[Tensor, ...]) -> None:
 def unfollowed_write_error(argument: str, op: str) -> AutogradError:
     """The error for a tensor with a graph that is written, where the formula says nothing about its new value."""
     return AutogradError(
-        "the op writes to a tensor that requires grad, and by its formula the new value has no gradient",
+        "the op writes to a tensor that requires grad, but its formula gives the new value no gradient",
         op=op,
         argument=argument,
         fix=f'pass one that does not require grad (.detach()), or register_autograd(..., grads_of=("{argument}",))',
@@ -233,7 +233,7 @@ def unfollowed_write_error(argument: str, op: str) -> AutogradError:
 def given_twice_error(argument: str, op: str) -> AutogradError:
     """The error for a tensor that is written and read: setup_context would save the new value for the old one."""
     return AutogradError(
-        "the op writes to a tensor that it is also given as another argument, and is to be differentiated",
+        "the op writes to a tensor that is also another argument, so it cannot be differentiated",
         op=op,
         argument=argument,
         fix="pass a copy (.clone()) for one of them",
@@ -243,9 +243,9 @@ def given_twice_error(argument: str, op: str) -> AutogradError:
 def captured_error(argument: str, op: str) -> AutogradError:
     """The error for a write to a tensor from outside of a transform that differentiates."""
     return AutogradError(
-        "inside a transform (grad, vjp, jvp, ...) the op would mutate a captured tensor, one from outside of it: the "
+        "inside a transform (grad, vjp, jvp, ...) the op would mutate a tensor captured from outside: the "
         "transform would not see the new value",
         op=op,
         argument=argument,
-        fix="make the tensor inside of the function, or pass it to the transform as an argument",
+        fix="create the tensor inside the function, or pass it to the transform as an argument",
     )

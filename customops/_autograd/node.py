@@ -72,7 +72,7 @@ def _missing_attribute(definition: OperatorHandle, set_up: SetUp, formulas: list
         raise ContextError(
             f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
             op=str(definition.name),
-            expected=f"one that setup_context put there: {', '.join(there)}" if there else None,
+            expected=f"one that setup_context set: {', '.join(there)}" if there else None,
             where=where(formulas[0].fn) if formulas else None,
             fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
         )

@@ -203,7 +203,7 @@ def _refuse_only_optional_lists(schema: Schema, nondiff_args: frozenset[str], op
     lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
     if lists and all(argument.type == "Tensor[]?" for argument in schema.operands if argument.holds_tensors):
         raise RegistrationError(
-            "torch does not look for gradients in an optional list of tensors, where no other argument is a tensor",
+            "torch finds no gradients in an optional list of tensors if no other argument is a tensor",
             op=op,
             argument=lists[0],
             got=str(schema),
@@ -218,12 +218,12 @@ _OF_CONTEXT = {
         "keep anything else as an attribute: ctx.k = k",
     ),
     "Some elements marked as dirty": (
-        "ctx.mark_dirty on a tensor that the op does not write by its schema",
-        "leave it out: mutates_args says what is written",
+        "ctx.mark_dirty on a tensor that the op, by its schema, does not write",
+        "remove the call: mutates_args says what is written",
     ),
     "mark_dirty can only accept variables": (
         "ctx.mark_dirty is for tensors",
-        "leave it out: mutates_args says what is written",
+        "remove the call: mutates_args says what is written",
     ),
 }
 

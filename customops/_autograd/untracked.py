@@ -172,10 +172,10 @@ class _Guarded(UnpackedOnce):
         if not _is_untracked(tensor, set()):
             return tensor
         error = AutogradError(
-            f"a second derivative would be wrong: the formula uses {what}, which was computed where nothing is "
-            "recorded, so its derivative is not known",
+            f"a second derivative would be wrong: the formula uses {what}, which was computed without recording "
+            "a graph, so its derivative is unknown",
             op=self._op,
-            fix="save the inputs and compute it from them in the formula, or make it a return that is differentiable; "
+            fix="save the inputs and compute it from them in the formula, or make it a differentiable return; "
             "if it is a constant, .detach() it in the formula (for reverse mode)",
         )
         if self._links is None:
@@ -195,9 +195,9 @@ class OnceDifferentiable:
         with torch.no_grad():
             result = self.backward(ctx, *grads)
         error = AutogradError(
-            "a second derivative was asked for, and the backward is registered with once_differentiable=True",
+            "a second derivative was requested, but the backward is registered with once_differentiable=True",
             op=self.op,
-            fix="leave that out, if the backward is made of differentiable operations",
+            fix="remove once_differentiable=True if the backward is made of differentiable operations",
         )
         links = (
             *ctx._customops_links,

@@ -72,7 +72,9 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[t
                 "computed_args names an argument that the op does not have", op=op, expected=", ".join(names), got=name
             )
         if not callable(fn):
-            raise DefinitionError("what computes an argument must be a function", op=op, argument=name, got=brief(fn))
+            raise DefinitionError(
+                "computed_args needs a function for each argument", op=op, argument=name, got=brief(fn)
+            )
         _wanted(fn, known, op, name)
         known.add(name)
     return tuple(given.items())
@@ -98,7 +100,7 @@ def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
             wanted.append(parameter.name)
         elif parameter.default is inspect.Parameter.empty:
             raise DefinitionError(
-                f"the function that computes {name} asks for something else than the arguments before it",
+                f"the function that computes {name} has a parameter that is not an argument before it",
                 op=op,
                 argument=name,
                 expected=f"parameters among {', '.join(sorted(known)) or '(none)'}, called by name",

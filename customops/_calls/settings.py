@@ -40,7 +40,7 @@ class Settings:
         """Change the settings of a namespace; what is returned puts them back.
 
         Raises:
-            DefinitionError: the namespace is no name of one, or an option has no such value. Nothing is changed.
+            DefinitionError: the namespace is no name of one, or an option has an invalid value. Nothing is changed.
         """
         if not isinstance(namespace, str) or not namespace.isidentifier():
             raise DefinitionError(
@@ -53,7 +53,7 @@ class Settings:
                 )
             if value is not None and not any(value is each for each in VALUES[option].values()):
                 raise DefinitionError(
-                    f"{option}= has no such value",
+                    f"{option}= has an invalid value",
                     op=namespace,
                     expected=f"{expected(option) if option == 'check' else 'True, False'}, or None: as each op says",
                     got=brief(value),
@@ -108,7 +108,7 @@ class Configurable(Owner):
                 to what each op says. Those that are left out stay as they are.
 
         Raises:
-            DefinitionError: an option has no such value. Nothing is changed.
+            DefinitionError: an option has an invalid value. Nothing is changed.
 
         Example:
             >>> default_registry.configure("mylib", check="never", bypass=True)

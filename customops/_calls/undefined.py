@@ -47,7 +47,7 @@ class Undefined(CustomOpDef[P, R]):
 
     def __getattr__(self, name: str) -> Any:
         raise UndefinedError(
-            f"there is no operator here, so no {name!r}: when= of its definition is False",
+            f"the op is not defined, because when= is False, so it has no {name!r}",
             op=self._name,
             where=self._source,
             fix='call the object, which runs the function; hasattr(op, "_opoverload") tells whether there is an op',

@@ -219,7 +219,7 @@ def variable_name(argument: Argument) -> str:
         return argument.name
     if argument.kwarg_only:
         raise UnsupportedError(
-            f"a keyword-only argument cannot be called {argument.name!r}: that is a keyword of Python",
+            f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
             argument=argument.name,
             fix="rename it, or make it positional",
         )

@@ -136,7 +136,7 @@ def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[
 
 def _gone(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError(
-        "a kernel was taken back; under a dispatch mode torch cannot find the one of another library below"
+        "a kernel was unregistered; under a dispatch mode, torch cannot find the kernel of another library below it"
     )
 
 

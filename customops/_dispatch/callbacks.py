@@ -137,8 +137,8 @@ class WithoutDefaults:
     def warning(self) -> str:
         names = ", ".join(argument.name for argument in self.left_out)
         return (
-            f"{self.op}: the {self.role} {where(self.fn)} has no parameter for {names}. It is called without, "
-            "and a call in which that is not the default raises."
+            f"{self.op}: the {self.role} {where(self.fn)} has no parameter for {names}. It is called without it, "
+            "and raises if a call passes another value than the default."
         )
 
 

@@ -40,7 +40,7 @@ def of_environment(option: str, op: str) -> Any:
         namespace, equals, value = (each.strip() for each in part.rpartition("="))
         if value not in values or (equals and not namespace):
             raise DefinitionError(
-                f"the environment variable {variable_of(option)} has no such value",
+                f"the environment variable {variable_of(option)} has an invalid value",
                 op=op,
                 expected=f"{expected(option)}; for one namespace: {op.partition('::')[0]}={next(iter(values))}",
                 got=brief(part),

@@ -128,7 +128,7 @@ class Foresight:
         except Exception as error:
             if _compat.tracing.needs_data(error):
                 raise UnsupportedError(
-                    "an out variant of an op whose results have sizes that depend on data: they are not known before",
+                    "an out variant of an op whose result sizes depend on data: they are unknown before the call",
                     op=self._op,
                     fix="return tensors of the largest size, and the sizes",
                 ) from error

@@ -49,7 +49,7 @@ class Callback:
             self.run()
         except Exception as error:
             raise RegistrationError(
-                f"what when_defined was given raised {type(error).__name__}: {first_line(error)}",
+                f"the callback of when_defined raised {type(error).__name__}: {first_line(error)}",
                 op=self.qualname,
                 where=self.source,
             ) from error

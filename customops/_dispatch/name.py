@@ -45,7 +45,7 @@ class Name(NamedTuple):
         for part in parts:
             if not _IDENTIFIER.fullmatch(part):
                 raise DefinitionError(
-                    f"{brief(part)} is no valid part of the name of an op",
+                    f"{brief(part)} is not a valid part of an op name",
                     expected="namespace::name or namespace::name.overload, of letters, digits and _",
                     got=brief(text),
                     fix=example,
@@ -66,7 +66,7 @@ class Name(NamedTuple):
         problem = None
         for part in self:
             if keyword.iskeyword(part) or not _compat.schemas.is_word_of_schema(part):
-                problem = f"{part!r} is a keyword, of Python or of schemas"
+                problem = f"{part!r} is a keyword of Python or of schemas"
         if _compat.schemas.taken_by_torch(self):
             problem = f"{_compat.schemas.taken_by_torch(self)} is something else"
         if problem is not None:

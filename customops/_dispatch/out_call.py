@@ -30,7 +30,7 @@ class HasForesight(Protocol):
 
 def misfit(op: str, argument: str, expected: Expected, out: Tensor) -> ArgumentError:
     return ArgumentError(
-        "a tensor to write to is not like the result: it is neither resized nor cast",
+        "an out tensor does not match the result, and is neither resized nor cast",
         op=op,
         argument=argument,
         expected=str(expected),
@@ -43,7 +43,7 @@ def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) ->
     """Raise if one is None: the dispatcher takes that for a tensor."""
     for name, out in zip(names, outs, strict=True):
         if out is None:
-            raise ArgumentError("there is no tensor to write to", op=op, argument=name, expected="a tensor", got="None")
+            raise ArgumentError("the out tensor is missing", op=op, argument=name, expected="a tensor", got="None")
 
 
 class ReturnsOut:
@@ -57,7 +57,7 @@ class ReturnsOut:
         result = self.fn(*args, out=out, **kwargs)
         if result is not None and result is not out and not _same_items(result, out):
             raise KernelError(
-                "a kernel of an out variant returned something else than what it was given to write to",
+                "a kernel of an out variant returned something other than its out tensors",
                 op=self.op,
                 expected="out itself, or None",
                 got=describe(result),
@@ -143,10 +143,10 @@ class Checked:
         for i, out in enumerate(outs):
             if any(_overlap(out, other) for other in outs[:i]):
                 raise AliasError(
-                    "two tensors to write to share memory",
+                    "two out tensors share memory",
                     op=self.op,
                     argument=self.names[i],
-                    fix="give tensors in memory of their own",
+                    fix="pass tensors with separate memory",
                 )
         replaced = [args[i] for i in self.positions if i < len(args)] + list(map(kwargs.get, self.keywords))
         others = tensors_in([each for i, each in enumerate(args) if i not in self.positions])
@@ -165,13 +165,13 @@ class Checked:
 
     def _resized(self, name: str, expected: Expected, target: Tensor) -> KernelError:
         return KernelError(
-            "the kernel of an out variant resized a tensor that it was given to write to",
+            "the kernel of an out variant resized an out tensor",
             op=self.op,
             argument=name,
             expected=str(expected),
             got=f"shape {tuple(target.shape)} after the call",
             where=where(self.fn),
-            fix="fill the tensor as it is; if it is right to return that shape, correct the fake impl",
+            fix="write into the tensor without resizing it; if the new shape is right, correct the fake impl",
         )
 
 

@@ -29,7 +29,7 @@ _POLICIES = get_args(CheckPolicy)
 def check_policy(given: Any, op: str) -> CheckPolicy:
     """What ``check=`` and the environment say together."""
     if given is not None and given not in _POLICIES:
-        raise DefinitionError("check= has no such value", op=op, expected=expected("check"), got=brief(given))
+        raise DefinitionError("check= has an invalid value", op=op, expected=expected("check"), got=brief(given))
     return cast(CheckPolicy, of_environment("check", op) or given or "always")
 
 

@@ -38,7 +38,7 @@ class BatchingRule:
         if not (out_dims is None or isinstance(out_dims, int)):
             if (wrong := misfit_of(node, out_dims)) is not None:
                 raise CallbackError(
-                    "the vmap rule returned out_dims of another form than the result",
+                    "the vmap rule returned out_dims whose structure is not that of the result",
                     op=self.plan.op,
                     argument=f"return{wrong[0]}",
                     expected=f"a dimension for all, or {wrong[1]}",

@@ -110,7 +110,7 @@ class Backward(_InContext):
             given = found if isinstance(found, tuple) and not _is_one(found, operands) else (found,)
             if len(given) != len(operands):
                 raise AutogradError(
-                    "backward returned another number of gradients than the op has inputs",
+                    "backward returned the wrong number of gradients",
                     op=self.plan.op,
                     expected=f"{len(operands)}, for {', '.join(each.name for each in operands)}",
                     got=str(len(given)),
@@ -131,7 +131,7 @@ class Backward(_InContext):
             return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
         if not isinstance(grad, dict) and not node.form.holds(grad):
             raise AutogradError(
-                f"backward returned something else than the gradient of {node.path}",
+                f"backward returned something other than the gradient of {node.path}",
                 op=self.plan.op,
                 argument=node.path,
                 expected=f"{node.form.name}, or a dict of gradients by field, or None",
@@ -171,7 +171,7 @@ class Jvp(_InContext):
         if plan.signature.returns_plainly or result is None:
             return found
         if (wrong := misfit_of(result, found)) is not None:
-            problem, expected = "jvp returned something else than the op does", wrong[1]
+            problem, expected = "jvp returned tangents whose structure is not that of the result", wrong[1]
             raise AutogradError(
                 problem, op=plan.op, argument=f"return{wrong[0]}", expected=expected, got=describe(found),
                 where=where(self.fn),

@@ -73,7 +73,7 @@ class Lists:
     def __call__(self, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
         if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
             raise ArgumentError(
-                "the lengths of the lists are not those of what is in them",
+                "the lengths of the lists do not add up to the number of items",
                 op=self.op,
                 argument=self.path,
                 expected=f"lengths that add up to {len(items)}",

@@ -37,7 +37,7 @@ def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
             "an op cannot both return a view and write to an argument",
             op=operator.qualname,
             got=str(operator.schema),
-            fix="make it two ops, or call it under torch.inference_mode()",
+            fix="split it into two ops, or call it under torch.inference_mode()",
         )
 
     return _compat.dynamo.outside_dynamo(refuse)

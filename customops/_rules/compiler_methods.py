@@ -62,7 +62,7 @@ class RegisterForCompilers(RegisterGradients[P, R]):
             decomposition = self._lowering.kernel(fn, "decomposition")
             if callable(when):
                 raise UnsupportedError(
-                    "a predicate is for ops of which each parameter is one argument of the schema",
+                    "a predicate is supported only for ops whose parameters are one schema argument each",
                     op=self._qualname,
                     fix='when="inductor" or when="export"',
                 )
@@ -138,11 +138,11 @@ class RegisterForCompilers(RegisterGradients[P, R]):
             return functools.partial(self.register_replacement, samples=samples, lib=lib)
         if self._lowering is not None:
             raise UnsupportedError(
-                "a replacement is for ops of which each parameter is one argument of the schema", op=self._qualname
+                "register_replacement needs an op whose parameters are one schema argument each", op=self._qualname
             )
         if samples is None and self._samples is None:
             raise RegistrationError(
-                "a replacement needs samples: they say for which tensors it is looked for",
+                "register_replacement needs samples: they say which tensors the pattern is traced with",
                 op=self._qualname,
                 fix="op.register_samples(fn) before, or samples=fn here",
             )

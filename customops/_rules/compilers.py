@@ -40,8 +40,8 @@ class Equivalent:
         try:
             return _compat.substitution.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
-            problem = f"the {self.role} calls the op without end"
-            fix = "return NotImplemented where the op itself is to be called"
+            problem = f"the {self.role} calls the op itself, without end"
+            fix = "return NotImplemented for arguments on which the op itself should run"
             raise RegistrationError(problem, op=self.operator.qualname, where=where(self.fn), fix=fix) from error
 
     def _fault(self, problem: str, expected: str, got: str) -> Exception:

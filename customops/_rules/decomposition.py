@@ -49,7 +49,7 @@ class DecompositionRule:
         check_functional(self.operator, "a decomposition")
         if not callable(when) and when not in _COMPILERS:
             raise RegistrationError(
-                "when= has no such value",
+                "when= has an invalid value",
                 op=self.operator.qualname,
                 expected='"inductor", "export" or a predicate of the arguments',
                 got=brief(when),

@@ -85,8 +85,8 @@ class FakeRule:
         for tag in (Tag.inplace, Tag.out):
             if tag in self.operator.tags:
                 warnings.warn(
-                    f"{op}: an op with torch.{tag} has a fake impl without one being registered; the one given now "
-                    "is called instead, and has to return what the op writes to",
+                    f"{op}: an op with torch.{tag} has a fake impl already; the one registered now "
+                    "replaces it, and must return the argument that the op writes",
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )

@@ -129,7 +129,7 @@ class KernelRule:
         error = RegistrationError(
             f"there is no kernel for {device_type}, and no function for every device to fall back to",
             op=self.operator.qualname,
-            fix=f"op.register_kernel({device_type!r}), or switch its kernel on again",
+            fix=f"op.register_kernel({device_type!r}), or enable its kernel again",
         )
         return _Raise(error)
 

@@ -141,7 +141,7 @@ def declared(given: Any, spec: OpSpec) -> Fn:
         )
     if len(likes) != len(spec.schema.returns):
         raise RegistrationError(
-            "there has to be one like() for each return",
+            "register_fake needs one like() for each return",
             op=spec.qualname,
             expected=f"{len(spec.schema.returns)} for {spec.schema}",
             got=str(len(likes)),
@@ -243,7 +243,7 @@ class _Names:
 
     def _error(self, option: str, expected: str, got: str) -> RegistrationError:
         return RegistrationError(
-            "like() names what the op does not have",
+            "like() names something that the op does not have",
             op=self.op,
             argument=option,
             expected=expected,

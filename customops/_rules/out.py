@@ -155,10 +155,10 @@ class OutRule:
 def _refuse_taken(spec: OpSpec) -> None:
     if _compat.libraries.find_overload(spec.name.packet, spec.name.overload) is not None:
         raise RegistrationError(
-            "an op of the name of the out variant exists",
+            "an op with the name of the out variant exists",
             op=spec.qualname,
             got=f"defined at {_compat.schemas.defined_at(spec.qualname)}",
-            fix="unregister it, or leave register_out out: inductor finds it by its name",
+            fix="unregister that op, or do without register_out: inductor finds an out variant by its name",
         )
 
 
@@ -233,7 +233,7 @@ class Allocates:
         expected = self.rule.foresight.of(args, kwargs)
         if expected is None:
             raise MissingFakeError(
-                "the op has a kernel for its out variant alone, and no fake impl to say which tensors to allocate",
+                "only the out variant has a kernel, and no fake impl says which tensors to allocate",
                 op=self.rule.operator.qualname,
                 fix="op.register_fake(fn), or op.register_kernel(None, fn)",
             )
@@ -280,7 +280,7 @@ class Batched:
                 raise misfit(self.op, name, expected, out)
             if _compat.functorch.Batch(each).is_batched and not _compat.functorch.Batch(out).is_batched:
                 raise UnsupportedError(
-                    "vmap over an out variant with a tensor to write to that is not batched itself",
+                    "vmap over an out variant with an out tensor that is not batched itself",
                     op=self.op,
                     argument=name,
                     fix="batch that tensor too, or call the op without out",

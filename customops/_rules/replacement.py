@@ -63,7 +63,7 @@ def _varied(schema: Schema, op: str) -> list[Argument]:
     for argument in schema.arguments:
         if argument.type not in ("Tensor", "float") and not argument.has_default:
             raise UnsupportedError(
-                "in a replacement, an argument that is no tensor and no float has its default, and this one has none",
+                "register_replacement takes the default of an argument that is no tensor or float: this one has none",
                 op=op,
                 argument=argument.name,
                 got=argument.type,

@@ -249,7 +249,7 @@ class _Strategy:
             raise UnsupportedError(
                 f'a random op in torch.vmap(..., randomness="same") {problem}',
                 op=self.operator.qualname,
-                fix='register_vmap(fn), and see to info.randomness there, or randomness="different"',
+                fix='register_vmap(fn) that handles info.randomness, or randomness="different"',
             )
         return _SameNumbers(op, size, tensors_in(operands))
 
@@ -331,7 +331,7 @@ def _stack(results: list[Any], name: str) -> Any:
     """Results of the elements -> the result of the batch, of the same structure."""
     if not results:
         raise UnsupportedError(
-            'vmap strategy "sequential" over an empty batch: nothing tells the shape of the result',
+            'vmap strategy "sequential" over an empty batch: the shape of the result is unknown',
             op=name,
             fix='register_vmap("expand_dims"), or a function',
         )

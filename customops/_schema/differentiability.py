@@ -36,7 +36,7 @@ class Differentiable(NamedTuple):
         flags: Any = (given,) * len(schema.returns) if isinstance(given, bool) else given
         if not isinstance(flags, (tuple, list)) or [type(flag) for flag in flags] != [bool] * len(schema.returns):
             raise DefinitionError(
-                "differentiable= is True, False, or one of them for each return",
+                "differentiable= must be True, False, or one flag for each return",
                 op=op,
                 expected=f"{len(schema.returns)} flags, for {schema}",
                 got=brief(given),
@@ -63,7 +63,10 @@ def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not all(isinstance(name, str) for name in names):
         raise DefinitionError(
-            f"{what}= holds names of arguments", op=op, got=brief(given), fix=f'e.g. {what}="x" or {what}=("x", "y")'
+            f"{what}= must be the name of an argument, or a tuple of names",
+            op=op,
+            got=brief(given),
+            fix=f'e.g. {what}="x" or {what}=("x", "y")',
         )
     return names
 
@@ -79,7 +82,7 @@ def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[
     for name in names:
         if name not in tensors:
             raise DefinitionError(
-                f"{what}= names an argument that is no tensor of the op",
+                f"{what}= names something that is not a tensor argument of the op",
                 op=op,
                 expected=f"some of {', '.join(tensors)}",
                 got=brief(name),

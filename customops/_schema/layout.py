@@ -30,7 +30,7 @@ def with_layout(tags: tuple[torch.Tag, ...], layout: Any, op: str) -> tuple[torc
         return tags
     if not isinstance(layout, str) or layout not in _TAGS:
         expected = " or ".join(f'"{name}"' for name in _TAGS)
-        raise DefinitionError("layout= has no such value", op=op, expected=expected, got=brief(layout))
+        raise DefinitionError("layout= has an invalid value", op=op, expected=expected, got=brief(layout))
     wanted = _TAGS[layout]
     other = next((tag for tag in _TAGS.values() if tag in tags and tag is not wanted), None)
     if other is not None:

@@ -114,7 +114,7 @@ def _instead_of_same_as(same_as: list[str | None], arguments: tuple[Argument, ..
     if not written:
         return f'{name}: Mut[Tensor], and -> Annotated[Tensor, SameAs("{name}")]'
     if None in same_as:
-        return "-> what is new alone: an op cannot return what it writes besides"
+        return "return only what is new: an op cannot also return what it writes"
     if not _may_be_returned(written, arguments):
         return "-> None"
     types_ = [f'Annotated[Tensor, SameAs("{argument.name}")]' for argument in written]

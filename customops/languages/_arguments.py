@@ -36,7 +36,7 @@ class Arguments:
         names = frozenset((given,) if isinstance(given, str) else given)
         if self.names and (unknown := names - set(self.names)):
             raise ArgumentError(
-                f"{option} names what the function does not take",
+                f"{option} names a parameter that the function does not have",
                 op=name_of(self.fn),
                 argument=option,
                 expected=f"some of {', '.join(self.names)}",

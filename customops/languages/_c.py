@@ -93,7 +93,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
 def _of_ctypes(fn: Any, arguments: Arguments) -> list[Convert | None]:
     if fn.argtypes is None:
         raise ArgumentError(
-            "ctypes does not know what the function takes: it would pass half of each pointer",
+            "the ctypes function has no argtypes: ctypes would truncate pointers",
             op=name_of(fn),
             fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
         )

@@ -42,7 +42,7 @@ def log_as_environment_says() -> None:
     """Log from now on what ``CUSTOMOPS_LOG`` asks for.
 
     Raises:
-        ArgumentError: it has no such value.
+        ArgumentError: it has an invalid value.
     """
     start(_watcher(os.environ[_VARIABLE], None, False, _VARIABLE))
 

@@ -61,7 +61,7 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
     """
     if when not in ("failing", "all") and not callable(when):
         raise ArgumentError(
-            "when= has no such value",
+            "when= has an invalid value",
             argument="when",
             expected='"failing", "all" or a function of the call',
             got=brief(when),

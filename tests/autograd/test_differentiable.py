@@ -160,7 +160,7 @@ def test_flags_that_do_not_fit(registry: Registry, ns: str, flags: Any) -> None:
         return x * 1, x * 2
 
     with pytest.raises(
-        DefinitionError, match="differentiable= is True, False, or one of them for each return"
+        DefinitionError, match="differentiable= must be True, False, or one flag for each return"
     ) as error:
         registry.custom_op(f"{ns}::two", two, mutates_args=(), differentiable=flags)
     assert f"{ns}::two" in str(error.value)
@@ -217,7 +217,9 @@ def test_nondiff_args_that_are_no_tensors(registry: Registry, ns: str, wrong: An
     def scale(x: Tensor, by: float = 2.0) -> Tensor:
         return x * by
 
-    with pytest.raises(DefinitionError, match="nondiff_args= names an argument that is no tensor of the op") as error:
+    with pytest.raises(
+        DefinitionError, match="nondiff_args= names something that is not a tensor argument of the op"
+    ) as error:
         registry.custom_op(f"{ns}::scale", scale, mutates_args=(), nondiff_args=wrong)
     assert error.value.expected == "some of x"
     op = registry.custom_op(f"{ns}::scale", scale, mutates_args=())

@@ -32,7 +32,7 @@ WRONG: list[tuple[Any, str, str, str]] = [
     (lambda g: (g, g.sum(0).to("meta")), "bias", "cpu", "at:"),
     (lambda g: (g.t(), g.sum(0)), "x", "shape [2, 3]", "shape [3, 2]"),
     (lambda g: (g, [g]), "bias", "a Tensor or None", "list of 1"),
-    (lambda g: (g, None), "bias", "its gradient; zeros, if it is zero", 'nondiff_args=("bias",)'),
+    (lambda g: (g, None), "bias", "its gradient, or a tensor of zeros", 'nondiff_args=("bias",)'),
 ]
 
 

@@ -288,7 +288,7 @@ def test_a_transform_does_not_write_what_is_outside(registry: Registry, ns: str,
 def test_an_argument_that_is_mutated_and_given_twice(registry: Registry, ns: str) -> None:
     """The formula would save x, which is written as `out`."""
     y = torch.tensor(3.0, requires_grad=True) * 1
-    with pytest.raises(AutogradError, match="writes to a tensor that it is also given as another argument") as raised:
+    with pytest.raises(AutogradError, match="writes to a tensor that is also another argument") as raised:
         fill(registry, ns)(y, y)
     assert raised.value.argument == "out"
     assert y == 3

@@ -240,9 +240,9 @@ def test_a_counter_and_a_formula_from_torch_operations(registry: Registry, ns: s
     ("options", "error", "words"),
     [
         ({"grads_of": "x"}, RegistrationError, "the op does not write to it"),
-        ({"grads_of": ("n",)}, DefinitionError, "names an argument that is no tensor"),
+        ({"grads_of": ("n",)}, DefinitionError, "names something that is not a tensor"),
         ({"grads_of": "acc", "nondiff_args": "acc"}, RegistrationError, "it is one of nondiff_args"),
-        ({"originals": "z"}, DefinitionError, "originals= names an argument that is no tensor"),
+        ({"originals": "z"}, DefinitionError, "originals= names something that is not a tensor"),
         ({"originals": "x"}, RegistrationError, "originals= names an argument, but the op does not write to it"),
     ],
 )

@@ -220,7 +220,7 @@ def test_gradients_by_name(registry: Registry, ns: str, by: tuple[float, ...]) -
 
 def test_gradients_by_a_wrong_name(registry: Registry, ns: str) -> None:
     op = product_by_name(registry, ns, lambda ctx, grad: {"x": grad, "z": grad})
-    with pytest.raises(AutogradError, match="has the name of no argument that could have a gradient") as caught:
+    with pytest.raises(AutogradError, match="one name is not that of a differentiable argument") as caught:
         op(leaf(1.0), leaf(2.0)).backward()
     assert (caught.value.argument, caught.value.expected) == ("z", "x, y, by")
 

@@ -284,7 +284,7 @@ def test_keywords_of_python_as_names(registry: Registry, ns: str) -> None:
     )
     assert op(torch.ones(1), 2.0).item() == 3
     assert op(torch.ones(1), 2.0, 5.0).item() == 7
-    with pytest.raises(UnsupportedError, match="cannot be called 'from'"):
+    with pytest.raises(UnsupportedError, match="cannot be named 'from'"):
         registry.custom_op(
             f"{ns}::g", lambda x, **kw: x.clone(), mutates_args=(), schema="(Tensor x, *, int from) -> Tensor"
         )

@@ -74,7 +74,7 @@ def test_never(registry: Registry, ns: str) -> None:
 
 @pytest.mark.parametrize("check", ["sometimes", "", False, True, 0, ["never"]])
 def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
-    with pytest.raises(DefinitionError, match="check= has no such value"):
+    with pytest.raises(DefinitionError, match="check= has an invalid value"):
         checked(registry, ns, check, plus(1))
     assert not hasattr(getattr(torch.ops, ns), "f")
 
@@ -88,7 +88,7 @@ def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
         ("first", None, "AliasError"),
         ("", None, "AliasError"),
         ("", "never", "returned"),
-        ("yes", None, "DefinitionError the environment variable CUSTOMOPS_CHECK has no such value"),
+        ("yes", None, "DefinitionError the environment variable CUSTOMOPS_CHECK has an invalid value"),
     ],
 )
 def test_the_environment_decides(value: str, check: Optional[str], printed: str) -> None:

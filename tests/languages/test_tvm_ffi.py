@@ -80,7 +80,7 @@ def test_refused() -> None:
         kernel(torch.randn(2, dtype=torch.complex64).conj())
     with pytest.raises(errors.UnsupportedError, match="to_dense"):
         kernel(torch.zeros(2, 2).to_sparse())
-    with pytest.raises(errors.ArgumentError, match=r"(?s)by position alone.*got: +y"):
+    with pytest.raises(errors.ArgumentError, match=r"(?s)by position only.*got: +y"):
         kernel(torch.zeros(2), y=1)
     with pytest.raises(errors.ArgumentError, match=r"(?s)expected: a tvm_ffi.Function.*fix: +tvm_ffi.load_module"):
         customops.from_tvm_ffi(add_into)

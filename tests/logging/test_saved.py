@@ -78,7 +78,7 @@ def test_chosen_calls(op: Any, tmp_path: Path) -> None:
     with customops.logging.dump(tmp_path, when=lambda call: call.arguments["x"].shape[0] > 4) as paths:
         op(torch.ones(2, 3)), op(torch.ones(5, 3))
     assert [customops.logging.load(path).args[0].shape for path in paths] == [(5, 3)]
-    with pytest.raises(ArgumentError, match="when= has no such value"), customops.logging.dump(tmp_path, when="no"):  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="when= has an invalid value"), customops.logging.dump(tmp_path, when="no"):  # type: ignore[arg-type]
         pass
 
 

@@ -182,7 +182,7 @@ def test_many_choices_are_not_all_shown(registry: Registry, ns: str) -> None:
 
 # Calls through torch.ops ----------------------------------------------------------------------------------------
 
-LISTS = "the lengths of the lists are not those of what is in them"
+LISTS = "the lengths of the lists do not add up to the number of items"
 ONE_OF = "not one of the values that are allowed"
 
 

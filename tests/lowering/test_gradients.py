@@ -174,11 +174,11 @@ def test_gradients_by_names_of_parameters(registry: Registry, ns: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "phrase"),
     [
-        (lambda g: (g, g, None), "something else than the gradient of p"),
+        (lambda g: (g, g, None), "something other than the gradient of p"),
         (lambda g: (g, {"v": g}, None), "a field that p does not have"),
-        (lambda g: (g, (g, None), None), "something else than the gradient of p"),
-        (lambda g: (g, 7, None), "something else than the gradient of p"),
-        (lambda g: (g,), "another number of gradients"),
+        (lambda g: (g, (g, None), None), "something other than the gradient of p"),
+        (lambda g: (g, 7, None), "something other than the gradient of p"),
+        (lambda g: (g,), "the wrong number of gradients"),
         (lambda g: (g, {"factor": g}, None), "p_factor"),
     ],
     ids=["tensor", "field", "short", "a number", "number", "float"],

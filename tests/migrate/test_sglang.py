@@ -129,7 +129,9 @@ def test_errors(helpers: ModuleType, by_hand: ModuleType, hand: Library) -> None
     assert on_meta(theirs) is None
     with pytest.raises(MissingFakeError, match="register_fake"):
         on_meta(ours)
-    with pytest.raises(RegistrationError, match=r"like\(\) names what the op does not have(.|\n)*expected: .*x, y"):
+    with pytest.raises(
+        RegistrationError, match=r"like\(\) names something that the op does not have(.|\n)*expected: .*x, y"
+    ):
         helpers.register_custom_op(add_into, op_name="misnamed", mutates_args=["x"], out_shape="z")
 
 

@@ -231,8 +231,8 @@ def test_tags_must_be_tags(registry: Registry, ns: str, tags: Any) -> None:
         ("nothing", "needs a namespace"),
         ("aten::f", "reserved namespace"),
         ("ns::f.default", '"default" is taken'),
-        ("ns::f g", "no valid part"),
-        ("ns::", "no valid part"),
+        ("ns::f g", "not a valid part"),
+        ("ns::", "not a valid part"),
     ],
 )
 def test_bad_names(registry: Registry, name: str, problem: str) -> None:

@@ -55,7 +55,7 @@ def test_what_kernels_get_in_compiled_code(registry: Registry, ns: str, layout: 
 
 
 def test_what_is_refused(registry: Registry, ns: str) -> None:
-    with pytest.raises(DefinitionError, match="layout= has no such value"):
+    with pytest.raises(DefinitionError, match="layout= has an invalid value"):
         registry.custom_op(f"{ns}::double", double, mutates_args=(), layout="contiguous")  # type: ignore[call-overload]
     with pytest.raises(DefinitionError, match="layout= and tags= disagree"):
         registry.custom_op(

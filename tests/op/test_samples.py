@@ -45,7 +45,7 @@ def test_kinds_are_those_of_cases() -> None:
 @pytest.mark.parametrize(
     ("options", "argument", "text"),
     [
-        ({"vary": {"y": [1]}}, "vary", "vary names what the op does not have"),
+        ({"vary": {"y": [1]}}, "vary", "vary names something that the op does not have"),
         ({"vary": {"by.dtype": [torch.float64]}}, "vary", "some of x, by, dims, x.dtype, x.shape"),
         ({"vary": {"by": 3}}, "vary['by']", "vary={'by': [3]}"),
         ({"fixed": "strides"}, "fixed", "some of x, by, dims, size, layout"),

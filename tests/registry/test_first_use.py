@@ -116,7 +116,9 @@ def test_a_callback_that_raises(registry: Registry, ns: str) -> None:
         raise ValueError("no such device\nand more")
 
     registry.when_defined(f"{ns}::f", fail)
-    with pytest.raises(RegistrationError, match=r"when_defined was given raised ValueError: no such device") as caught:
+    with pytest.raises(
+        RegistrationError, match=r"the callback of when_defined raised ValueError: no such device"
+    ) as caught:
         define_with_customops(registry, ns)
     assert "test_first_use.py" in str(caught.value.where)
     assert isinstance(caught.value.__cause__, ValueError)
@@ -159,7 +161,7 @@ def test_wrong_arguments(registry: Registry, ns: str) -> None:
         registry.when_defined("f", add_one)
     with pytest.raises(RegistrationError, match="takes a function"):
         registry.when_defined(f"{ns}::f", 3)  # type: ignore[call-overload]
-    with pytest.raises(RegistrationError, match="if_never has no such value"):
+    with pytest.raises(RegistrationError, match="if_never has an invalid value"):
         registry.when_defined(f"{ns}::f", add_one, if_never="raise")  # type: ignore[call-overload]
 
 

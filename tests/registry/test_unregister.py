@@ -82,7 +82,7 @@ def test_registering_on_a_removed_op_raises(registry: Registry, ns: str) -> None
 def test_unregister_twice_raises(registry: Registry, ns: str) -> None:
     op = define(registry, f"{ns}::f")
     op.unregister()
-    with pytest.raises(UnregisteredError, match="not registered any more"):
+    with pytest.raises(UnregisteredError, match="no longer registered"):
         op.unregister()
 
 

@@ -165,7 +165,7 @@ def test_derived_from_a_schema(registry: Registry, ns: str, x: Tensor) -> None:
     registry.define(f"{ns}::axpy", "(Tensor x, float by, Tensor y) -> Tensor")
     op = registry.adopt(f"{ns}::axpy")
     op.register_out(axpy_out)
-    with pytest.raises(MissingFakeError, match="no fake impl to say which tensors to allocate"):
+    with pytest.raises(MissingFakeError, match="no fake impl says which tensors to allocate"):
         op(x, 2.0, x)
     op.register_fake(lambda x, by, y: torch.empty_like(x))
     exact(op(x, 2.0, x), x * 3)
@@ -364,11 +364,11 @@ def test_no_elements(op: Any) -> None:
 
 def test_resizing_and_returning_are_refused(op: Any, x: Tensor) -> None:
     op.register_out(lambda x, by, y, *, out: out.resize_(2))
-    with pytest.raises(KernelError, match="resized a tensor") as caught:
+    with pytest.raises(KernelError, match="resized an out tensor") as caught:
         op.out(x, 2.0, x, out=torch.empty(3, 4))
     assert caught.value.argument == "out"
     op.register_out(lambda x, by, y, *, out: out + 1)
-    with pytest.raises(KernelError, match="returned something else than what it was given to write to"):
+    with pytest.raises(KernelError, match="returned something other than its out tensors"):
         op.out(x, 2.0, x, out=torch.empty(3, 4))
 
 
@@ -376,7 +376,7 @@ def test_sizes_that_depend_on_data(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::positive", lambda_positive, mutates_args=())
     op.register_fake(lambda x: x.new_empty(customops.get_ctx().new_dynamic_size()))
     op.register_out(lambda x, *, out: torch.masked_select(x, x > 0, out=out))
-    with pytest.raises(UnsupportedError, match="sizes that depend on data"):
+    with pytest.raises(UnsupportedError, match="result sizes depend on data"):
         op.out(torch.randn(4), out=torch.empty(2))
 
 
@@ -420,7 +420,7 @@ def test_a_failed_registration_leaves_nothing(registry: Registry, ns: str) -> No
         op.register_out(lambda x, *, out: None)
     with pytest.raises(CallbackError):
         op.register_out(lambda x, by, y: None)
-    with pytest.raises(DefinitionError, match="inplace= names an argument that is no tensor"):
+    with pytest.raises(DefinitionError, match="inplace= names something that is not a tensor"):
         op.register_out(axpy_out, inplace="by")
     with pytest.raises(RegistrationError, match="unknown device type"):
         op.register_out(axpy_out, device_types="gpu")
@@ -433,7 +433,7 @@ def test_a_failed_registration_leaves_nothing(registry: Registry, ns: str) -> No
 def test_a_taken_name(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::axpy", axpy, mutates_args=())
     registry.define(f"{ns}::axpy.out", "(Tensor x) -> Tensor")
-    with pytest.raises(RegistrationError, match="an op of the name of the out variant exists"):
+    with pytest.raises(RegistrationError, match="an op with the name of the out variant exists"):
         op.register_out(axpy_out)
 
 

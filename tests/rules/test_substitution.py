@@ -81,7 +81,7 @@ FAULTS = {
     "uses a tensor that is not an argument": lambda x: x * 2 * WEIGHT,
     "something else than the fake impl": lambda x: (x * 2).double(),
     "number of results": lambda x: (x, x),
-    "calls the op without end": None,
+    "calls the op itself, without end": None,
 }
 
 

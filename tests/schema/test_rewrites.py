@@ -384,7 +384,7 @@ SAME_X, SAME_Y = 'Annotated[Tensor, SameAs("x")]', 'Annotated[Tensor, SameAs("y"
         (f"{X}, {Y}", SAME_X, ALL, "-> None", "None", "None"),
         (f"*, {X}, {Y}", SAME_Y, ALL, f"-> tuple[{SAME_X}, {SAME_Y}]", f"tuple[{SAME_X}, {SAME_Y}]", "x, y"),
         (f"{X}, y: Tensor", SAME_Y, ALL, f"-> {SAME_X}", SAME_X, "x"),
-        (f"{X}, y: Tensor", f"tuple[{SAME_X}, Tensor]", ALL, "-> what is new alone", "Tensor", "x + 1"),
+        (f"{X}, y: Tensor", f"tuple[{SAME_X}, Tensor]", ALL, "return only what is new", "Tensor", "x + 1"),
         (f"{X}, {Y}", f"tuple[{SAME_X}, {SAME_Y}]", ITS_FIRST, "-> None", "None", "None"),
         (f"x: Tensor, {Y}", SAME_Y, ITS_FIRST, "-> None", "None", "None"),
     ],
