@@ -124,7 +124,9 @@ class InputGradients:
             return gradient
         if not _is_compatible(got, expected):
             fix = _remedy(got, expected)
-            raise self._misfit(name, f"like the argument, or to be summed to it: {_text(expected)}", _text(got), fix)
+            raise self._misfit(
+                name, f"like the argument, or of a shape that sums to it: {_text(expected)}", _text(got), fix
+            )
         shape, dtype, _ = expected
         if shape != got[0]:
             gradient = gradient.sum_to_size(list(shape))

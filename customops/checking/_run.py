@@ -299,7 +299,7 @@ class Run:
     def _failure(self, name: str, fault: _Fault) -> Failure:
         case = fault.cases[0]
         if case.kind in _REFUSE:
-            fault.error.fix = f"{fault.error.fix or 'make it right for this input'}; or {_REFUSE[case.kind]}"
+            fault.error.fix = f"{fault.error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
         if name in _OF_FAKES and fault.error.where is None:
             fault.error.where = self._place_of_fake()
         args, kwargs = case.trial.args, case.trial.kwargs
