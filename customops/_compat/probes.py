@@ -15,10 +15,11 @@ class Probe(NamedTuple):
     subsystem: str  #: the module beside this one
     without: str  #: what does not work without them
     names: tuple[str, ...]
+    since: tuple[int, int] | None = None  #: the first torch that has them, if that is not the oldest supported one
 
 
-def _probe(subsystem: str, without: str, names: str) -> Probe:
-    return Probe(subsystem, without, tuple(names.split()))
+def _probe(subsystem: str, without: str, names: str, since: tuple[int, int] | None = None) -> Probe:
+    return Probe(subsystem, without, tuple(names.split()), since)
 
 
 PROBES = (
@@ -38,6 +39,12 @@ PROBES = (
         "schemas",
         "classes of register_opaque_type are no parameter types",
         "torch._library.opaque_object torch._library.opaque_object.get_opaque_obj_info",
+    ),
+    _probe(
+        "tags",
+        "in-place and out ops have their tags in customops alone, as `customops.Tag.inplace` and `.out`",
+        "torch.Tag.inplace torch.Tag.out",
+        since=(2, 13),
     ),
     _probe(
         "dispatch",
@@ -210,6 +217,7 @@ PROBES = (
         "inductor does not call out variants, or calls them with other arguments",
         """torch._inductor.ir.AllocatingMultiOutput torch._inductor.ir.ExternKernelMultiOut
         torch._inductor.virtualized torch._library._out_variant.to_out_variant""",
+        since=(2, 12),
     ),
     _probe(
         "functionalization",
@@ -236,6 +244,11 @@ PROBES = (
         torch.utils._pytree.tree_leaves torch.utils._pytree.tree_unflatten""",
     ),
 )
+
+
+def is_too_new_for(probe: Probe, release: tuple[int, int] | None) -> bool:
+    """Does that torch lack the names of a probe because they came later?"""
+    return None not in (probe.since, release) and release < probe.since  # type: ignore[operator]
 
 
 def missing(probe: Probe) -> list[str]:
