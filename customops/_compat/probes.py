@@ -94,7 +94,7 @@ PROBES = (
     _probe(
         "kernel_state",
         "a kernel computes other numbers below a mode, or under autocast",
-        """torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
+        """torch._C.DispatchKey.Functionalize torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
         torch._C._dispatch_tls_local_include_set torch._C._is_any_autocast_enabled torch._C._set_grad_enabled
         torch.autograd.forward_ad._set_fwd_grad_enabled""",
     ),
@@ -226,6 +226,12 @@ PROBES = (
         torch._higher_order_ops.auto_functionalize.try_use_slice torch._ops.OpOverload
         torch._subclasses.functional_tensor.FunctionalTensorMode
         torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode""",
+    ),
+    _probe(
+        "substitution",
+        "decompositions and lowerings are not looked at, and inductor refuses them",
+        """torch._C.DispatchKey.Functionalize torch._C._SetExcludeDispatchKeyGuard torch._subclasses.FakeTensor
+        torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing""",
     ),
     _probe(
         "triton",

@@ -12,6 +12,8 @@ from customops._compat.kernel_state import call_plainly_in_trace
 from customops._compat.memory import storage_id
 from customops._compat.tracing import TorchDispatchMode, tree_flatten, tree_leaves, tree_unflatten
 
+_C: Any = torch._C
+
 #: Makes the error for a problem, of what was expected and got.
 Fault = Callable[[str, str, str], Exception]
 
