@@ -219,6 +219,35 @@ def test_a_call_that_raises_is_shown_without_the_mode(project: Project) -> None:
     assert "watching.py" not in said
 
 
+def test_an_op_that_takes_its_inputs_once(project: Project) -> None:
+    project.write(
+        "test_own.py",
+        """
+import torch
+
+held = set()
+
+@torch.library.custom_op("NS::acquire", mutates_args=())
+def acquire(handle: int) -> int:
+    held.add(handle)
+    return handle
+
+@torch.library.custom_op("NS::release", mutates_args=())
+def release(handle: int) -> None:
+    held.remove(handle)
+
+acquire.register_fake(lambda handle: handle)
+release.register_fake(lambda handle: None)
+
+def test_release():
+    release(acquire(3))
+    assert not held
+""",
+    )
+    said = project.run("--customops-mode", *FEW, status=0)
+    assert "not checked: 1 call: the op refused the same inputs when it was called again" in said
+
+
 def test_a_test_that_fails_shows_both(project: Project) -> None:
     project.write(
         "test_own.py",
