@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers.projects import Project
 
@@ -91,6 +93,7 @@ def test_calls():
     said = project.run("--customops-mode", *FEW, status=1)
     assert "NS::theirs  3 calls, 1 kind of input: 1 passed, 1 failed" in said
     assert "1 op, 1 kind of input" in said
+    assert re.search(r"  at:       .*test_own\.py:4\n", said)
 
 
 QUIET = """
