@@ -139,7 +139,9 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def _count(result: Any) -> str:
-    return f"{len(result)} results" if isinstance(result, (list, tuple)) else f"1 result ({_describe(result)})"
+    if isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"1 result ({_describe(result)})"
 
 
 def _describe(value: Any) -> str:
