@@ -1,26 +1,32 @@
 # Everything runs in a virtual environment made here; only python3 and pip are needed beforehand.
 #   make test                  on the default torch, in .venv
 #   make test TORCH=2.15.0     on another one, in .venv-2.15.0
+#   make test PYTHON=python3.13            with another Python, in .venv-py3.13
+#   make test PYTHON=python3.13 TORCH=2.15.0   both, in .venv-py3.13-2.15.0
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
 # Without those that make a device: they define no op to check.
 EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py examples/migrate/*.py)))
 
-ifeq ($(TORCH),2.13.0)
+# An environment for each Python and torch but the default ones.
 VENV := .venv
-else
-VENV := .venv-$(TORCH)
+ifneq ($(PYTHON),python3)
+VENV := $(VENV)-py$(shell $(PYTHON) -c 'import sys, sysconfig; \
+	print("%d.%d" % sys.version_info[:2] + "t" * bool(sysconfig.get_config_var("Py_GIL_DISABLED")))')
+endif
+ifneq ($(TORCH),2.13.0)
+VENV := $(VENV)-$(TORCH)
 endif
 BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated types-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -52,6 +58,10 @@ screens: $(TESTING)
 # Writes the tables of docs/types.md anew.
 types-table: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/types/test_table.py -k test_the_page_has_the_table
+
+# Writes the column of this torch in docs/versions.md anew.
+versions-table: $(TESTING)
+	$(BIN)/python docs/versions.py
 
 lint: $(DEVELOPING)
 	$(BIN)/ruff check .

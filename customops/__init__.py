@@ -9,6 +9,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops import schema as schema
 from customops._calls.undefined import Undefined

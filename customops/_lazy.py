@@ -122,7 +122,8 @@ class LazyOp(CustomOpDef[P, R]):
     _compat.dynamo.outside_dynamo(__call__)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self._lazy.defined_here:
+        # No attribute of an op is called like this: notebooks, copy and others ask whether it has such methods.
+        if name.startswith("__") or name.endswith("_") or self._lazy.defined_here:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         self._define()
         return getattr(self, name)

@@ -58,6 +58,8 @@ class Named(_compat.schemas.OpaqueBase, Generic[T]):  # type: ignore[misc]
         >>> attend(q, out, layer.named)
     """
 
+    __module__ = "customops"  # its name in schemas, and in files of exported programs
+
     def __init__(self, name: str, target: T | None = None, *, replace: bool = False) -> None:
         if not isinstance(name, str) or not name:
             raise DefinitionError("Named takes a text that is not empty", got=brief(name))

@@ -82,11 +82,19 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
 
     @overload
     def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[_spec.DefinitionOptions]
+        self, name: str, fn: None = None, /, **options: Unpack[_spec.ComputingOptions]
+    ) -> Callable[[Callable[..., R]], CustomOpDef[..., R]]: ...
+    @overload
+    def custom_op(
+        self, name: str, fn: Callable[..., R], /, **options: Unpack[_spec.ComputingOptions]
+    ) -> CustomOpDef[..., R]: ...
+    @overload
+    def custom_op(
+        self, name: str, fn: None = None, /, **options: Unpack[_spec.PlainOptions]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
     def custom_op(
-        self, name: str, fn: Callable[P, R], /, **options: Unpack[_spec.DefinitionOptions]
+        self, name: str, fn: Callable[P, R], /, **options: Unpack[_spec.PlainOptions]
     ) -> CustomOpDef[P, R]: ...
     def custom_op(
         self,

@@ -81,6 +81,7 @@ class SchemaOnly(Owner):
                     "with lib= the op may outlive the scope, and the one that it replaces could not come back then",
                     op=str(name),
                     got=schema,
+                    where=user_source(),
                     fix="replace it without lib=, or outside the scope",
                 )
             undo = _conflict.put_aside(old, str(name), user_source()) if old is not None else nothing
@@ -102,17 +103,19 @@ class SchemaOnly(Owner):
         if on_conflict == "error":
             problem = f"tried to register an operator multiple times; it is defined at {place}"
             fix = 'use another name, impl for kernels, or on_conflict="reuse" or "skip"'
-            raise DefinitionError(problem, op=str(name), got=schema, fix=fix)
+            raise DefinitionError(problem, op=str(name), got=schema, where=user_source(), fix=fix)
         old = self.adopt(found)
         if on_conflict == "replace" and old._definition.library is None:
             problem = f"an op of this name exists, defined at {place}, outside customops: it cannot be replaced"
-            raise DefinitionError(problem, op=str(name), got=schema, fix="choose another name")
+            raise DefinitionError(problem, op=str(name), got=schema, where=user_source(), fix="choose another name")
         if on_conflict == "reuse" and (old.schema.exact_key, set(old.tags)) != (parse(schema).exact_key, set(tags)):
             raise DefinitionError(
                 f"an op of this name exists, defined at {place}: on_conflict='reuse' needs the same schema and tags",
                 op=str(name),
                 expected=f"{old.schema} {sorted(map(str, old.tags)) or ''}",
                 got=f"{schema} {sorted(map(str, tags)) or ''}",
+                where=user_source(),
+                fix='the same schema and tags, on_conflict="skip", or another name',
             )
         return old
 
@@ -192,6 +195,9 @@ def _free_keys(op: str, keys: tuple[str, ...], on_conflict: ImplConflict) -> tup
     taken = [key for key in keys if _compat.dispatch.is_known(op) and _compat.dispatch.has_kernel(op, key)]
     if taken and on_conflict == "error":
         raise RegistrationError(
-            f"there is a kernel at {', '.join(taken)} already", op=op, fix='on_conflict="replace" or "skip"'
+            f"there is a kernel at {', '.join(taken)} already",
+            op=op,
+            where=user_source(),
+            fix='on_conflict="replace" or "skip"',
         )
     return tuple(key for key in keys if key not in taken)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
+
+from typing_extensions import Required, TypedDict
 
 from customops import _compat
 from customops._calls import computed
@@ -65,9 +67,7 @@ ComputedArgs = Mapping[str, Callable[..., Any]] | None
 When = bool | Callable[[], bool]
 
 
-class DefinitionOptions(TypedDict, total=False):
-    """What `Registry.custom_op` takes by keyword."""
-
+class _Options(TypedDict, total=False):
     mutates_args: str | Iterable[str] | None
     device_types: DeviceTypes
     schema: str | None
@@ -79,12 +79,29 @@ class DefinitionOptions(TypedDict, total=False):
     eager: bool
     direct_in_graphs: bool | None
     traceable: bool
-    computed_args: ComputedArgs
     when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
     lib: Library | None
     lazy: bool | None
+
+
+class DefinitionOptions(_Options, total=False):
+    """What `Registry.custom_op` takes by keyword."""
+
+    computed_args: ComputedArgs
+
+
+class PlainOptions(_Options, total=False):
+    """The same for an op that is called as its function is."""
+
+    computed_args: None
+
+
+class ComputingOptions(_Options, total=False):
+    """The same for an op that is called with fewer arguments than its function."""
+
+    computed_args: Required[Mapping[str, Fn]]
 
 
 def spec_of(

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from customops import _compat
 from customops._op import CustomOpDef
 from customops._registry import Registry, default
-from customops._spec import DefinitionOptions
+from customops._spec import ComputingOptions, DefinitionOptions, PlainOptions
 from customops.errors import ArgumentError, DefinitionError, UnsupportedError, brief
 
 P = ParamSpec("P")
@@ -26,11 +26,19 @@ _interpreter = threading.RLock()
 
 @overload
 def triton_op(
-    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
+    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[ComputingOptions]
+) -> Callable[[Callable[..., R]], CustomOpDef[..., R]]: ...
+@overload
+def triton_op(
+    name: str, fn: Callable[..., R], /, *, registry: Registry = default, **options: Unpack[ComputingOptions]
+) -> CustomOpDef[..., R]: ...
+@overload
+def triton_op(
+    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[PlainOptions]
 ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
 @overload
 def triton_op(
-    name: str, fn: Callable[P, R], /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
+    name: str, fn: Callable[P, R], /, *, registry: Registry = default, **options: Unpack[PlainOptions]
 ) -> CustomOpDef[P, R]: ...
 def triton_op(
     name: str, fn: Any = None, /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
@@ -66,7 +74,8 @@ def triton_op(
         raise DefinitionError(
             "a triton_op is always traceable", op=name, fix="use custom_op for an op that is kept whole"
         )
-    return registry.custom_op(name, fn, **options)
+    define: Any = registry.custom_op
+    return define(name, fn, **options)
 
 
 def wrap_triton(kernel: Any, /) -> WrappedKernel:

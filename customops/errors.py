@@ -224,12 +224,19 @@ def helper(fn: F) -> F:
 
     Functions nested in it are marked, too, so a decorator can return one.
 
+    Raises:
+        RegistrationError: it is not a function written in Python, a method, or an object that is called as one.
+
     Example:
         >>> @helper
         ... def mylib_op(fn):
         ...     return custom_op(f"mylib::{fn.__name__}", fn, mutates_args=())
     """
-    codes = [innermost(fn).__code__]
+    function = innermost(fn.__func__ if isinstance(fn, (staticmethod, classmethod)) else fn)
+    code = getattr(function if isinstance(function, types.FunctionType) else type(function).__call__, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        raise RegistrationError("helper marks a function written in Python", got=brief(fn), where=user_source())
+    codes = [code]
     while codes:
         _helpers[id(codes[-1])] = codes[-1]
         codes += [inner for inner in codes.pop().co_consts if isinstance(inner, types.CodeType)]

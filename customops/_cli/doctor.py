@@ -10,10 +10,12 @@ import torch
 
 import customops
 from customops._cli import terminal
-from customops._compat.probes import PROBES, missing
+from customops._compat.probes import PROBES, Probe, is_too_new_for, missing
 from customops._describe.screen import table, width_of_screen
+from customops._versions import NEWEST, OLDEST, spelled
+from customops._versions import release as release_of
 
-#: Exit statuses.
+#: Exit statuses. What only a newer torch has counts as there.
 ALL_THERE, SOME_MISSING = 0, 1
 
 
@@ -23,7 +25,7 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="say which private parts of torch are used, and whether this torch has them",
         description="Try each private name of torch that customops uses. For what is missing, say what does not work.",
-        epilog="Exit status: 0 if all are there, 1 if one is missing.",
+        epilog="Exit status: 0 if all are there that this torch should have, 1 if one is missing.",
     )
     parser.set_defaults(run=run)
 
@@ -31,18 +33,31 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     found = [(probe, missing(probe)) for probe in PROBES]
     width = width_of_screen()
+    release = release_of(torch.__version__)
     terminal.say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    rows = [
-        (probe.subsystem, "missing: " + ", ".join(names) if names else f"all {len(probe.names)} there", probe.without)
-        for probe, names in found
-    ]
+    tested = f"torch {spelled(OLDEST)} to {spelled(NEWEST)}"
+    if release is None or release > NEWEST:
+        terminal.say(terminal.wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
+    rows = [(probe.subsystem, _state(probe, names, release), probe.without) for probe, names in found]
     terminal.say(table(rows, ("part of torch", "state", "needed, or else"), width))
-    lacking = [probe for probe, names in found if names]
-    if not lacking:
-        terminal.say(f"All of {sum(len(probe.names) for probe in PROBES)} names are there.")
+    later = [probe for probe, names in found if names and is_too_new_for(probe, release)]
+    gone = [probe for probe, names in found if names and probe not in later]
+    for probe in later:
+        since = spelled(probe.since)  # type: ignore[arg-type]
+        terminal.say(terminal.wrapped(f"from torch {since} on; until then: {probe.without}", width))
+    if not gone:
+        count = sum(len(probe.names) for probe in PROBES if probe not in later)
+        terminal.say(f"All of {count} names are there.")
         return ALL_THERE
-    for probe in lacking:
+    for probe in gone:
         terminal.say(terminal.wrapped(f"missing: {probe.without}", width))
-    advice = "Use a torch that customops is tested on (see its README), or report this output."
+    advice = f"Use a torch that customops is tested on, {tested}, or report this output."
     terminal.say(terminal.wrapped(advice, width))
     return SOME_MISSING
+
+
+def _state(probe: Probe, names: list[str], release: tuple[int, int] | None) -> str:
+    if not names:
+        return f"all {len(probe.names)} there"
+    word = "not yet there" if is_too_new_for(probe, release) else "missing"
+    return f"{word}: {', '.join(names)}"

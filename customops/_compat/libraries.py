@@ -46,7 +46,8 @@ def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     try:
         _C._jit_resolve_packet(packet, *args, **kwargs)
     except RuntimeError as error:
-        return str(error).partition("\n")[0]
+        lines = str(error).splitlines()  # for an op of several overloads, those of each, below a line on all
+        return lines[len(lines) > 1 and lines[0].startswith("Overloaded")]
     return None
 
 

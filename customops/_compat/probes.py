@@ -15,10 +15,11 @@ class Probe(NamedTuple):
     subsystem: str  #: the module beside this one
     without: str  #: what does not work without them
     names: tuple[str, ...]
+    since: tuple[int, int] | None = None  #: the first torch that has them, if that is not the oldest supported one
 
 
-def _probe(subsystem: str, without: str, names: str) -> Probe:
-    return Probe(subsystem, without, tuple(names.split()))
+def _probe(subsystem: str, without: str, names: str, since: tuple[int, int] | None = None) -> Probe:
+    return Probe(subsystem, without, tuple(names.split()), since)
 
 
 PROBES = (
@@ -38,6 +39,12 @@ PROBES = (
         "schemas",
         "classes of register_opaque_type are no parameter types",
         "torch._library.opaque_object torch._library.opaque_object.get_opaque_obj_info",
+    ),
+    _probe(
+        "tags",
+        "in-place and out ops have their tags in customops alone, as `customops.Tag.inplace` and `.out`",
+        "torch.Tag.inplace torch.Tag.out",
+        since=(2, 13),
     ),
     _probe(
         "dispatch",
@@ -87,7 +94,7 @@ PROBES = (
     _probe(
         "kernel_state",
         "a kernel computes other numbers below a mode, or under autocast",
-        """torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
+        """torch._C.DispatchKey.Functionalize torch._C._ForceDispatchKeyGuard torch._C._dispatch_tls_local_exclude_set
         torch._C._dispatch_tls_local_include_set torch._C._is_any_autocast_enabled torch._C._set_grad_enabled
         torch.autograd.forward_ad._set_fwd_grad_enabled""",
     ),
@@ -210,6 +217,7 @@ PROBES = (
         "inductor does not call out variants, or calls them with other arguments",
         """torch._inductor.ir.AllocatingMultiOutput torch._inductor.ir.ExternKernelMultiOut
         torch._inductor.virtualized torch._library._out_variant.to_out_variant""",
+        since=(2, 12),
     ),
     _probe(
         "functionalization",
@@ -218,6 +226,12 @@ PROBES = (
         torch._higher_order_ops.auto_functionalize.try_use_slice torch._ops.OpOverload
         torch._subclasses.functional_tensor.FunctionalTensorMode
         torch.utils.checkpoint._CachedTorchDispatchMode torch.utils.checkpoint._CachingTorchDispatchMode""",
+    ),
+    _probe(
+        "substitution",
+        "decompositions and lowerings are not looked at, and inductor refuses them",
+        """torch._C.DispatchKey.Functionalize torch._C._SetExcludeDispatchKeyGuard torch._subclasses.FakeTensor
+        torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing""",
     ),
     _probe(
         "triton",
@@ -236,6 +250,11 @@ PROBES = (
         torch.utils._pytree.tree_leaves torch.utils._pytree.tree_unflatten""",
     ),
 )
+
+
+def is_too_new_for(probe: Probe, release: tuple[int, int] | None) -> bool:
+    """Does that torch lack the names of a probe because they came later?"""
+    return None not in (probe.since, release) and release < probe.since  # type: ignore[operator]
 
 
 def missing(probe: Probe) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._library import custom_ops as _torch_custom_ops
 from torch._library import simple_registry as _torch_registry
@@ -34,6 +34,22 @@ def torch_op_of(qualname: str) -> Any | None:
     """The object in torch's table of custom ops: one of ours, or one of `torch.library.custom_op`'s, or None."""
     found = _torch_custom_ops.OPDEFS.get(qualname)
     return object.__getattribute__(found, "_customops_op") if type(found) is _TorchView else found
+
+
+class TorchOp(NamedTuple):
+    """The functions of an op of `torch.library.custom_op`."""
+
+    fn: Callable[..., Any]
+    fake: Callable[..., Any] | None
+    backward: Callable[..., Any] | None
+
+
+def made_by_torch(qualname: str) -> TorchOp | None:
+    """What `torch.library.custom_op` knows of an op that it made; None for all others, and for ours."""
+    op = _torch_custom_ops.OPDEFS.get(qualname)
+    if type(op) is not _torch_custom_ops.CustomOpDef:
+        return None
+    return TorchOp(op._init_fn, op._abstract_fn, op._backward_fn)
 
 
 def claim(qualname: str, op: Any, library: Library) -> object:

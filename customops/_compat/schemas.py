@@ -126,7 +126,7 @@ _OPAQUE_PREDICATES = {
 
 
 #: The base that torch wants of a class whose objects are inputs of graphs.
-OpaqueBase: Any = getattr(_opaque, "CustomClassBase", None) or _opaque.OpaqueBase  # type: ignore[attr-defined]
+OpaqueBase: Any = getattr(_opaque, "CustomClassBase", None) or getattr(_opaque, "OpaqueBase", object)
 
 
 def register_opaque(cls: type) -> None:

@@ -12,6 +12,8 @@ from customops._compat.kernel_state import call_plainly_in_trace
 from customops._compat.memory import storage_id
 from customops._compat.tracing import TorchDispatchMode, tree_flatten, tree_leaves, tree_unflatten
 
+_C: Any = torch._C
+
 #: Makes the error for a problem, of what was expected and got.
 Fault = Callable[[str, str, str], Exception]
 
@@ -137,7 +139,9 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def _count(result: Any) -> str:
-    return f"{len(result)} results" if isinstance(result, (list, tuple)) else f"1 result ({_describe(result)})"
+    if isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"1 result ({_describe(result)})"
 
 
 def _describe(value: Any) -> str:

@@ -14,6 +14,7 @@ from customops._describe.data import Rule, Support
 from customops._describe.needs import supports_of
 from customops._describe.rules import rules_of
 from customops._describe.screen import entry, shorter_place, width_of_screen
+from customops.errors import location_of
 
 #: What the names of lines are on the screen.
 _TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "lowering", "out": "out kernel"}
@@ -57,7 +58,7 @@ class Description:
             str(op.schema),
             _signature(spec.fn) if spec.signature is not None else "",
             doc_of(spec.fn).partition("\n")[0],
-            spec.place if op._definition.library is not None else _compat.schemas.defined_at(op._qualname),
+            spec.place if op._definition.library is not None else place_of_others(op._qualname),
             tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
             tuple(_options(spec)),
             tuple(rules),
@@ -138,6 +139,12 @@ def _signature(fn: Any) -> str:
     """The signature of a function, in fewer words than Python's."""
     text = _MEMBER.sub("\\1\0\\2", _MUT.sub(r"Mut[\1]", str(inspect.signature(fn))))
     return _MODULES.sub("", text.replace("'", "")).replace("\0", ".")
+
+
+def place_of_others(qualname: str) -> str:
+    """Where an op was defined outside customops."""
+    known = _compat.registries.made_by_torch(qualname)
+    return location_of(known.fn) if known is not None else _compat.schemas.defined_at(qualname)
 
 
 def doc_of(fn: Any) -> str:

@@ -223,9 +223,10 @@ class Route:
         return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
 
     def _is_trampoline_of_fakes(self, table: Mapping[str, Any]) -> bool:
-        """Is what is at ``Meta`` the function of ours alone, which calls the fake impl or raises?"""
-        places = _compat.tables.registered_at(self.op._qualname).get("Meta", ())
-        return self.operator.has_own_rules and "Meta" not in table and len(places) == 1
+        """Is what is at ``Meta`` the function of ours, or torch's, alone, which calls the fake impl or raises?"""
+        name = self.op._qualname
+        has_one = self.operator.has_own_rules or _compat.registries.made_by_torch(name) is not None
+        return has_one and "Meta" not in table and len(_compat.tables.registered_at(name).get("Meta", ())) == 1
 
     def _no_kernel(self, key: str) -> Step:
         error = self.operator._no_kernel(key)

@@ -97,6 +97,9 @@ def _fake(op: Any) -> Iterator[Rule]:
 
 def _fake_of_others(qualname: str) -> str | None:
     """Where a fake, or a kernel for meta tensors, was registered outside customops."""
+    known = _compat.registries.made_by_torch(qualname)
+    if known is not None:  # torch has a fake on record for all of these: one that raises
+        return location_of(known.fake) if known.fake is not None else None
     record = _compat.registries.fake_record(qualname)
     if record is not None:
         return str(record.source)
@@ -116,10 +119,18 @@ def _gradients(op: Any) -> Iterator[Rule]:
                 yield of_function(kind, derived.fn, source, origin="derived")
             else:
                 yield of_function(kind, fn, source)
-        elif place := autograd_of_others(operator):
+        elif place := _gradient_of_others(operator):
             yield Rule(kind, where=place, origin="others")
         else:
             yield Rule(kind, origin="missing")
+
+
+def _gradient_of_others(operator: Any) -> str | None:
+    """Where a backward was registered outside customops, as far as that can be told."""
+    known = _compat.registries.made_by_torch(operator.qualname)
+    if known is not None:  # torch puts a kernel at Autograd for all of these
+        return location_of(known.backward) if known.backward is not None else None
+    return autograd_of_others(operator)
 
 
 def autograd_of_others(operator: Any) -> str | None:

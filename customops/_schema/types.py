@@ -220,7 +220,7 @@ def _rows() -> Iterable[TypeRow]:
     )
     yield TypeRow("Generator", (torch.Generator,), stub="torch.Generator")
     # Its hint has the name of the class that torch knows (`opaque_type_name`).
-    yield TypeRow("customops._named.Named", unchanged=(Named,), stub="customops.Named")
+    yield TypeRow("customops.Named", unchanged=(Named,), stub="customops.Named")
 
 
 #: Name in a schema -> row. A type without a row goes through the dispatcher as torch has it.

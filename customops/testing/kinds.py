@@ -19,7 +19,7 @@ def kind_of(trial: Trial) -> str:
     Of a tensor it is the dtype, the number of dimensions, and, where they are not the usual ones, its layout, device,
     class, and whether it requires grad or is empty; of numbers the type, of other values the value.
     """
-    return ", ".join(f"{name}: {_kind(value)}" for name, value in trial.arguments.items())
+    return ", ".join(f"{name}: {_kind(value)}" for name, value in trial.arguments.items()) or "no arguments"
 
 
 def _kind(value: Any) -> str:

@@ -1,7 +1,8 @@
 """`Watch`: notes which operators a test calls, so that each kind of call can be checked when the test is over.
 
 The test runs as without it. Operators see and return the same, `torch.compile` compiles as ever, and checks run on
-copies, after the test, where none of its modes, contexts and patches act on them any more.
+copies, after the test, where none of its modes and contexts act on them any more. Its fixtures are there until the
+checks are done.
 """
 
 from __future__ import annotations

@@ -101,10 +101,10 @@ def test_gradients_reach_what_is_given(registry: Registry, ns: str) -> None:
     [
         ([], "must be a dict of functions"),
         ({"tiles": lambda x: 1}, "names an argument that the op does not have"),
-        ({"tile": 3}, "what computes an argument must be a function"),
-        ({"tile": lambda y: 1}, "asks for something else than the arguments before it"),
-        ({"tile": lambda workspace: 1, "workspace": lambda x: x}, "asks for something else"),
-        ({"tile": lambda x, /: 1}, "asks for something else"),
+        ({"tile": 3}, "computed_args needs a function for each argument"),
+        ({"tile": lambda y: 1}, "has a parameter that is not an argument before it"),
+        ({"tile": lambda workspace: 1, "workspace": lambda x: x}, "has a parameter that is not an argument before it"),
+        ({"tile": lambda x, /: 1}, "has a parameter that is not an argument before it"),
     ],
 )
 def test_what_is_refused(registry: Registry, ns: str, given: Any, problem: str) -> None:

@@ -41,3 +41,25 @@ def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch
     printed = " ".join(capsys.readouterr().out.split())
     assert "missing: nothing works" in printed
     assert probes.missing(table[0]) == ["torch._C._gone", "torch._gone.name"]
+
+
+def test_what_came_later_is_not_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    table = (probes.Probe("tags", "there are fewer tags", ("torch.Tag.of_tomorrow",), since=(9, 1)),)
+    monkeypatch.setattr("customops._cli.doctor.PROBES", table)
+    assert check.main(["doctor"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not yet there: torch.Tag.of_tomorrow" in printed
+    assert "from torch 9.1 on; until then: there are fewer tags" in printed
+    monkeypatch.setattr("torch.__version__", "9.1.0")
+    assert check.main(["doctor"]) == 1
+    assert "missing: there are fewer tags" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("version", "newer"), [("2.15.1", False), ("9.0.0.dev1", True), ("source", True)])
+def test_a_torch_that_nobody_tested(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, newer: bool
+) -> None:
+    monkeypatch.setattr("customops._cli.doctor.PROBES", ())
+    monkeypatch.setattr("torch.__version__", version)
+    assert check.main(["doctor"]) == 0
+    assert ("This torch is newer than those that customops was tested on" in capsys.readouterr().out) == newer

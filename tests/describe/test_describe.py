@@ -171,6 +171,22 @@ def test_ops_of_others(registry: Registry, foreign: Any) -> None:
     assert not linear.missing
 
 
+def test_ops_of_torch_library_lack_what_was_not_registered(registry: Registry, lib: Any) -> None:
+    @torch.library.custom_op(f"{lib.ns}::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    op = registry.adopt(f"{lib.ns}::double")
+    assert {states(op)[feature] for feature in ("torch.compile", "training", "forward mode")} == {"no"}
+    assert op.explain(torch.ones(2, device="meta")).raises
+    double.register_fake(lambda x: torch.empty_like(x))
+    double.register_autograd(lambda ctx, grad: grad * 2)
+    assert states(op)["torch.compile"] == states(op)["training"] == "yes"
+    found = op.describe()
+    assert found.rule("fake").where.startswith(__file__)
+    assert found.source.startswith(__file__)
+
+
 @pytest.mark.parametrize("flag", [{"differentiable": False}, {}])
 def test_declared_not_differentiable(registry: Registry, ns: str, flag: dict[str, Any]) -> None:
     op = registry.custom_op(f"{ns}::f", scale, **flag)

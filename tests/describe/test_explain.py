@@ -227,6 +227,11 @@ def test_wrong_arguments(op: Any) -> None:
             op.explain(*args, **kwargs)
 
 
+def test_wrong_arguments_of_an_op_of_several_overloads(registry: Registry) -> None:
+    with pytest.raises(ArgumentError, match="Expected a value of type 'Tensor' for argument"):
+        registry.adopt("aten::add.Tensor").explain("a", torch.ones(1))
+
+
 def test_a_removed_op(op: Any) -> None:
     op.unregister()
     with pytest.raises(UnregisteredError):

@@ -325,8 +325,13 @@ def test_kernels_on_conflict(registry: Registry, ns: str) -> None:
     registry.define(f"{ns}::f", "(Tensor x) -> Tensor")
     registry.impl(f"{ns}::f", "CPU", torch.sin, on_conflict="error")
     x = torch.ones(1)
-    with pytest.raises(RegistrationError, match="there is a kernel at CPU already"):
+    with pytest.raises(RegistrationError, match="there is a kernel at CPU already") as caught:
         registry.impl(f"{ns}::f", ("CPU", "Meta"), torch.cos, on_conflict="error")
+    assert __file__ in str(caught.value.where)
+    for on_conflict in ("error", "reuse"):
+        with pytest.raises(DefinitionError) as conflict:
+            registry.define(f"{ns}::f", "(Tensor y) -> Tensor", on_conflict=on_conflict)  # type: ignore[arg-type]
+        assert __file__ in str(conflict.value.where)
     with pytest.raises(NotImplementedError):
         op_named(ns)(x.to("meta"))  # at all of the keys, or at none
     registry.impl(f"{ns}::f", ("CPU", "Meta"), torch.cos, on_conflict="skip")

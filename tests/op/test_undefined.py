@@ -30,14 +30,16 @@ def test_runs_the_function_and_defines_nothing(registry: Registry, ns: str, off:
     assert inspect.signature(off) == inspect.signature(scale)
 
 
-@pytest.mark.parametrize("fake", [like("x"), (like("x"),), "kernel", lambda x, by, plus: x], ids=str)
+@pytest.mark.parametrize(
+    "fake", [like("x"), (like("x"),), "kernel", lambda x, by, plus: x], ids=["like", "likes", "kernel", "function"]
+)
 def test_takes_every_form_of_a_fake(off: Any, fake: Any) -> None:
     assert off.register_fake(fake) is fake
     assert off.register_fake()(scale) is scale
 
 
 def test_the_error_names_the_line_of_the_definition(off: Any) -> None:
-    with pytest.raises(UndefinedError, match=r"so no 'schema': when= of its definition is False") as caught:
+    with pytest.raises(UndefinedError, match=r"because when= is False, so it has no 'schema'") as caught:
         _ = off.schema
     assert off.source in str(caught.value)
     assert off.source.startswith(__file__)

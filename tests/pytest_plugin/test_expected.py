@@ -212,3 +212,24 @@ def test_xdist(project: Project) -> None:
     assert "NS::flip  1 call, 1 kind of input: 1 passed, 1 failed as expected\n" in said
     assert "customops_expected.toml: 2 new expected failures, 0 removed" in said
     assert project.read(FILE).count("[[xfail]]") == 2
+
+
+def test_an_op_without_arguments(project: Project) -> None:
+    project.write(
+        "test_own.py",
+        """
+import torch
+
+@torch.library.custom_op("NS::make", mutates_args=())
+def make() -> torch.Tensor:
+    return torch.zeros(3)
+
+make.register_fake(lambda: torch.zeros(4))
+
+def test_make():
+    make()
+""",
+    )
+    mode = ("--customops-mode", "--customops-checks", "test_faketensor")
+    project.run(*mode, "--customops-update", status=0)
+    assert "1 failed as expected" in project.run(*mode, status=0)

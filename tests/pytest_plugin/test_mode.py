@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers.projects import Project
 
@@ -91,6 +93,7 @@ def test_calls():
     said = project.run("--customops-mode", *FEW, status=1)
     assert "NS::theirs  3 calls, 1 kind of input: 1 passed, 1 failed" in said
     assert "1 op, 1 kind of input" in said
+    assert re.search(r"  at:       .*test_own\.py:4\n", said)
 
 
 QUIET = """
@@ -217,6 +220,35 @@ def test_a_call_that_raises_is_shown_without_the_mode(project: Project) -> None:
     project.write("test_own.py", "import torch\nimport OPS as ops\n\ndef test_flip(): ops.flip(torch.ones(2, 2, 2))\n")
     said = project.run("--customops-mode", *FEW, status=1)
     assert "watching.py" not in said
+
+
+def test_an_op_that_takes_its_inputs_once(project: Project) -> None:
+    project.write(
+        "test_own.py",
+        """
+import torch
+
+held = set()
+
+@torch.library.custom_op("NS::acquire", mutates_args=())
+def acquire(handle: int) -> int:
+    held.add(handle)
+    return handle
+
+@torch.library.custom_op("NS::release", mutates_args=())
+def release(handle: int) -> None:
+    held.remove(handle)
+
+acquire.register_fake(lambda handle: handle)
+release.register_fake(lambda handle: None)
+
+def test_release():
+    release(acquire(3))
+    assert not held
+""",
+    )
+    said = project.run("--customops-mode", *FEW, status=0)
+    assert "not checked: 1 call: the op refused the same inputs when it was called again" in said
 
 
 def test_a_test_that_fails_shows_both(project: Project) -> None:

@@ -123,6 +123,13 @@ def test_what_is_known_without_a_definition(registry: Registry, ns: str) -> None
     assert list(registry) == [op]
 
 
+def test_asking_for_methods_of_notebooks_defines_nothing(registry: Registry, ns: str) -> None:
+    op = lazy(registry, f"{ns}::f")
+    asked = ("_ipython_display_", "_repr_mimebundle_", "_ipython_canary_method_should_not_exist_", "__array__")
+    assert not any(hasattr(op, name) for name in asked)
+    assert not is_defined(op._qualname)
+
+
 def test_a_pickled_op_is_the_same_op(ns: str, registry: Registry) -> None:
     op = lazy(registry, f"{ns}::f")
     data = pickle.dumps(op)

@@ -53,7 +53,7 @@ def test_a_wrong_environment_changes_nothing(registry: Registry, ns: str, monkey
     op = registry.custom_op(f"{ns}::f", same, mutates_args=())
     with monkeypatch.context() as wrong:
         wrong.setenv("CUSTOMOPS_CHECK", "sometimes")
-        with pytest.raises(DefinitionError, match="CUSTOMOPS_CHECK has no such value"):
+        with pytest.raises(DefinitionError, match="CUSTOMOPS_CHECK has an invalid value"):
             registry.configure(ns, check="never")
     later = registry.custom_op(f"{ns}::later", same, mutates_args=())
     for each in (op, later):

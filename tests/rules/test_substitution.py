@@ -97,6 +97,11 @@ def test_faults(define: Any, words: str) -> None:
     assert_close(x, torch.ones(4))
 
 
+def test_a_tuple_of_one_is_told_from_one_result(define: Any) -> None:
+    with pytest.raises(Exception, match="got:      a tuple of 1"):
+        compiled(define(lambda x: (x * 2,)))(torch.ones(4))
+
+
 def test_sizes_are_compared(define: Any) -> None:
     with pytest.raises(Exception, match=r"expected: torch.float32 of shape \(4,\)"):
         compiled(define(lambda x: x.sum()))(torch.ones(4))

@@ -32,7 +32,7 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 import customops
-from customops import CustomOpDef, Registry, Sample, custom_op, triton_op
+from customops import CustomOpDef, Named, Registry, Sample, custom_op, triton_op
 from customops.languages import from_jax, from_numpy
 
 one = torch.ones(2)
@@ -314,3 +314,24 @@ assert_type(customops.register_fake("aten::sin", twice)(one), Tensor)
 assert_type(customops.register_kernel("aten::sin", "cuda")(twice)(one), Tensor)
 customops.register_autograd("aten::sin", lambda ctx, grad: grad, setup_context=three_setup)
 customops.register_vmap("aten::sin", "sequential")
+
+
+# A call may leave out what is computed.
+def tiled(x: Tensor, tile: int) -> Tensor:
+    return x * tile
+
+
+assert_type(custom_op("typing::tiled", tiled, computed_args={"tile": len})(one), Tensor)
+
+
+@custom_op("typing::decorated", mutates_args=(), computed_args={"tile": lambda x: len(x)})
+def decorated(x: Tensor, tile: int) -> Tensor:
+    return x * tile
+
+
+assert_type(decorated(one), Tensor)
+assert_type(decorated(one, tile=2), Tensor)
+
+# What a name stands for.
+Named("a layer", Moments(one, one))
+assert_type(Named[Moments]("a layer").get(), Moments)

@@ -1,0 +1,67 @@
+"""The same ops in two processes of one process group (gloo), which are spawned once and go through all sections."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed"),
+]
+
+SECTIONS = [
+    "pickled_by_name",
+    "fork_after_threads",
+    "ddp",
+    "fsdp",
+    "pipeline",
+    "dtensor",
+    "writes_below_dtensor",
+    "caches",
+    "named",
+]
+
+
+#: What the first process does before it forks the other.
+WITHOUT_GROUP = ("pickled_by_name", "fork_after_threads")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    program: Any = importlib.import_module("helpers.distributed")
+    folder = tmp_path_factory.mktemp("two_processes")
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "caches"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    try:
+        process = multiprocessing.get_context("spawn").Process(target=program.run, args=(str(folder), program.gelu))
+        process.start()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    process.join(150)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert list(program.SECTIONS) == SECTIONS
+    return [read(folder / f"{rank}.json") for rank in range(2)]
+
+
+def read(file: Path) -> dict[str, str]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_section(results: list[dict[str, str]], section: str) -> None:
+    for rank, found in enumerate(results):
+        if rank == 1 and section in WITHOUT_GROUP:
+            continue
+        error = found.get(section, "the process did not come to it")
+        assert not error, f"process {rank}:\n{error}"
