@@ -119,7 +119,7 @@ def simplify(hint: Any) -> Any:
 
 
 def annotated(hint: Any, metadata: Iterable[Any]) -> Any:
-    return operator.getitem(Annotated, (hint, *metadata))  # type: ignore[call-overload]
+    return operator.getitem(Annotated, (hint, *metadata))
 
 
 def union_of(members: Iterable[Any]) -> Any:
