@@ -100,9 +100,10 @@ class CustomOpDef(Described[P], Register[P, R]):
         return f"<CustomOpDef({self._qualname}) {state}>"
 
     # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
-    @_compat.dynamo.get_of_itself
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
         return self
+
+    _compat.dynamo.get_of_itself(__get__)
 
     __signature__ = _SignatureOfOp()
 

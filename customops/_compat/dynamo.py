@@ -59,13 +59,12 @@ def while_tracing(fn: _F) -> _F:
 _gets_of_themselves: list[Any] = []
 
 
-def get_of_itself(get: _F) -> _F:
+def get_of_itself(get: Callable[..., Any]) -> None:
     """Tell Dynamo that a ``__get__`` returns its object itself, so that there is nothing to trace in it.
 
     torch 2.11 would trace it for what an instance holds, too, where Python calls none, and fail.
     """
     _gets_of_themselves.append(get)
-    return get
 
 
 def _leave_out_gets(module: Any) -> None:
