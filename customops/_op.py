@@ -103,6 +103,8 @@ class CustomOpDef(Described[P], Register[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
         return self
 
+    _compat.dynamo.get_of_itself(__get__)
+
     __signature__ = _SignatureOfOp()
 
     # A copy of a module that holds an op holds the same op: there is one in the dispatcher.

@@ -55,6 +55,30 @@ def while_tracing(fn: _F) -> _F:
     return fn
 
 
+#: Functions of `get_of_itself`.
+_gets_of_themselves: list[Any] = []
+
+
+def get_of_itself(get: Callable[..., Any]) -> None:
+    """Tell Dynamo that a ``__get__`` returns its object itself, so that there is nothing to trace in it.
+
+    torch 2.11 would trace it for what an instance holds, too, where Python calls none, and fail.
+    """
+    _gets_of_themselves.append(get)
+
+
+def _leave_out_gets(module: Any) -> None:
+    if hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):  # 2.12 does as Python does
+        return
+    is_of_c = module.is_wrapper_or_member_descriptor
+    module.is_wrapper_or_member_descriptor = lambda value: (
+        any(value is get for get in _gets_of_themselves) or is_of_c(value)
+    )
+
+
+when_imported("torch._dynamo.variables.user_defined", _leave_out_gets)
+
+
 def stop_tracing(why: str) -> None:
     """Have Dynamo, which traces the caller, not compile the call; where it must, its error says why."""
     torch._dynamo.graph_break(msg=why)

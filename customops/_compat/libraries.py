@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -114,11 +114,18 @@ def destroy_library(library: Library) -> None:
     library._op_impls.clear()
 
 
-def _clear_nothing(_names: Any) -> None:
-    """In the place of a function that torch 2.13 has: before, destroying a library does all of it."""
+def _forget_packets(names: Iterable[str]) -> None:
+    """In the place of a function that torch 2.13 has: let `torch.ops` make the packets of these names anew."""
+    for qualname in names:
+        namespace, name = qualname.partition(".")[0].split("::")
+        ops = vars(torch.ops).get(namespace)
+        if ops is not None and name in vars(ops):
+            delattr(ops, name)
+            if name in ops._dir:
+                ops._dir.remove(name)
 
 
-_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", _clear_nothing)
+_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", _forget_packets)
 
 
 def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:

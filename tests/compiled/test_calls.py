@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.compiling import dynamo
+from helpers.functions import double_fn
 from helpers.ops import define_functional
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -101,3 +102,20 @@ def test_make_fx_and_export_record_the_call(registry: Registry, ns: str) -> None
         assert op._opoverload in [node.target for node in graph.graph.nodes]
     assert_close(traced(x), (x * 3).cos())
     assert_close(exported.module()(x), (x * 3).cos())
+
+
+@pytest.mark.parametrize("of_class", [False, True])
+def test_an_op_that_an_object_or_a_class_holds(registry: Registry, ns: str, of_class: bool) -> None:
+    op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    op.register_fake(torch.empty_like)
+
+    class Holder:
+        held = op if of_class else None
+
+    holder = Holder()
+    if not of_class:
+        holder.held = op
+    x = torch.ones(3)
+    compiled = torch.compile(lambda x: holder.held(x) + 1, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), 2 * x + 1)
+    assert torch.equal(compiled(torch.ones(5)), torch.full((5,), 3.0))

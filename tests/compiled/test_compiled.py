@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from customops import Registry, Tag
+from customops._versions import release
 from customops.errors import UnregisteredError
 
 pytestmark = pytest.mark.compile
@@ -314,6 +315,8 @@ def counting(registry: Registry, ns: str) -> Any:
 @pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", "inductor"])
 @pytest.mark.parametrize(("dtype", "of_slice"), [(torch.float32, False), (torch.int64, True)])
 def test_a_counter_under_a_checkpoint(counting: Any, backend: str, dtype: torch.dtype, of_slice: bool) -> None:
+    if backend == "aot_eager_decomp_partition" and (release(torch.__version__) or (3,)) < (2, 12):
+        pytest.skip("the partitioner of torch 2.11 saves the counter itself, and the backward then raises")
     calls = torch.zeros(4, dtype=dtype)
 
     def body(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import threading
 import time
@@ -191,6 +192,8 @@ def define_both(registry: Registry, ns: str, name: str, **options: Any) -> tuple
 @pytest.mark.parametrize("bypass", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_a_call_is_what_it_is_in_torch(registry: Registry, ns: str, name: str, bypass: bool) -> None:
+    if OPS[name].keywords.get("mutates_args") and not hasattr(torch.Tag, "inplace"):
+        pytest.skip("before 2.13 torch counts one write as two, and has no ops that write to keyword-only arguments")
     our_op, their_op = define_both(registry, ns, name, **{"bypass": True} if bypass else {})
     # With bypass, a function mode sees by position what was passed by keyword.
     contexts = [context for context in CONTEXTS if context != "function mode" or not bypass]
@@ -338,6 +341,10 @@ ACTIONS = ["kernel", "kernel by name", "CPU", "CompositeExplicitAutograd", "ADIn
            "fake", "backward"]  # fmt: skip
 
 
+@pytest.mark.skipif(
+    not inspect.signature(torch.library.Library.impl).parameters["allow_override"].default,
+    reason="this torch refuses to register a kernel twice",
+)
 @settings(CASES, max_examples=40)
 @given(actions=st.lists(st.sampled_from(ACTIONS), max_size=8))
 def test_what_is_registered_counts_at_once_as_in_torch(actions: list[str]) -> None:

@@ -236,6 +236,8 @@ def fill_all(library: Any, ns: str) -> Program:
 
     def compiled_with_none() -> None:
         # torch cannot functionalize a write to a list in which there is a None: neither can we.
+        if not hasattr(torch.Tag, "inplace"):  # before 2.13 torch fails at another point, with an error of another type
+            raise NotImplementedError
         torch.compile(fill_all, backend="aot_eager", fullgraph=True)(rand(3), [rand(4), None], 0.5)
 
     return Program(
