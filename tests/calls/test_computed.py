@@ -111,3 +111,9 @@ def test_what_is_refused(registry: Registry, ns: str, given: Any, problem: str) 
     with pytest.raises(DefinitionError, match=problem):
         registry.custom_op(f"{ns}::f", tiled_fn, mutates_args=("workspace",), computed_args=given)
     assert not hasattr(getattr(torch.ops, ns), "f")
+
+
+def test_a_function_without_a_signature_cannot_compute(registry: Registry, ns: str) -> None:
+    with pytest.raises(DefinitionError, match=r"does not know the parameters[\s\S]*lambda x: f\(x\)"):
+        registry.custom_op(f"{ns}::f", tiled_fn, mutates_args=(), computed_args={"tile": max})
+    assert f"{ns}::f" not in registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -132,3 +133,42 @@ def test_an_op_that_comes_back_is_as_the_namespace_says(registry: Registry, ns: 
         registry.configure(ns, bypass=False)
     op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
     assert passes(op)
+
+
+def test_eager_goes_on_and_off(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", same_fn, mutates_args=())
+    x = torch.ones(1)
+    registry.configure(ns, eager=True)
+    assert op(x) is x
+    registry.configure(ns, eager=None)
+    with pytest.raises(AliasError):
+        op(x)
+
+
+def test_a_wrong_environment_changes_nothing(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = registry.custom_op(f"{ns}::f", same_fn, mutates_args=())
+    with monkeypatch.context() as wrong:
+        wrong.setenv("CUSTOMOPS_CHECK", "sometimes")
+        with pytest.raises(DefinitionError, match="CUSTOMOPS_CHECK has an invalid value"):
+            registry.configure(ns, check="never")
+    later = registry.custom_op(f"{ns}::later", same_fn, mutates_args=())
+    for each in (op, later):
+        with pytest.raises(AliasError):
+            each(torch.ones(1))
+
+
+@pytest.mark.parametrize("options", [{"lazy": 1}, {"lazy": None}, {"direct_in_graphs": "no"}])
+def test_wrong_options_of_a_registry(options: Any) -> None:
+    with pytest.raises(DefinitionError, match="of a Registry must be True or False"):
+        Registry(**options)
+
+
+def test_a_scope_takes_back_what_was_set_inside_it_alone(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    with registry.scope():
+        registry.configure(ns, check="never")
+        other = threading.Thread(target=lambda: registry.configure(ns, bypass=True))
+        other.start()
+        other.join()
+        assert op._definition.options[:2] == ("never", True)
+    assert op._definition.options[:2] == ("always", True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import Registry, Undefined
+from customops import Registry, Undefined, like
 from customops.errors import DefinitionError, UndefinedError
 
 
@@ -83,3 +83,54 @@ def test_a_value_that_is_neither(registry: Registry, ns: str) -> None:
     with pytest.raises(DefinitionError, match="when must be True or False, or a function that returns one"):
         registry.custom_op(f"{ns}::f", double_fn, mutates_args=(), when="cuda")  # type: ignore[arg-type]
     assert customops.Undefined is Undefined
+
+
+# Fakes and computed arguments, as in an op ------------------------------------------------------------------------
+
+
+def scale(x: Tensor, by: float, *, plus: float = 0.0) -> Tensor:
+    return x * by + plus
+
+
+@pytest.mark.parametrize(
+    "fake", [like("x"), (like("x"),), "kernel", lambda x, by, plus: x], ids=["like", "likes", "kernel", "function"]
+)
+def test_takes_every_form_of_a_fake(off: Any, fake: Any) -> None:
+    assert off.register_fake(fake) is fake
+    assert off.register_fake()(scale) is scale
+
+
+def test_the_error_names_the_line_of_the_definition(off: Any) -> None:
+    with pytest.raises(UndefinedError, match=r"because when= is False, so it has no 'schema'") as caught:
+        _ = off.schema
+    assert off.source in str(caught.value)
+    assert off.source.startswith(__file__)
+
+
+@pytest.mark.parametrize("when", [True, False])
+def test_arguments_are_computed_as_in_an_op(registry: Registry, ns: str, when: bool) -> None:
+    options: Any = {"by": lambda x: float(len(x)), "plus": lambda by, x: by + x.dim()}
+    op: Any = registry.custom_op(f"{ns}::scale", scale, mutates_args=(), computed_args=options, when=when)
+    x = torch.ones(3)
+    assert op(x).tolist() == [7, 7, 7]
+    assert op(x=x, by=2.0).tolist() == [5, 5, 5]
+    assert op(x, plus=0.5).tolist() == [3.5] * 3
+    with pytest.raises(TypeError):
+        op(x, 2.0)
+    with pytest.raises(TypeError):
+        op()
+
+
+@pytest.mark.compile
+def test_computed_arguments_compile(registry: Registry, ns: str) -> None:
+    op: Any = registry.custom_op(
+        f"{ns}::scale", scale, mutates_args=(), computed_args={"by": lambda x: 2.0 * x.dim()}, when=False
+    )
+    compiled = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+
+
+def test_wrong_computed_arguments_are_refused(registry: Registry, ns: str) -> None:
+    for given in ({"to": len}, {"by": 2.0}, {"by": lambda y: y}, 5):
+        with pytest.raises(DefinitionError, match="scale: "):
+            registry.custom_op(f"{ns}::scale", scale, mutates_args=(), computed_args=given, when=False)  # type: ignore[call-overload]

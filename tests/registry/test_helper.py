@@ -45,7 +45,7 @@ def test_the_line_of_the_caller_counts(registry: Registry, ns: str, call: str) -
     assert op.source == f"{__file__}:{line}"
 
 
-@pytest.mark.parametrize("wrong", [5, None, print, Tensor, torch.sin], ids=str)
+@pytest.mark.parametrize("wrong", [5, None, print, Tensor, torch.sin], ids=["int", "None", "print", "class", "sin"])
 def test_what_is_no_function(wrong: Any) -> None:
     with pytest.raises(RegistrationError, match="helper marks a function written in Python") as caught:
         helper(wrong)
