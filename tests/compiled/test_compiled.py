@@ -316,7 +316,7 @@ def counting(registry: Registry, ns: str) -> Any:
 @pytest.mark.parametrize(("dtype", "of_slice"), [(torch.float32, False), (torch.int64, True)])
 def test_a_counter_under_a_checkpoint(counting: Any, backend: str, dtype: torch.dtype, of_slice: bool) -> None:
     if backend == "aot_eager_decomp_partition" and (release(torch.__version__) or (3,)) < (2, 12):
-        pytest.skip("the partitioner of torch 2.11 saves the counter itself, and the backward then raises")
+        pytest.skip("raises on torch 2.11, see docs/versions.md")
     calls = torch.zeros(4, dtype=dtype)
 
     def body(x: Tensor) -> Tensor:
