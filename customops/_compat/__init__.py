@@ -11,6 +11,10 @@ of its subsystem, and the rest of the package calls a function that does the rig
 these loads neither Dynamo nor inductor.
 """
 
+from customops._compat import stand_ins as _stand_ins
+
+_stand_ins.put_in()
+
 from customops._compat import autograd as autograd
 from customops._compat import dispatch as dispatch
 from customops._compat import dynamo as dynamo
@@ -36,3 +40,5 @@ from customops._compat import tables as tables
 from customops._compat import tags as tags
 from customops._compat import tracing as tracing
 from customops._compat import triton as triton
+
+_stand_ins.take_out()

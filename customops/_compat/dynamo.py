@@ -37,7 +37,7 @@ def outside_dynamo(fn: _F) -> _F:
     code = fn.__code__
     if _marked.get(id(code)) is code:  # equal ones are others
         return fn
-    frames = _C._dynamo.eval_frame
+    frames: Any = getattr(_C._dynamo, "eval_frame", None)
     if not hasattr(frames, "set_code_exec_strategy"):
         return cast(_F, torch.compiler.disable(fn))
     skip = frames._FrameAction.SKIP

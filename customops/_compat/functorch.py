@@ -44,8 +44,11 @@ def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
 
 
-#: ``keyset & below_vmap_mode``: below the key that sees each call inside vmap; and a guard: dispatch without that key.
-below_vmap_mode: Any = _C._dispatch_keyset_full_after(DispatchKey.FuncTorchVmapMode)
+@functools.cache
+def below_vmap_mode() -> Any:
+    """``keyset & below_vmap_mode()``: below the key that sees each call inside vmap."""
+    return _C._dispatch_keyset_full_after(DispatchKey.FuncTorchVmapMode)
+
 
 without_vmap_mode: Any = functools.partial(exclude_keys, key_set("FuncTorchVmapMode"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,5 +21,6 @@ def when_profiling(changed: Callable[[bool], object]) -> None:
 
     torch has no hook for it, so the two functions that all of them call are wrapped.
     """
-    _profiler._run_on_profiler_start = followed(_profiler._run_on_profiler_start, lambda: changed(True))
-    _profiler._run_on_profiler_stop = followed(_profiler._run_on_profiler_stop, lambda: changed(False))
+    for name, profiles in (("_run_on_profiler_start", True), ("_run_on_profiler_stop", False)):
+        if hasattr(_profiler, name):  # else kernels have no names in profiles: `customops doctor` says so
+            setattr(_profiler, name, followed(getattr(_profiler, name), functools.partial(changed, profiles)))

@@ -137,7 +137,7 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
                 op=op,
                 fix='torch.vmap(f, randomness="different") or "same"',
             )
-        below = functools.partial(overload.redispatch, keyset & _compat.functorch.below_vmap_mode, *args, **kwargs)
+        below = functools.partial(overload.redispatch, keyset & _compat.functorch.below_vmap_mode(), *args, **kwargs)
         with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()
