@@ -22,7 +22,6 @@ PARTS = (
     "autograd",
     "inductor",
     "graph_calls",
-    "functionalization",
 )
 
 #: Loses the names of one probe after another, each in a fork, and imports customops there.
