@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -81,3 +83,13 @@ def transform() -> str | None:
     """The innermost functorch transform: "Vmap", "Grad", "Jvp", "Functionalize"."""
     interpreter = _C._functorch.peek_interpreter_stack()
     return None if interpreter is None else str(interpreter.key()).rpartition(".")[2]
+
+
+def sharding_of(overload: Any) -> Callable[..., Any] | None:
+    """The rule of DTensor for an operator: the function given to `register_sharding`, or torch's own."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return None
+    propagator = module.DTensor._op_dispatcher.sharding_propagator
+    found: Callable[..., Any] | None = propagator.op_strategy_funcs.get(overload)
+    return found.args[0] if isinstance(found, functools.partial) and found.args else found

@@ -207,6 +207,13 @@ def _samples(op: Any) -> Iterator[Rule]:
 
 
 #: In the order of a description. A new kind of rule gets a function here.
+def _sharding(op: Any) -> Iterator[Rule]:
+    """The rule of DTensor, where there is one: most programs use none."""
+    fn = _compat.tables.sharding_of(op._opoverload)
+    if fn is not None:
+        yield of_function("sharding", fn, "", target="DTensor", origin="others")
+
+
 _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
     _kernels,
     _kernels_of_others,
@@ -219,5 +226,6 @@ _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
     _torch_dispatch,
     _for_compilers,
     _effect,
+    _sharding,
     _samples,
 )
