@@ -90,6 +90,11 @@ PROBES = (
         torch._C._functorch.peek_interpreter_stack torch._C._get_dispatch_mode torch._C._get_dispatch_stack_at
         torch._C._len_torch_dispatch_stack torch._C._TorchDispatchModeKey""",
     ),
+    _probe(
+        "tables",
+        "op.describe() does not know the rules of DTensor",
+        "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs",
+    ),
     _probe("guards", "no op can be called without the dispatcher", "torch._C._dynamo.guards.TensorGuards"),
     _probe(
         "kernel_state",
