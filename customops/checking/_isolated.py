@@ -67,6 +67,7 @@ def _note_crash(run: Run, error: IsolationError, place: Path) -> None:
 
 
 def _child(run: Run, place: Path) -> Any:
+    faulthandler.disable()  # a library may have put a handler in its place
     faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
     run.announce = functools.partial(_write, place)

@@ -146,7 +146,7 @@ def test_refused(double: Any, library: Any) -> None:
 
 
 def test_functions_that_do_not_say_what_they_take(path: Path) -> None:
-    with pytest.raises(errors.ArgumentError, match=r"(?s)half of each pointer.*argtypes"):
+    with pytest.raises(errors.ArgumentError, match=r"(?s)truncate pointers.*argtypes"):
         from_c(ctypes.CDLL(str(path)).scale)
     with pytest.raises(errors.ArgumentError, match="takes a C function"):
         from_c(lambda x: x)

@@ -321,7 +321,7 @@ def tiled(x: Tensor, tile: int) -> Tensor:
     return x * tile
 
 
-assert_type(custom_op("typing::tiled", tiled, computed_args={"tile": len})(one), Tensor)
+assert_type(custom_op("typing::tiled", tiled, computed_args={"tile": lambda x: len(x)})(one), Tensor)
 
 
 @custom_op("typing::decorated", mutates_args=(), computed_args={"tile": lambda x: len(x)})
@@ -333,5 +333,6 @@ assert_type(decorated(one), Tensor)
 assert_type(decorated(one, tile=2), Tensor)
 
 # What a name stands for.
-Named("a layer", Moments(one, one))
-assert_type(Named[Moments]("a layer").get(), Moments)
+layer = torch.nn.Linear(1, 1)
+Named("a layer", layer)
+assert_type(Named[torch.nn.Linear]("a layer").get(), torch.nn.Linear)
