@@ -117,9 +117,10 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
         return not is_raised(
             ours["result"], Exception
         )  # a meta device: torch asks for a kernel, here there is the fake
-    if case.context == "profiler" and keys(ours, theirs) == ["log"]:
-        # 2.15 calls simple ops of its own past the profiler
-        return set(ours["log"]) == {"op"} >= set(theirs["log"]) and len(ours["log"]) > len(theirs["log"])
+    if case.context == "profiler" and set(ours["log"]) == {"op"} and len(ours["log"]) > len(theirs["log"]):
+        ours = {**ours, "log": theirs["log"]}  # 2.15 calls simple ops of its own past the profiler
+        if not keys(ours, theirs):
+            return True
     if case.context == "vmap" and is_raised(theirs["result"], RuntimeError):
         return True  # torch has no fallback for lists
     if case.context == "vmap":  # the strategy stacks results, torch's fallback takes views of one buffer
