@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
+
 from customops import _compat, _spec
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo
 from customops._dispatch.spec import OpSpec
 from customops._lifetime import Owner
 from customops._op import CustomOpDef
+from customops._schema.model import Schema
 from customops.errors import DefinitionError, UnregisteredError, where
 
 AGAIN = "define it again, or use the new object"
@@ -22,15 +25,27 @@ def place(qualname: str, owner: Owner) -> str:
     return known.source if isinstance(known, CustomOpDef) else _compat.schemas.defined_at(qualname)
 
 
-def conflict(spec: OpSpec, owner: Owner, reason: str, fix: str, **fields: str) -> DefinitionError:
-    """The error for an op that exists."""
-    return DefinitionError(
-        f"an op of this name exists, defined at {place(spec.qualname, owner)}: {reason}",
-        op=spec.qualname,
-        where=where(spec.fn) if spec.fn is not None else None,
-        fix=fix,
-        **fields,
-    )
+def conflict(qualname: str, owner: Owner, reason: str, fix: str, at: str | None, **fields: str) -> DefinitionError:
+    """The error for an op that exists; `at` is where the other one is defined."""
+    problem = f"an op of this name exists, defined at {place(qualname, owner)}: {reason}"
+    return DefinitionError(problem, op=qualname, where=at, fix=fix, **fields)
+
+
+def check_same(
+    old: CustomOpDef[Any, Any], schema: Schema, tags: tuple[torch.Tag, ...], owner: Owner, fix: str, at: str | None
+) -> None:
+    """Raise unless an op has this schema and these tags."""
+    known = old._definition.tags
+    if old.schema.exact_key != schema.exact_key or set(known) != set(tags):
+        raise conflict(
+            old._qualname,
+            owner,
+            "on_conflict='reuse' needs the same schema and tags",
+            fix,
+            at,
+            expected=f"{old.schema} {sorted(map(str, known)) or ''}",
+            got=f"{schema} {sorted(map(str, tags)) or ''}",
+        )
 
 
 def replaced(qualname: str, place: str) -> UnregisteredError:
@@ -65,7 +80,8 @@ def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     """Define an op in the place of one made by torch.library.custom_op, whose rule for a same name is this, too."""
     library = _compat.registries.torch_library_of(spec.qualname)
     if library is None:
-        raise conflict(spec, owner, "it was not made by custom_op, so it cannot be replaced", "choose another name")
+        reason = "it was not made by custom_op, so it cannot be replaced"
+        raise conflict(spec.qualname, owner, reason, "choose another name", function_of(spec))
     _spec.check_spec(spec)
     overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
     _compat.libraries.destroy_library(library)
@@ -86,16 +102,14 @@ def reuse(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     """The existing op, if it is the same one."""
     old = _compat.registries.torch_op_of(spec.qualname)
     if not isinstance(old, CustomOpDef):
-        raise conflict(spec, owner, "it was not made by custom_op, so it cannot be reused", "choose another name")
-    known = old._definition
-    is_same = old.schema.exact_key == spec.schema.exact_key and set(known.tags) == set(spec.tags)
-    if not is_same or known.spec.signature != spec.signature:
-        raise conflict(
-            spec,
-            owner,
-            f"on_conflict='reuse' needs the same {'types' if is_same else 'schema and tags'}",
-            'on_conflict="replace", or another name',
-            expected=f"{old.schema} {sorted(map(str, known.tags)) or ''}",
-            got=f"{spec.schema} {sorted(map(str, spec.tags)) or ''}",
-        )
+        reason = "it was not made by custom_op, so it cannot be reused"
+        raise conflict(spec.qualname, owner, reason, "choose another name", function_of(spec))
+    fix = 'on_conflict="replace", or another name'
+    check_same(old, spec.schema, spec.tags, owner, fix, function_of(spec))
+    if old._definition.spec.signature != spec.signature:
+        raise conflict(spec.qualname, owner, "on_conflict='reuse' needs the same types", fix, function_of(spec))
     return old
+
+
+def function_of(spec: OpSpec) -> str | None:
+    return where(spec.fn) if spec.fn is not None else None

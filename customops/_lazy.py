@@ -234,9 +234,9 @@ class LazyOp(CustomOpDef[P, R]):
         with asked_for_at(lazy.source):
             spec = lazy.make_spec()
             if _compat.libraries.is_defined(lazy.name.packet, lazy.name.overload):
-                raise _conflict.conflict(
-                    spec, self._owner, "it was defined after this one was declared", "choose another name"
-                )
+                reason = "it was defined after this one was declared"
+                fix, at = "choose another name", _conflict.function_of(spec)
+                raise _conflict.conflict(spec.qualname, self._owner, reason, fix, at)
             self._owner.add(spec, make=self._become)
         cls = type(self).__mro__[2]
         try:

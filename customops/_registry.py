@@ -232,7 +232,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
             if on_conflict == "reuse":
                 return _conflict.reuse(spec, self)
             fix = 'on_conflict="replace", "reuse" or "skip", or another name'
-            raise _conflict.conflict(spec, self, "on_conflict='error'", fix)
+            raise _conflict.conflict(spec.qualname, self, "on_conflict='error'", fix, _conflict.function_of(spec))
 
     def add(self, spec: OpSpec, rules: Rules | None = None, make: _spec.Make = _spec.make) -> CustomOpDef[Any, Any]:
         """Define an op whose name is free."""

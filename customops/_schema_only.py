@@ -99,24 +99,18 @@ class SchemaOnly(Owner):
         found = _compat.libraries.find_overload(name.packet, name.overload)
         if found is None:
             return None
-        place = _conflict.place(str(name), self)
         if on_conflict == "error":
+            place = _conflict.place(str(name), self)
             problem = f"tried to register an operator multiple times; it is defined at {place}"
             fix = 'use another name, impl for kernels, or on_conflict="reuse" or "skip"'
             raise DefinitionError(problem, op=str(name), got=schema, where=user_source(), fix=fix)
         old = self.adopt(found)
         if on_conflict == "replace" and old._definition.library is None:
-            problem = f"an op of this name exists, defined at {place}, outside customops: it cannot be replaced"
-            raise DefinitionError(problem, op=str(name), got=schema, where=user_source(), fix="choose another name")
-        if on_conflict == "reuse" and (old.schema.exact_key, set(old.tags)) != (parse(schema).exact_key, set(tags)):
-            raise DefinitionError(
-                f"an op of this name exists, defined at {place}: on_conflict='reuse' needs the same schema and tags",
-                op=str(name),
-                expected=f"{old.schema} {sorted(map(str, old.tags)) or ''}",
-                got=f"{schema} {sorted(map(str, tags)) or ''}",
-                where=user_source(),
-                fix='the same schema and tags, on_conflict="skip", or another name',
-            )
+            reason = "customops did not define it, so it cannot be replaced"
+            raise _conflict.conflict(str(name), self, reason, "choose another name", user_source(), got=schema)
+        if on_conflict == "reuse":
+            fix = 'the same schema and tags, on_conflict="skip", or another name'
+            _conflict.check_same(old, parse(schema), tags, self, fix, user_source())
         return old
 
     def _define_text(

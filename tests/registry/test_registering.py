@@ -102,7 +102,7 @@ def test_define_replaces(registry: Registry, ns: str) -> None:
 
 def test_define_replaces_no_op_of_others(registry: Registry, ns: str) -> None:
     library = foreign(ns)
-    with pytest.raises(DefinitionError, match="outside customops: it cannot be replaced"):
+    with pytest.raises(DefinitionError, match="customops did not define it, so it cannot be replaced"):
         registry.define(f"{ns}::f", DOUBLE, on_conflict="replace")
     customops.define(f"{ns}::f", DOUBLE, on_conflict="reuse")
     customops.define(f"{ns}::f", DOUBLE, on_conflict="skip", lib=library)
