@@ -138,6 +138,7 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
         traced = make_fx(on_tensors, table)(*[flat[i] for i in places])
     if kept[-1]:
         return NotImplemented
+    traced.graph.eliminate_dead_code()  # checks of autograd's, such as is_same_size, which inductor cannot lower
     boxes, _ = torch.utils._pytree.tree_flatten((args, kwargs))
     inline = importlib.import_module("torch._inductor.codegen.subgraph").inline_subgraph_to_ir_nodes
     return inline(traced, [boxes[i] for i in places], node.name)

@@ -27,5 +27,6 @@ def project(pytester: pytest.Pytester, ns: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot.restore", restore)
     monkeypatch.setenv("PYTHONPATH", str(Path(customops.__file__).parents[1]), prepend=os.pathsep)
+    monkeypatch.delenv("CI", raising=False)  # there pytest shows each error twice, in full
     yield Project(pytester, ns)
     customops.default_registry.clear()

@@ -117,5 +117,7 @@ def test_calls(registry: Registry, ns: str, needs_grad: bool, calls: int) -> Non
             torch.autograd.grad(y, x, torch.ones(1))
 
     new_objects, new_bytes = grown(call, calls)
+    if new_bytes >= 4_000_000:  # the heap of a process that ran other tests may grow once; what leaks does so again
+        new_objects, new_bytes = grown(call, calls)
     assert new_objects < 100
     assert new_bytes < 4_000_000

@@ -70,7 +70,8 @@ def by_transforms(x: Tensor) -> Tensor:
     return (gradient + of_rows + tangent) / 5
 
 
-def test_transforms_work_inside(define: Any) -> None:
+def test_transforms_work_inside(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")  # there inductor asserts that it has no decomposition of what it cannot lower
     op = define(by_transforms, kernel=lambda x: torch.full_like(x, torch.nan))
     x = torch.randn(4)
     assert_close(compiled(op)(x), x * 2)
