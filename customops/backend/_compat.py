@@ -1,6 +1,6 @@
 """The private torch names that a device needs; `require` says which of them this torch lacks.
 
-Seen to exist on torch 2.13 and 2.15. Python's hook and guard are marked experimental there.
+Seen to exist on torch 2.11 to 2.15. Python's hook and guard are marked experimental there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ NEEDED += [  # replaced below, and what torch's functions and those of `_core` t
     "_C._dynamo.eval_frame",
     "_C._functorch.is_functorch_wrapped_tensor",
     "library.Library._destroy",
-    "library._clear_torch_ops_cache",
     "library._defs",
 ]
 
@@ -108,7 +107,7 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
             "this torch cannot have a device from Python",
             expected=", ".join(missing),
             got=f"torch {torch.__version__} without these names",
-            fix="use a torch from 2.13 on; customops was tested with 2.13 and 2.15",
+            fix="use a torch that has them; customops was tested with 2.11 to 2.15",
         )
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:

@@ -44,15 +44,14 @@ ACCELERATOR = {
     "synchronizeDevice": "synchronize",
     "isAllocatorInitialized": "is_initialized",
     "emptyCache": "empty_cache",
-    "emptyHostCache": "empty_cache",
     "getDeviceStats": "refuse_statistics",
     "getMemoryInfo": "refuse_statistics",
     "resetAccumulatedStats": "refuse_statistics",
     "resetPeakStats": "refuse_statistics",
 }
 
-#: The same, where torch has it: from 2.15 on.
-NEWER = {"getDefaultGenerator": "default_generator"}
+#: The same, where torch has it: from 2.13 and 2.15 on.
+NEWER = {"emptyHostCache": "empty_cache", "getDefaultGenerator": "default_generator"}
 
 
 #: All that has to be there.

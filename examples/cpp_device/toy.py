@@ -39,7 +39,7 @@ def load(directory: str | Path | None = None) -> None:
     cpp_extension.load(
         name="toy_device",
         sources=[str(SOURCE)],
-        extra_cflags=["-O1"],
+        extra_cflags=["-O1", "-std=c++20"],  # which torch itself is built with from 2.12 on
         build_directory=directory and str(directory),
         is_python_module=False,  # torch.ops.load_library: the file registers operators, and is no Python module
     )

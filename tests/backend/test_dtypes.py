@@ -67,7 +67,11 @@ def test_what_accelerators_have_and_the_cpu_lacks() -> None:
         for dtype in set(op.dtypesIfCUDA) - set(op.dtypes):
             if op.name in SKIPPED or is_refused(op, dtype) or "conv" in op.name:  # of complex32: the CPU has these
                 continue
+            if op.variant_test_name == "without_cudnn":  # of batch_norm, which on torch 2.11 rounds at each step
+                continue
             for sample in itertools.islice(op.sample_inputs("cpu", dtype), 2):
+                if op.name == "__rmod__" and not sample.input.all():
+                    continue  # integers refuse to divide by zero, which torch 2.11 draws
                 tried.add((op.name, dtype))
                 ours, exact = sample.transform(there), sample.transform(functools.partial(wider, dtype=dtype))
                 got = op(ours.input, *ours.args, **ours.kwargs)

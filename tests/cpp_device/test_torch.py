@@ -114,7 +114,8 @@ def test_pinned_memory() -> None:
     assert torch.empty(3, pin_memory=True).is_pinned()
     assert torch.zeros(3, pin_memory=True).tolist() == [0, 0, 0]
     equal(pinned.to("toy:1", non_blocking=True), x)
-    assert x.untyped_storage().pin_memory().is_pinned()
+    if hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.11 pins storages for CUDA alone
+        assert x.untyped_storage().pin_memory().is_pinned()
     del pinned
     assert torch.toy.pinned_memory_allocated() == 0
     assert not torch.ones(2, device="toy").is_pinned()
