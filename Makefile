@@ -22,11 +22,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast test-gpu generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast test-gpu generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -45,6 +45,10 @@ test: $(TESTING)
 # What neither compiles nor starts processes nor takes seconds: for the time between two edits.
 test-fast: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not compile and not process"
+
+# What needs a CUDA device: each of the others runs without, also where there is one.
+test-gpu: $(TESTING)
+	$(BIN)/python -m pytest -q -m gpu
 
 # Writes tests/generated and tests/typing/torch_ops.pyi anew, to be reviewed.
 generated: $(TESTING)

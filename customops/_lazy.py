@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from customops import _compat, _conflict
 from customops._dispatch import fingerprint, first_use
 from customops._dispatch.callbacks import Fn
+from customops._dispatch.current_kernel import remove_observable
 from customops._dispatch.devices import device_list
 from customops._dispatch.name import Name
 from customops._dispatch.operator import OperatorHandle
@@ -214,6 +215,7 @@ class LazyOp(CustomOpDef[P, R]):
                     cls = self._define_now()
             except BaseException:
                 fingerprint.ops.discard(self)
+                remove_observable(self)
                 self.__class__ = LazyOp
                 vars(self).update(before)
                 for added in vars(self).keys() - before.keys():

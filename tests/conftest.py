@@ -18,7 +18,10 @@ import customops
 _counter = itertools.count()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests fork, which a process does not survive that has used CUDA: those that need it have a run of their own.
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Workers share the cores, and sums split over threads need not repeat to the last bit.
     torch.set_num_threads(1)
 
@@ -31,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not torch.cuda.is_available():
         for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and make test-gpu"))
     if row := config.getoption("parity"):
         others = [item for item in items if not any(row in mark.args for mark in item.iter_markers("parity"))]
         config.hook.pytest_deselected(items=others)

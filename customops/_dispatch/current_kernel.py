@@ -47,6 +47,11 @@ def add_observable(observable: Observable) -> None:
         _observables.add(observable)
 
 
+def remove_observable(observable: Observable) -> None:
+    with lock:
+        _observables.discard(observable)
+
+
 def start(observer: Observer) -> None:
     """Let `observer` see all kernels and calls, in all threads."""
     with lock:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import cupy
@@ -35,21 +36,36 @@ def from_cupy(fn: F, /) -> F:
         ...     return cupy.sin(x)
     """
     arguments = Arguments(fn, "CuPy")
-    convert = functools.partial(_array, arguments)
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        device = next((value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        stream = torch.cuda.current_stream(device)
-        args, kwargs = arguments.each(convert, args, kwargs)  # type: ignore[assignment]
-        with cupy.cuda.Device(stream.device.index), cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index):
-            return results(_tensor, fn(*args, **kwargs))
+        tensors: list[Tensor] = []
+        given, named = arguments.each(functools.partial(_plain, arguments, tensors), args, kwargs)
+        with _current(torch.cuda.current_stream(tensors[0].device if tensors else None)):
+            given, named = arguments.each(functools.partial(_array, arguments), tuple(given), named)
+            return results(_tensor, fn(*given, **named))
 
     return kernel  # type: ignore[return-value]
 
 
+@contextlib.contextmanager
+def _current(stream: torch.cuda.Stream) -> Iterator[None]:
+    """A stream of torch, and its device, as CuPy's current ones."""
+    if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
+        same = cupy.cuda.Stream.from_external(stream)
+    else:
+        same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
+    with cupy.cuda.Device(stream.device.index), same:
+        yield
+
+
+def _plain(arguments: Arguments, tensors: list[Tensor], tensor: Tensor, name: str) -> Tensor:
+    """The tensor for CuPy, which is added to a list."""
+    tensors.append(arguments.plain(tensor, name, ("cuda",)))
+    return tensors[-1]
+
+
 def _array(arguments: Arguments, tensor: Tensor, name: str) -> Any:
-    tensor = arguments.plain(tensor, name, ("cuda",))
     try:
         return cupy.from_dlpack(tensor)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:

@@ -351,6 +351,16 @@ def test_the_rest_raises_each_time_with_the_line_and_leaves_nothing(
     assert lazy(registry, f"{ns}::f")(torch.ones(1)) == 2
 
 
+def test_profilers_leave_an_op_alone_whose_definition_failed(registry: Registry, ns: str) -> None:
+    op = lazy(registry, f"{ns}::f")
+    op.register_fake(lambda x, y: x)
+    with pytest.raises(CallbackError):
+        op(torch.ones(1))
+    with torch.profiler.profile() as profile:
+        torch.ones(2).cos()
+    assert "aten::cos" in {event.key for event in profile.key_averages()}
+
+
 def test_a_bad_schema_raises_each_time(registry: Registry, ns: str) -> None:
     def untyped(x):  # type: ignore[no-untyped-def]
         return x
