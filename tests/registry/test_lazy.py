@@ -353,7 +353,7 @@ def test_the_rest_raises_each_time_with_the_line_and_leaves_nothing(
 
 def test_profilers_leave_an_op_alone_whose_definition_failed(registry: Registry, ns: str) -> None:
     op = lazy(registry, f"{ns}::f")
-    op.register_fake(lambda x, y: x)
+    op.register_fake(lambda a, b, c: a)
     with pytest.raises(CallbackError):
         op(torch.ones(1))
     with torch.profiler.profile() as profile:
