@@ -127,8 +127,8 @@ def __getattr__(name: str) -> Any:
         from customops._describe.explanation import Explanation
 
         return Explanation
-    if name == "logging":  # not in `__all__`: it would take the place of Python's
-        return importlib.import_module("customops.logging")
+    if name in ("backend", "languages", "logging", "testing"):  # not in `__all__`: `logging` would replace Python's
+        return importlib.import_module(f"customops.{name}")
     if name == "from_tvm_ffi":
         from customops.languages import from_tvm_ffi
 
