@@ -69,8 +69,7 @@ class DataclassForm(Form):
 
         The constructor is not called: what it does was done when the object was made that is put together again here.
         """
-        has_dict = not any("__slots__" in vars(base) for base in self.cls.__mro__[:-1])
-        return functools.partial(_with_fields if has_dict else _with_slots, self.cls)
+        return functools.partial(_with_fields, self.cls)
 
     def build(self, cls: str, fields: Mapping[str, str]) -> str:
         return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
@@ -80,13 +79,7 @@ class DataclassForm(Form):
 
 
 def _with_fields(cls: Any, /, **fields: Any) -> Any:
-    made = object.__new__(cls)
-    made.__dict__.update(fields)
-    return made
-
-
-def _with_slots(cls: Any, /, **fields: Any) -> Any:
-    made = object.__new__(cls)
+    made = object.__new__(cls)  # not by way of its __dict__, which Dynamo of torch 2.11 cannot trace
     for key, value in fields.items():
         object.__setattr__(made, key, value)
     return made
@@ -165,7 +158,8 @@ class DictForm(Form):
             return f"{test}== {_set(self.keys)}"
         # None in the place of a value that is not there would be taken for one that is not there.
         none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
-        return f"{test}<= {_set(self.keys)} and {value}.keys() >= {_set(required)}{none}"
+        given = "".join(f" and {key!r} in {value}" for key in required)
+        return f"{test}<= {_set(self.keys)}{given}{none}"
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, dict) and value.keys() <= set(self.keys)
