@@ -489,6 +489,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them to FILE, too (needs matplotlib)")
     parser.add_argument("--only", metavar="TEXT", help="only the cases with TEXT in their names")
     options = parser.parse_args()
+    if torch.__version__ < (2, 13):
+        parser.error(f"torch {torch.__version__} has no custom_op for in-place ops, nor for out=; take 2.13 or newer")
     torch.set_num_threads(1)
 
     every_case = [case for case in cases() if options.only is None or options.only in case.name]

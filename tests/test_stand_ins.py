@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -65,7 +66,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_what_is_lost_is_lost_alone() -> None:
     # Of public names, and of the module of ops, torch itself makes use when it is imported.
     probes = {

@@ -61,7 +61,8 @@ class _Pass:
             matcher = importlib.import_module("torch._inductor.pattern_matcher")
             with torch.utils._python_dispatch._disable_current_modes(), torch.random.fork_rng(devices=()):
                 examples = [(pattern, list(pattern.examples())) for pattern in _patterns]
-            traced = matcher.init_once_fakemode(functools.partial(self._trace_all, matcher, examples))()
+            # torch 2.11 passes the device of the graph
+            traced = matcher.init_once_fakemode(lambda *_: self._trace_all(matcher, examples))()
         count: int = traced.apply(graph)
         return count
 
@@ -117,7 +118,8 @@ def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool
     torch looks at the operations alone: they may be of other dtypes, broadcast, or have a number where a tensor was.
     """
     names = inspect.signature(pattern.search).parameters
-    given = [_value_of(match.kwargs.get(name)) for name in names]
+    # torch 2.11 has found the same numbers already, and no longer says which
+    given = [_value_of(match.kwargs.get(name, pattern.floats.get(name))) for name in names]
     if not any(all(map(_is_like, given, example)) and _sizes_are_like(given, example) for example in examples):
         return False
     results = [each for each in tree_leaves(pattern.replace(*given)) if isinstance(each, torch.Tensor)]

@@ -31,7 +31,7 @@ class _Tags:
 
     def __init__(self) -> None:
         for name in _NAMES:
-            setattr(self, name, getattr(torch.Tag, name, None) or _LaterTag(name))
+            setattr(self, name, getattr(torch.Tag, name) if _is_here(name) else _LaterTag(name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.Tag, name)
@@ -44,11 +44,16 @@ def _tags() -> Any:
     return Tag
 
 
+def _is_here(name: str) -> bool:
+    # not by hasattr: while customops is imported, what a newer torch lacks has a stand-in
+    return isinstance(getattr(torch.Tag, name, None), torch.Tag)
+
+
 if TYPE_CHECKING:
     Tag = torch.Tag
 else:
     #: `torch.Tag`, with ``inplace`` and ``out`` on every torch.
-    Tag = torch.Tag if all(hasattr(torch.Tag, name) for name in _NAMES) else _Tags()
+    Tag = torch.Tag if all(map(_is_here, _NAMES)) else _Tags()
 
 
 def is_tag(value: object) -> TypeGuard[torch.Tag]:

@@ -10,6 +10,7 @@ import torch
 from helpers.compiling import BACKENDS, compiled
 from helpers.out_variants import axpy, axpy_out, define_axpy, define_bounds
 from helpers.processes import Program, outputs
+from helpers.versions import needs_torch
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -18,6 +19,7 @@ from customops import Registry, Tag
 from customops.errors import ArgumentError
 
 pytestmark = pytest.mark.compile
+calls_variants = needs_torch(2, 12, because="inductor calls no out variants before")
 
 
 def program_of(op: Any, bounds: Any) -> Any:
@@ -37,6 +39,7 @@ def counting(calls: list[Tensor]) -> Any:
     return kernel
 
 
+@calls_variants
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor_calls_the_variant(registry: Registry, ns: str, dynamic: bool) -> None:
     calls: list[Tensor] = []
@@ -69,6 +72,7 @@ def test_the_variant_itself(registry: Registry, ns: str, backend: str) -> None:
         assert_close(result, (right + outs[1]) * 2)
 
 
+@calls_variants
 def test_memory_is_reused(registry: Registry, ns: str) -> None:
     calls: list[Tensor] = []
     op = define_axpy(registry, ns, counting(calls))
@@ -84,6 +88,7 @@ def test_memory_is_reused(registry: Registry, ns: str) -> None:
     assert len({out.data_ptr() for out in calls}) < 6
 
 
+@calls_variants
 def test_gradients(registry: Registry, ns: str) -> None:
     calls: list[Tensor] = []
     op = define_axpy(registry, ns, counting(calls))
@@ -127,6 +132,7 @@ def positive(x: Tensor) -> Tensor:
     return x[x > 0]
 
 
+@calls_variants
 def test_coming_and_going(registry: Registry, ns: str) -> None:
     calls: list[Tensor] = []
     op = registry.custom_op(f"{ns}::axpy", axpy, mutates_args=())
@@ -143,6 +149,7 @@ def test_coming_and_going(registry: Registry, ns: str) -> None:
     assert_close(run(x), x * 3)
 
 
+@calls_variants
 def test_a_pair_of_two_definitions(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::axpy", axpy, mutates_args=())
     op.register_fake(lambda x, by, y: torch.empty_like(x))
@@ -208,6 +215,7 @@ print(len(calls), hits + torch._dynamo.utils.counters["inductor"]["fxgraph_cache
 """
 
 
+@calls_variants
 @pytest.mark.process
 def test_caches_tell_an_op_with_a_variant_from_one_without(tmp_path: Path) -> None:
     programs = [Program(SCRIPT, (option,)) for option in ("with", "without", "with")]

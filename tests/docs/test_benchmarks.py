@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.versions import needs_torch
 
 pytestmark = pytest.mark.process
 
@@ -26,6 +27,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@needs_torch(2, 13, because="torch.library.custom_op takes no in-place ops before")
 def test_contenders_agree() -> None:
     assert run("--check") == f"{CASES} cases: the contenders agree\n"
 
@@ -37,6 +39,7 @@ def test_devices_agree() -> None:
     assert done.stdout.endswith("12 cases: the devices agree\n")
 
 
+@needs_torch(2, 13, because="torch.library.custom_op takes no in-place ops before")
 def test_figures(tmp_path: Path) -> None:
     table = run("--quick", "--json", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["cases"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers.versions import needs_torch
 
 import customops
 
@@ -26,6 +27,7 @@ def public_names() -> ModuleType:
     return module
 
 
+@needs_torch(2, 13, because="customops.Tag is an object of its own before, and the reference is made with newer ones")
 def test_every_name_is_there(public_names: ModuleType) -> None:
     text = public_names.text()
     sections = dict(re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
