@@ -72,6 +72,7 @@ class SchemaOnly(Owner):
         name.check_new()
         check_nameless(schema, str(name))
         check_on_conflict(on_conflict, str(name))
+        first_use.look_up(name.packet, is_use=False)
         with lock:
             old = self._taken(name, schema, all_tags, on_conflict)
             if old is not None and on_conflict != "replace":
@@ -95,7 +96,6 @@ class SchemaOnly(Owner):
         self, name: Name, schema: str, tags: tuple[torch.Tag, ...], on_conflict: OnConflict
     ) -> CustomOpDef[Any, Any] | None:
         """The op that has the name, if it may stay or be replaced; else an error says why not."""
-        first_use.look_up(name.packet, is_use=False)
         found = _compat.libraries.find_overload(name.packet, name.overload)
         if found is None:
             return None
@@ -160,8 +160,8 @@ class SchemaOnly(Owner):
         if not callable(func):
             raise CallbackError("the kernel must be callable", op=qualname, got=brief(func), where=user_source())
         name = Name.parse(qualname)
+        first_use.look_up(name.packet, is_use=False)
         with lock:
-            first_use.look_up(name.packet, is_use=False)
             if on_conflict != "replace":
                 keys = _free_keys(str(name), keys, on_conflict)
             if not keys:

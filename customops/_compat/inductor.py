@@ -1,8 +1,9 @@
-"""The keys of compile caches, a lowering that inductor lacks, and random ops in compiled graphs."""
+"""The keys of compile caches, lowerings that inductor lacks, and random ops in compiled graphs."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -73,11 +74,42 @@ def _add_lowering(lowering: Any) -> None:
 
 
 def _storage_offset(_: Any) -> Any:
-    value = torch._inductor.virtualized.V.graph.current_node.meta["val"]
-    return value.node.expr if isinstance(value, torch.SymInt) else int(value)
+    return _expression(torch._inductor.virtualized.V.graph.current_node.meta["val"])
+
+
+def _expression(number: int | torch.SymInt) -> Any:
+    return number.node.expr if isinstance(number, torch.SymInt) else int(number)
 
 
 when_imported("torch._inductor.lowering", _add_lowering)
+
+
+def _correct_as_strided(lowering: Any) -> None:
+    """Before torch 2.13, inductor takes the offset of ``as_strided`` into a storage for that into an input.
+
+    An op that writes to a row of an input that has an offset itself would write elsewhere.
+    """
+    original = lowering.as_strided
+    if "storage_offset_relative_to_input_storage" in inspect.signature(original).parameters:
+        return
+
+    def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        result = original(x, size, stride, storage_offset)
+        if storage_offset is not None:
+            result.data.layout.offset -= _offset_of_input(result.get_name())
+        return result
+
+    lowering.register_lowering(torch.ops.aten.as_strided.default, type_promotion_kind=None)(as_strided)
+
+
+def _offset_of_input(name: str) -> Any:
+    """The offset of an input of the graph that is compiled; 0 for other buffers."""
+    graph: Any = torch._inductor.virtualized.V.graph.module.graph
+    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if node.target == name]
+    return _expression(values[0].storage_offset()) if values else 0
+
+
+when_imported("torch._inductor.lowering", _correct_as_strided)
 
 
 def keep_calls_apart(overload: OpOverload) -> None:

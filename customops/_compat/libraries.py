@@ -74,18 +74,20 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
     return [getattr(packet, name) for name in packet.overloads()]
 
 
-def watch_registrations(changed: Callable[[str | None], object]) -> None:
-    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library, and ``changed(None)`` when
-    a shared library was loaded, whatever it may have registered.
-
-    torch has no hook for it, so two methods are wrapped. What C++ code registers when Python imports it as a module
-    goes unseen.
-    """
+def watch_registrations(changed: Callable[[str], object]) -> None:
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library. torch has no hook for it."""
     Library.impl = followed(  # type: ignore[method-assign]
         Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
     )
+
+
+def watch_loading(loaded: Callable[[], object]) -> None:
+    """Call ``loaded()`` when a shared library was loaded, whatever it defined or registered.
+
+    That of C++ code that Python imports as a module goes unseen.
+    """
     ops: Any = type(torch.ops)
-    ops.load_library = followed(ops.load_library, lambda *_, **__: changed(None))
+    ops.load_library = followed(ops.load_library, lambda *_, **__: loaded())
 
 
 def name_in(library: Library, op: str | OpOverload) -> str:

@@ -14,8 +14,6 @@ import torch
 from torch._library import custom_ops as _torch_custom_ops
 from torch._ops import _OpNamespace
 
-from customops._compat.late import followed
-
 __tracebackhide__ = True  # pytest leaves the frames out
 
 _ops: Any = torch.ops
@@ -113,11 +111,8 @@ def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, b
     _Ops.__getattr__ = _namespace
 
 
-def watch_definitions(begins: Callable[[str], object], ends: Callable[[str | None], object]) -> None:
-    """Call ``begins(qualname)`` and ``ends(qualname)`` around a definition by torch.library.custom_op.
-
-    And ``ends(None)`` when a shared library was loaded, whatever it defines.
-    """
+def watch_definitions(begins: Callable[[str], object], ends: Callable[[str], object]) -> None:
+    """Call ``begins(qualname)`` and ``ends(qualname)`` around a definition by torch.library.custom_op."""
     cls: Any = _torch_custom_ops.CustomOpDef
     define = cls.__init__
 
@@ -129,7 +124,6 @@ def watch_definitions(begins: Callable[[str], object], ends: Callable[[str | Non
             ends(f"{namespace}::{name}")
 
     cls.__init__ = __init__
-    _Ops.load_library = followed(_Ops.load_library, lambda *_, **__: ends(None))
 
 
 @contextlib.contextmanager

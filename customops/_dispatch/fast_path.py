@@ -79,8 +79,8 @@ def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 _fast_paths: weakref.WeakValueDictionary[str, FastPath] = weakref.WeakValueDictionary()
 
 
-def _forget_fast_path(qualname: str | None) -> None:
-    """A kernel was registered outside customops, for an op or (None) for any."""
+def _forget_fast_path(qualname: str | None = None) -> None:
+    """A kernel was registered outside customops, for an op or for any."""
     with lock:
         for table in [_fast_paths.get(qualname)] if qualname is not None else list(_fast_paths.values()):
             if table is not None:
@@ -88,3 +88,4 @@ def _forget_fast_path(qualname: str | None) -> None:
 
 
 _compat.libraries.watch_registrations(_forget_fast_path)
+_compat.libraries.watch_loading(_forget_fast_path)

@@ -151,13 +151,12 @@ def defined(packet: str | None) -> None:
             _callbacks[each] = [callback for callback in _callbacks[each] if callback not in ready]
             if not _callbacks[each]:
                 del _callbacks[each]
-        for callback in ready:  # without the lock: it may import a module that another thread imports, too
+        for callback in ready:  # none is in the table any more: a callback that raises is not called again
             callback()
 
 
-def _torch_defined(packet: str | None) -> None:
-    if packet is not None:
-        _being_defined.discard(packet)
+def _torch_defined(packet: str) -> None:
+    _being_defined.discard(packet)
     defined(packet)
 
 
@@ -240,3 +239,4 @@ def _before_use(namespace: str, is_use: bool) -> None:
 
 _compat.namespaces.follow(_before_use, look_up)
 _compat.namespaces.watch_definitions(_being_defined.add, _torch_defined)
+_compat.libraries.watch_loading(lambda: defined(None))

@@ -14,6 +14,7 @@ from helpers import gradient_table
 from helpers.gradient_ops import Maker, MakerFromFunctions, Program
 from helpers.gradient_ops.maker import save
 from helpers.gradient_table import RAISES, RIGHT, SHAPES, TRANSFORMS, WRONG, Loss, compare
+from helpers.versions import skip_before
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -46,7 +47,7 @@ EAGER = [name for name in TRANSFORMS if name not in COMPILED]
 
 _NO_TANGENTS_OF_VIEWS = Refusal("an op that returns a view has no rule for forward mode", UnsupportedError, "jvp rule")
 _NO_COMPILED_VIEWS = Refusal(
-    "torch.compile does not functionalize custom ops that return views", Exception, "alias annotations"
+    "torch.compile does not functionalize custom ops that return views", Exception, "alias annotations|INTERNAL ASSERT"
 )
 #: Cells of the table that are errors, and why.
 REFUSALS: dict[tuple[str, str], Refusal] = {
@@ -184,6 +185,8 @@ REPRESENTATIVE = ["two", "list_with_none", "keyword_optional", "mixed_results", 
 
 @pytest.mark.parametrize(("shape", "name"), cells(["compile(jacfwd)", "compile(vmap(grad))"], REPRESENTATIVE))
 def test_compiled_cell(by_hand: Any, shape: str, name: str) -> None:
+    if "jacfwd" in name and (shape, name) not in REFUSALS:
+        skip_before(2, 12, because="torch.compile takes no jacfwd of several arguments before")
     check(name, shape, by_hand(shape))
 
 

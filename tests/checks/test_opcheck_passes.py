@@ -23,6 +23,7 @@ from helpers.opchecks import (
     to_numpy,
     view_copy,
 )
+from helpers.versions import skip_before
 
 from customops.checks import _memory, opcheck
 from customops.checks._inputs import tensors_in
@@ -128,8 +129,11 @@ CUSTOM: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "args", "kwargs"), CUSTOM.values(), ids=CUSTOM)
-def test_custom_ops_pass(op: Any, args: Any, kwargs: Any) -> None:
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_ops_pass(name: str) -> None:
+    if name == "write_all, defaults":
+        skip_before(2, 12, because="ops of torch.library raise without the arguments that they write before")
+    op, args, kwargs = CUSTOM[name]
     before = [_memory.bits(x).clone() for x in tensors_in((args, kwargs))]
     assert opcheck(op, args, kwargs) == SUCCESS
     assert all(map(torch.equal, before, map(_memory.bits, tensors_in((args, kwargs)))))

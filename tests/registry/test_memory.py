@@ -116,8 +116,9 @@ def test_calls(registry: Registry, ns: str, needs_grad: bool, calls: int) -> Non
         if needs_grad:
             torch.autograd.grad(y, x, torch.ones(1))
 
-    new_objects, new_bytes = grown(call, calls)
-    if new_bytes >= 4_000_000:  # the heap of a process that ran other tests may grow once; what leaks does so again
+    for _ in range(4):  # the heap of a process that ran other tests may grow for a while; what leaks does so each time
         new_objects, new_bytes = grown(call, calls)
+        if new_bytes < 4_000_000:
+            break
     assert new_objects < 100
     assert new_bytes < 4_000_000

@@ -10,6 +10,7 @@ import torch
 from helpers.typed_ops import OPS, ROWS
 from helpers.typed_ops.row import inputs
 from helpers.typed_ops.same import leaves, outcome, same
+from helpers.versions import is_before, skip_before
 from torch import Tensor
 
 from customops.testing import run_isolated
@@ -62,7 +63,7 @@ def reload(folder: Path) -> None:
 def test_exported_programs_are_read_in_a_fresh_process(tmp_path: Path) -> None:
     failures = []
     for name, row in ROWS.items():
-        if "export" in row.refused:
+        if "export" in row.refused or (name == "generator" and is_before(2, 12)):
             continue
         try:
             export(name, tmp_path)
@@ -76,6 +77,8 @@ def test_exported_programs_are_read_in_a_fresh_process(tmp_path: Path) -> None:
 def test_an_exported_program_that_torch_cannot_save_is_right_and_raises_when_saved_or_read(
     name: str, tmp_path: Path
 ) -> None:
+    if name == "dtypes":
+        skip_before(2, 12, because="what an exported program has for dtypes in a list is saved as numbers before")
     row, refusal = ROWS[name], ROWS[name].refused["export"]
     program = torch.export.export(Program(name), tuple(inputs(row)))
     same(outcome(program.module(), inputs(row)), outcome(expected(name), inputs(row)))
