@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -176,15 +177,15 @@ class CheckItem(OpItem):
         return {item.check for item in items if item.key._replace(check="") == self.key._replace(check="")}
 
 
-class seeded:
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
     """A block in which samples are made: the same in each run and each process."""
-
-    def __enter__(self) -> None:
-        self._state = torch.get_rng_state()
-        torch.manual_seed(0)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._state)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -214,7 +215,8 @@ def _find_stale(state: Session, items: Iterable[pytest.Item]) -> None:
             if state.updates:
                 state.findings.refuted.add(key)
             else:
-                state.faults.append(f"{key.op}: {key.check} is expected to fail on {key.input}, which there is not")
+                expected = f"{key.check} is expected to fail on {key.input}"
+                state.faults.append(f"{key.op}: {expected}, but the op has no such sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -39,6 +39,10 @@ class Mark:
         """Is it about this check of this op?"""
         return fnmatch.fnmatchcase(op, self.op) and (not self.checks or check in self.checks)
 
+    def note(self, failed: bool) -> None:
+        """A check that it covers was made."""
+        self.failed, self.passed = self.failed + failed, self.passed + (not failed)
+
     @property
     def is_refuted(self) -> bool:
         """Did the checks run, and none fail?"""

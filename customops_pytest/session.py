@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from customops import CustomOpsError
+from customops._describe.screen import plural
 from customops.checks import CHECKS
 from customops_pytest.expected import Expected, Key
-from customops_pytest.watched import Watched, plural
+from customops_pytest.watched import Watched
 
 _FILE = "customops_expected.toml"
 _SENT = "customops"

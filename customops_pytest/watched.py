@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from customops._describe.screen import plural
+
 
 @dataclass
 class Row:
@@ -87,7 +89,3 @@ class Watched:
             yield f"not checked: {plural(count, 'call')}: {reason}"
         kinds = sum(len(row.kinds) for row in self.rows.values())
         yield f"{plural(len(self.rows), 'op')}, {plural(kinds, 'kind')} of input, {self.seconds:.1f} s for the checks"
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -110,7 +110,7 @@ class Watching:
             is_failure = outcome.status == "failed"
             row.passed += not is_failure
             if mark is not None:
-                mark.failed, mark.passed = mark.failed + is_failure, mark.passed + (not is_failure)
+                mark.note(is_failure)
             elif entry is not None:
                 self.session.findings.note(entry.key, is_failure)
             if is_failure and said is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from customops._cli import results, terminal
 from customops._cli.checked import Checked, Options, check_all
-from customops._describe.screen import width_of_screen
+from customops._describe.screen import plural, width_of_screen
 from customops._targets import Op, TargetError, ops_of
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
@@ -130,7 +130,7 @@ def _print(found: list[Checked], options: argparse.Namespace, stopped: bool, sec
         terminal.say(part)
     if options.verbose:
         for reason, ops in results.not_exercised(found).items():
-            text = f"not exercised: {reason} ({terminal.plural(len(ops), 'op')})"
+            text = f"not exercised: {reason} ({plural(len(ops), 'op')})"
             terminal.say(terminal.wrapped(text, width_of_screen()))
     if options.repro is not None:
         for path in results.write_programs(found, options.repro):

@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 
 import customops
 from customops._cli.checked import Checked
-from customops._cli.terminal import colored, plural, wrapped
-from customops._describe.screen import shorter_place
+from customops._cli.terminal import colored, wrapped
+from customops._describe.screen import plural, shorter_place
 from customops.checking import _text
 
 _WORDS = {

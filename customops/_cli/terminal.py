@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
 from typing import Any, TextIO
+
+from customops._describe.screen import filled
 
 _CODES = {"red": "1;31", "green": "32", "yellow": "33", "bold": "1"}
 
@@ -49,15 +50,5 @@ def _wrapped(line: str, width: int) -> str:
         return line
     start = _START.match(line)
     indent = " " * len(start[0] if start is not None else "")
-    return textwrap.fill(
-        line[len(line) - len(line.lstrip()) :],
-        width,
-        initial_indent=line[: len(line) - len(line.lstrip())],
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    margin = len(line) - len(line.lstrip())
+    return filled(line[margin:], width, first=line[:margin], rest=indent)

@@ -75,7 +75,7 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
 
 
 def watch_registrations(changed: Callable[[str], object]) -> None:
-    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library. torch has no hook for it."""
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook."""
     Library.impl = followed(  # type: ignore[method-assign]
         Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
     )

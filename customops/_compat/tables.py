@@ -59,11 +59,6 @@ def in_order(keyset: Any) -> Iterator[str]:
         keyset = keyset.remove(key)
 
 
-def excluded() -> set[str]:
-    """The keys that this thread leaves out of all calls."""
-    return set(in_order(_C._dispatch_tls_local_exclude_set()))
-
-
 def innermost_mode() -> str | None:
     """The name of the innermost dispatch mode."""
     count = _C._len_torch_dispatch_stack()

@@ -19,7 +19,7 @@ class Rule:
 
     Attributes:
         kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
-            "lowering", "replacement", "impl", "effect", "samples".
+            "lowering", "replacement", "impl", "effect", "samples", "sharding".
         target: what it is for: a device type, a class, a compiler, a dispatch key; "" if there is one for everything.
         name: of the function, or the value.
         where: ``file:line`` of the function, "" if it has none.

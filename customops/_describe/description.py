@@ -31,7 +31,7 @@ class Description:
         doc: the first line of its docstring.
         source: ``file:line`` of the definition.
         tags: their names.
-        options: what its definition says besides, as ``bypass=True``.
+        options: what is not the default, as ``bypass=True``, by its definition or by `Registry.configure`.
         rules: a line for each kernel and rule, and for what is missing of fake impl, backward, jvp and samples.
         supports: a line for each feature of torch: does it work, and if not, what would add it.
         removed: was the op unregistered?
@@ -60,7 +60,7 @@ class Description:
             doc_of(spec.fn).partition("\n")[0],
             spec.place if op._definition.library is not None else place_of_others(op._qualname),
             tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
-            tuple(_options(spec)),
+            tuple(_options(op)),
             tuple(rules),
             () if removed else tuple(supports_of(op, rules)),
             removed,
@@ -153,14 +153,20 @@ def doc_of(fn: Any) -> str:
     return inspect.cleandoc(doc) if isinstance(doc, str) and doc is not type(fn).__doc__ else ""
 
 
-def _options(spec: Any) -> Iterator[str]:
-    for name in ("bypass", "traceable"):
-        if getattr(spec, name):
+def _options(op: Any) -> Iterator[str]:
+    """What is not the default: as the op was defined, or as `Registry.configure` says."""
+    spec, current = op._definition.spec, op._definition.options
+    for name in ("bypass", "eager"):
+        if getattr(current, name):
             yield f"{name}=True"
-    if spec.check != "always":
-        yield f'check="{spec.check}"'
-    if not spec.direct_in_graphs:
+    if current.check != "always":
+        yield f'check="{current.check}"'
+    if not current.direct_in_graphs:
         yield "direct_in_graphs=False"
+    if spec.traceable:
+        yield "traceable=True"
+    if spec.computed_args:
+        yield f"computed_args={tuple(name for name, _ in spec.computed_args)}"
     if not spec.differentiable.op:
         yield "differentiable=False"
     if spec.differentiable.nondiff_args:

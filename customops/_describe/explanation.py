@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from customops._describe import html
 from customops._describe.data import Rule, Step
 from customops._describe.route import Route
-from customops._describe.screen import entry, shorter_place, width_of_screen
+from customops._describe.screen import entry, filled, shorter_place, width_of_screen
 from customops._describe.values import outlined
 
 
@@ -58,7 +57,7 @@ class Explanation:
         return f"{self.op}({', '.join(f'{name}: {value}' for name, value in self.arguments.items())})"
 
     def _lines(self, width: int) -> Iterator[str]:
-        yield textwrap.fill(self._call, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        yield filled(self._call, width, rest="    ")
         column = max(len(step.key) for step in self.steps) + 2
         for step in self.steps:
             place = f" ({shorter_place(step.where, width - 30)})" if step.where else ""

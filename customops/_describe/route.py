@@ -53,13 +53,16 @@ class Route:
     def _steps(self) -> Iterator[Step]:
         if torch.overrides.has_torch_function(tuple(self.tensors)):
             yield Step("call", "handles", "the __torch_function__ of a tensor subclass or mode is asked first")
-        if self.operator.spec.bypass and bypass.obstacle(self.operator.schema) is None:
+        options = self.operator.options
+        passes = options.bypass or options.eager
+        if passes and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
+            said = "eager=True" if options.eager else "bypass=True"
             current = self.operator.find_past_dispatcher(self.tensors)
             if current is not None:
                 self.kernel = of_function("kernel", current.registered, "", target=current.device_type or "")
-                yield Step("call", "handles", "bypass=True: runs the kernel without the dispatcher", self.kernel.where)
+                yield Step("call", "handles", f"{said}: runs the kernel without the dispatcher", self.kernel.where)
                 return
-            yield Step("call", "redispatches", "bypass=True, but this call is not plain: the dispatcher is asked")
+            yield Step("call", "redispatches", f"{said}, but this call is not plain: the dispatcher is asked")
         names = list(_compat.tables.in_order(_compat.tables.keys_of_call(self.tensors)))
         while names:
             for step in self._step(names.pop(0), names):

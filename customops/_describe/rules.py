@@ -206,7 +206,6 @@ def _samples(op: Any) -> Iterator[Rule]:
         yield of_function("samples", op._samples.fn, location_of(op._samples.fn))
 
 
-#: In the order of a description. A new kind of rule gets a function here.
 def _sharding(op: Any) -> Iterator[Rule]:
     """The rule of DTensor, where there is one: most programs use none."""
     fn = _compat.tables.sharding_of(op._opoverload)
@@ -214,6 +213,7 @@ def _sharding(op: Any) -> Iterator[Rule]:
         yield of_function("sharding", fn, "", target="DTensor", origin="others")
 
 
+#: In the order of a description. A new kind of rule gets a function here.
 _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
     _kernels,
     _kernels_of_others,

@@ -40,20 +40,19 @@ def entry(label: str, text: str, width: int, *, column: int = 21, indent: str = 
         start += " "
     text = text or "-"
     if len(start) + len(text.split(maxsplit=1)[0]) > width and len(start) > len(blank):
-        return f"{indent}{label}\n{_wrapped(text, blank, blank, width)}"
-    return _wrapped(text, start, blank, width)
+        return f"{indent}{label}\n{filled(text, width, first=blank, rest=blank)}"
+    return filled(text, width, first=start, rest=blank)
 
 
-def _wrapped(text: str, start: str, blank: str, width: int) -> str:
-    return "\n".join(
-        textwrap.wrap(
-            text,
-            width,
-            initial_indent=start,
-            subsequent_indent=blank,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+def plural(number: int, noun: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def filled(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """A text in lines of `width` that begin so; long words stay whole."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -19,9 +19,8 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
         _compat.libraries.destroy_library(library)
     operator._added.clear()
     if operator.library is not None:
-        _compat.libraries.destroy_operator(
-            operator.library, operator.name.packet
-        )  # also where it was destroyed outside customops: see there
+        # also where it was destroyed outside customops: see there
+        _compat.libraries.destroy_operator(operator.library, operator.name.packet)
         _compat.libraries.forget_signature(operator.name.packet, operator.name.overload)
         _compat.registries.forget_entry(operator.qualname)
         _compat.libraries.retire_overload(operator.overload, error)

@@ -68,16 +68,16 @@ class DecompositionRule:
         return undo
 
     def _trace(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
-        fn, applies = self._slots.values[compiler]
-        if applies is not None and not applies(*args, **kwargs):
-            return NotImplemented
-        return fn.substitute(args, kwargs)
+        fn = self._applicable(compiler, args, kwargs)
+        return NotImplemented if fn is None else fn.substitute(args, kwargs)
 
     def _decompose(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
+        fn = self._applicable(compiler, args, kwargs)
+        return NotImplemented if fn is None else fn(*args, **kwargs)
+
+    def _applicable(self, compiler: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Equivalent | None:
         fn, applies = self._slots.values[compiler]
-        if applies is not None and not applies(*args, **kwargs):
-            return NotImplemented
-        return fn(*args, **kwargs)
+        return fn if applies is None or applies(*args, **kwargs) else None
 
     def _recompile(self) -> None:
         self.operator.recompile()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from customops._describe.screen import plural
 from customops._describe.values import described
 from customops.checking._data import Fault, Findings, Result
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def arguments(failure: Fault) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from customops._describe.screen import plural
 from customops.checking import _html, _junit, _text
 from customops.checking._data import Fault, Findings
 from customops.checking._script import script_of
@@ -68,7 +69,7 @@ class Report(Findings):
             OpCheckError: there is a fault.
         """
         if self.failures:
-            problem = f"customops.check found {_text.plural(len(self.failures), 'fault')}"
+            problem = f"customops.check found {plural(len(self.failures), 'fault')}"
             told = "\n\n".join(str(failure) for failure in self.failures)
             raise OpCheckError(f"{problem}\n\n{told}", op=self.op) from self.failures[0].error
 

@@ -145,6 +145,17 @@ def test_an_op_with_rich_types_that_writes(registry: Registry, ns: str) -> None:
     assert (found.rule("fake").origin, found.rule("fake").name) == ("derived", "returns nothing")
 
 
+def test_options_are_those_in_force(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::f", lambda x, n: x * n, schema="(Tensor x, int n) -> Tensor", computed_args={"n": lambda x: x.ndim}
+    )
+    assert op.describe().options == ("computed_args=('n',)",)
+    with registry.scope():
+        registry.configure(ns, eager=True, check="first")
+        assert op.describe().options == ("eager=True", 'check="first"', "computed_args=('n',)")
+    assert op.describe().options == ("computed_args=('n',)",)
+
+
 def test_an_out_variant_is_part_of_its_op(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::double", double_fn, mutates_args=())
 

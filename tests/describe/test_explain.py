@@ -201,6 +201,17 @@ def test_bypass(registry: Registry, ns: str, ran: Ran) -> None:
     assert len(op.explain(torch.ones(2, requires_grad=True)).steps) > 1
 
 
+def test_what_the_namespace_is_told_counts(registry: Registry, ns: str, ran: Ran) -> None:
+    op = registry.custom_op(f"{ns}::f", ran.kernel("k"), schema="(Tensor x, float by=2.0) -> Tensor")
+    with registry.scope():
+        registry.configure(ns, eager=True)
+        found = op.explain(torch.ones(2))
+        assert [(step.key, step.what) for step in found.steps] == [
+            ("call", "eager=True: runs the kernel without the dispatcher")
+        ]
+    assert len(op.explain(torch.ones(2)).steps) > 1
+
+
 def test_kernels_put_at_keys(op: Any, ran: Ran) -> None:
     customops.impl(op._qualname, "CPU", ran.kernel("raw"))
     found = op.explain(torch.ones(2))
