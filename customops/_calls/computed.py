@@ -177,16 +177,18 @@ def plain(fn: Fn, given: Any, op: str) -> Fn:
     starred = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in whole.parameters.values())
     computed = read(given, list(whole.parameters), op, starred=starred)
     outer = signature(fn, computed)
+    known, wanted = {name for name in whole.parameters if name not in dict(computed)}, {}
+    for name, compute in computed:
+        wanted[name] = _wanted(compute, known, op, name)
+        known.add(name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = outer.bind(*args, **kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        known = set(values) - {name for name, _ in computed}
         for name, compute in computed:
             if values[name] is MISSING:
-                values[name] = compute(**{wanted: values[wanted] for wanted in _wanted(compute, known, op, name)})
-            known.add(name)
+                values[name] = compute(**{each: values[each] for each in wanted[name]})
         complete = inspect.BoundArguments(whole, OrderedDict((name, values[name]) for name in whole.parameters))
         return fn(*complete.args, **complete.kwargs)
 

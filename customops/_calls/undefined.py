@@ -50,7 +50,7 @@ class Undefined(CustomOpDef[P, R]):
             f"the op is not defined, because when= is False, so it has no {name!r}",
             op=self._name,
             where=self._source,
-            fix='call the object, which runs the function; hasattr(op, "_opoverload") tells whether there is an op',
+            fix="call it: that runs the function; isinstance(op, customops.Undefined) tells that there is no op",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -24,7 +24,6 @@ Size = int | torch.SymInt | str
 #: The name of a tensor or of a list of sizes, sizes, or a function of arguments, by their names, that returns sizes.
 Shape = str | Sequence[Size] | Callable[..., Sequence[Any]]
 
-_INT = (int, torch.SymInt)
 _SIZE = ("int", "SymInt")
 _NOT_BY_NAME = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -32,6 +31,9 @@ _NOT_BY_NAME = (
     inspect.Parameter.VAR_KEYWORD,
 )
 _SIZES = ("int[", "SymInt[")
+
+_UNKNOWN = "like() names something that the op does not have"
+_WRONG = "like() was given something else than it takes"
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,13 @@ class Like:
 
     def _checked_sizes(self, given: dict[str, Any], op: str) -> Any:
         sizes = self._sizes(given)
-        if isinstance(sizes, (tuple, list)) and all(isinstance(each, _INT) for each in sizes):
+        if isinstance(sizes, (tuple, list)) and all(map(_is_size, sizes)):
             return sizes
         raise KernelError(
             "the shape of a like() gives no sizes",
             op=op,
             argument=self.shape if isinstance(self.shape, str) else None,
-            expected="a tuple or list of int",
+            expected="a tuple or list of int, each 0 or more",
             got=brief(sizes),
             where=where(self.shape) if callable(self.shape) else None,
         )
@@ -211,7 +213,7 @@ class _Names:
         if like.device is not None:
             self._refuse_unknown("device", like.device, self.plain_tensors + self._of("Device"), "arguments")
         if not isinstance(like.memory_format, torch.memory_format):
-            raise self._error("memory_format", "a torch.memory_format", brief(like.memory_format))
+            raise self._error("memory_format", "a torch.memory_format", brief(like.memory_format), _WRONG)
         self._check_shape(like.shape)
 
     def _check_shape(self, shape: Any) -> None:
@@ -228,10 +230,10 @@ class _Names:
                 if isinstance(size, str):
                     sizes = [name for name, argument in self.arguments.items() if argument.type in _SIZE]
                     self._refuse_unknown("shape", size, sizes, "int arguments")
-                elif not isinstance(size, _INT) or isinstance(size, bool) or (isinstance(size, int) and size < 0):
-                    raise self._error("shape", "a number, or the name of an int argument", brief(size))
+                elif not _is_size(size):
+                    raise self._error("shape", "an int, 0 or more, or the name of an int argument", brief(size), _WRONG)
         else:
-            raise self._error("shape", "sizes, a name, or a function", brief(shape))
+            raise self._error("shape", "sizes, a name, or a function", brief(shape), _WRONG)
 
     def _of(self, *types: str) -> list[str]:
         return [name for name, argument in self.arguments.items() if argument.type.startswith(types)]
@@ -241,15 +243,22 @@ class _Names:
             expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"the op has no {kind}"
             raise self._error(option, expected, brief(name))
 
-    def _error(self, option: str, expected: str, got: str) -> RegistrationError:
+    def _error(self, option: str, expected: str, got: str, problem: str = _UNKNOWN) -> RegistrationError:
         return RegistrationError(
-            "like() names something that the op does not have",
+            problem,
             op=self.op,
             argument=option,
             expected=expected,
             got=got,
             where=user_source(),
         )
+
+
+def _is_size(value: Any) -> bool:
+    """Is it an int of 0 or more? Of a symbol that is not asked: it would be a guard."""
+    if isinstance(value, torch.SymInt):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _attribute(said: Any, attribute: str, given: dict[str, Any]) -> Any:

@@ -168,8 +168,8 @@ def test_ops_that_only_write_need_none(registry: Registry, ns: str) -> None:
         ((like("x", device="dtype"), *FIT[1:]), "device", "x, y"),
         ((like("x", shape="n"), *FIT[1:]), "shape", "x, y, sizes"),
         ((like("x", shape=("x",)), *FIT[1:]), "shape", "n"),
-        ((like("x", shape=(1.5,)), *FIT[1:]), "shape", "a number, or the name of an int argument"),  # type: ignore[arg-type]
-        ((like("x", shape=(-1,)), *FIT[1:]), "shape", "a number, or the name of an int argument"),
+        ((like("x", shape=(1.5,)), *FIT[1:]), "shape", "an int, 0 or more, or the name of an int argument"),  # type: ignore[arg-type]
+        ((like("x", shape=(-1,)), *FIT[1:]), "shape", "an int, 0 or more, or the name of an int argument"),
         ((like("x", shape=lambda *x: x), *FIT[1:]), "shape", "some of x, y, n, dtype, sizes"),
         ((like("x", shape=lambda z: z), *FIT[1:]), "shape", "some of x, y, n, dtype, sizes"),
         ((like("x", shape=3), *FIT[1:]), "shape", "sizes, a name, or a function"),  # type: ignore[arg-type]
@@ -213,6 +213,14 @@ def test_an_error_of_the_kernel_as_a_fake_names_the_kernel(registry: Registry, n
     with pytest.raises(KernelError) as caught:
         op(torch.ones(2, device="meta"))
     assert "forgotten" in str(caught.value.where)
+
+
+def test_sizes_below_zero_are_none(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x, n: x.new_empty(n), schema="(Tensor x, int n) -> Tensor")
+    op.register_fake(like("x", shape=("n",)))
+    with pytest.raises(KernelError, match=r"gives no sizes(.|\n)*each 0 or more(.|\n)*-1"):
+        op(torch.ones(2, device="meta"), -1)
+    assert op(torch.ones(2, device="meta"), 0).shape == (0,)
 
 
 def first_of(xs: list[Tensor]) -> Tensor:
