@@ -22,11 +22,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast test-gpu generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast test-gpu generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -49,6 +49,10 @@ test-fast: $(TESTING)
 # What needs a CUDA device: each of the others runs without, also where there is one.
 test-gpu: $(TESTING)
 	$(BIN)/python -m pytest -q -m gpu
+
+# On each torch that docs/versions.md has a column for, in an environment of its own (6 GB each).
+test-versions:
+	set -e; for torch in 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0; do $(MAKE) test TORCH=$$torch; done
 
 # Writes tests/generated and tests/typing/torch_ops.pyi anew, to be reviewed.
 generated: $(TESTING)

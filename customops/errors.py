@@ -116,7 +116,7 @@ class DefinitionError(CustomOpsError, ValueError, RuntimeError):
 
 
 class TagError(DefinitionError, AssertionError):
-    """Tags that contradict each other."""
+    """The tags of an operator contradict each other."""
 
 
 class RegistrationError(CustomOpsError, RuntimeError):
@@ -124,27 +124,27 @@ class RegistrationError(CustomOpsError, RuntimeError):
 
 
 class CallbackError(RegistrationError, TypeError):
-    """A callback's parameters do not fit the operator's schema."""
+    """A function that was registered cannot be called with the arguments of the operator."""
 
 
 class UndefinedError(CustomOpsError, AttributeError):
-    """An op was asked for what there is not, since ``when=`` said that it is not to be defined."""
+    """An op that was not defined, because ``when=`` is False, was asked for an attribute that operators have."""
 
 
 class UnboundNameError(CustomOpsError, LookupError):
-    """No object has the name of a `customops.Named`."""
+    """A `customops.Named` was resolved, and no object is bound to its name."""
 
 
 class UnsupportedError(CustomOpsError, NotImplementedError):
-    """Something well formed that customops does not do."""
+    """The request is valid, and customops does not support it."""
 
 
 class ArgumentError(CustomOpsError, ValueError, RuntimeError):
-    """An argument of a call does not have a value that the operator's signature allows."""
+    """An argument of a call has a value that the signature of the operator does not allow."""
 
 
 class KernelError(CustomOpsError, RuntimeError):
-    """A kernel or fake impl returned something that does not fit the operator's schema."""
+    """A kernel or fake impl returned something other than the schema says."""
 
 
 class AliasError(KernelError):
@@ -156,11 +156,11 @@ class MissingFakeError(CustomOpsError, RuntimeError):
 
 
 class AutogradError(CustomOpsError, RuntimeError):
-    """A backward is missing, or it returned gradients that do not fit the operator's inputs."""
+    """A backward is missing, or the gradients that it returned do not fit the inputs."""
 
 
 class ContextError(AutogradError, AttributeError):
-    """A callback asked its `ctx` for an attribute that nobody put there."""
+    """A backward or another function read an attribute of `ctx` that was never set."""
 
 
 class UnregisteredError(CustomOpsError, RuntimeError):
@@ -168,11 +168,11 @@ class UnregisteredError(CustomOpsError, RuntimeError):
 
 
 class CheckError(CustomOpsError, AssertionError):
-    """What a check of `opcheck` found: the cause of an `OpCheckError`."""
+    """The fault that a check of `opcheck` found; the `OpCheckError` has it as its ``__cause__``."""
 
 
 class OpCheckError(CustomOpsError):
-    """A check of `opcheck` failed; ``__cause__`` is what it found."""
+    """A check of `opcheck` failed. Its ``__cause__`` is a `CheckError`, or what the operator raised."""
 
 
 def brief(value: Any, limit: int = 80) -> str:

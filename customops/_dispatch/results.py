@@ -24,6 +24,7 @@ CheckPolicy = Literal["always", "first", "never"]
 
 
 _POLICIES = get_args(CheckPolicy)
+_NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
 
 
 def check_policy(given: Any, op: str) -> CheckPolicy:
@@ -81,7 +82,7 @@ def fits_type(value: Any, type_: str) -> bool:
 
 def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
     """The error for a result that does not have the schema's types."""
-    expected = ", ".join(str(ret) for ret in returns) or "None"
+    expected = ", ".join(str(ret) for ret in returns).replace("SymInt", "int") or "None"
     return KernelError(
         f"the {role} returned something that does not fit the schema",
         op=op,
@@ -99,6 +100,8 @@ def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
         return "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
     if isinstance(result, tuple) and len(returns) == 1:
         return "return the value itself, or annotate the return as a tuple"
+    if isinstance(result, Tensor) and len(returns) == 1 and returns[0].type in _NUMBERS:
+        return "annotate the function with -> Tensor, or return a number, as result.item() is"
     return None
 
 

@@ -70,7 +70,10 @@ class ArgumentBuilder:
 
     def _bad_default(self, path: str, given: Any, problem: str, expected: str, fix: str) -> NoReturn:
         self.fail(
-            f"parameter {path} has an unsupported default: {problem}", expected=expected, got=brief(given), fix=fix
+            f"parameter {path} has an unsupported default: {problem}",
+            expected=expected.replace("SymInt", "int"),
+            got=brief(given),
+            fix=fix,
         )
 
     def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:

@@ -112,7 +112,7 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:
         raise BackendError(
-            "torch lays out its DLPack capsules in a way that is not known: tensors cannot change device in place",
+            "this torch has DLPack capsules of an unknown layout: tensors cannot change device in place",
             expected=f"{_HOST:#x} for the device of a CPU tensor",
             got=f"{field:#x}",
         )

@@ -103,7 +103,7 @@ def check_methods(
         raise BackendError("the device has no name yet", fix='rename_privateuse1_backend("...") comes first')
     wrong = [dtype for dtype in unsupported_dtype or () if not isinstance(dtype, torch.dtype)]
     if wrong:
-        raise BackendNameError("unsupported_dtype holds something else", expected="torch dtypes", got=repr(wrong[0]))
+        raise BackendNameError("unsupported_dtype takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
     methods = list(methods)
     if "tensor" not in methods and not hasattr(torch.Tensor, name):
         needy = [method for method in methods if method != "storage"]

@@ -157,7 +157,7 @@ class Patches:
     def refuse_statistics(self, *_: Any) -> Any:
         name = self.memory.name
         raise UnsupportedError(
-            "memory of a device written in Python is counted, and nothing else is known of it",
+            "a device written in Python counts its memory, and keeps no other statistics",
             op="torch.accelerator",
             fix=f"torch.{name}.memory_allocated()",
         )

@@ -65,7 +65,7 @@ class BackendOptions:
         names.check_methods(self.methods, None, name=self.name)
         wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
         if wrong:
-            raise BackendNameError("amp_dtypes holds something else", expected="torch dtypes", got=repr(wrong[0]))
+            raise BackendNameError("amp_dtypes takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
         self._check_process(force)
 
     def _check_process(self, force: bool) -> None:

@@ -207,7 +207,7 @@ class Run:
 
     def _exit(self) -> CheckError:
         return CheckError(
-            "the operator ends the program, with sys.exit()",
+            "the operator exits the program, with sys.exit()",
             op=self.op,
             where=self.source,
             fix="raise another error: SystemExit passes by `except Exception`",
@@ -273,13 +273,13 @@ class Run:
                 self._shrink(name, fault)
 
     def _shrink(self, name: str, fault: _Fault) -> None:
-        latest, problem = [fault.error], _VARYING.sub("", fault.error.problem)
+        latest, wanted = [fault.error], _told_by(fault.error)
 
         def fails(trial: Trial) -> bool:
             try:
                 self.chosen[name](trial)
             except CheckError as error:
-                if _VARYING.sub("", error.problem) == problem:
+                if _told_by(error) == wanted:
                     latest.append(error)
                     return True
             except (Exception, SystemExit):  # another failure: this input shows something else
@@ -287,7 +287,7 @@ class Run:
             return False
 
         seconds = _SHRINKING * (10 if self.effort == "thorough" else 1)
-        shrunk = shrink(fault.cases[0], fails, seconds)
+        shrunk = shrink(fault.cases[0], fails, seconds, variation_of(self.custom_op))
         if shrunk is not fault.cases[0]:
             fails(shrunk.trial)
             fault.error, fault.cases[0] = latest[-1], shrunk
@@ -304,6 +304,13 @@ class Run:
             fault.error.where = self._place_of_fake()
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
+
+
+def _told_by(error: CheckError) -> tuple[str, str]:
+    """What the reports of one fault have in common: the problem and what was raised, but for numbers and dtypes."""
+    cause = error.__cause__
+    raised = "" if cause is None else f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+    return _VARYING.sub("", error.problem), _VARYING.sub("", raised)
 
 
 def _raised_at(error: BaseException) -> str | None:

@@ -79,7 +79,7 @@ def in_words(results: list[Result]) -> str:
             inputs = plural(count, "input")
             parts.append(f"{status} on {inputs}" if status != "rejected" else f"{inputs} rejected")
     text = ", ".join(parts)
-    reasons = dict.fromkeys(r.reason for r in results if r.status == "not exercised" and r.reason)
+    reasons = dict.fromkeys(r.reason for r in results if r.status in ("not exercised", "rejected") and r.reason)
     if reasons:
         text += ": " + "; ".join(str(reason) for reason in list(reasons)[:2])
     return f"{text} ({sum(result.seconds for result in results):.2f} s)"

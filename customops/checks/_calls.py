@@ -85,7 +85,7 @@ def steady_results(trial: Trial) -> Results:
     """
     require_comparable(trial)
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
-        raise NotExercised("the operator is tagged as random: two results say nothing about each other")
+        raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")
     first, second = attempt(trial), attempt(trial, moved=True)
     if first is None or second is None:
         raise NotExercised("the operator does not take these inputs")
@@ -100,11 +100,11 @@ def require_comparable(trial: Trial) -> None:
     """Raise NotExercised where results cannot be compared."""
     trial.require_data()
     if trial.name.startswith(_ALLOCATING):
-        raise NotExercised("the operator returns memory as it is")
+        raise NotExercised("the operator returns uninitialized memory")
     if any(tensor.is_nested for tensor in trial.tensors):
         raise NotExercised("nested tensors are not compared")
     if has_effect(trial):
-        raise NotExercised("the operator is registered as one with side effects")
+        raise NotExercised("the operator is registered with a side effect")
 
 
 def has_effect(trial: Trial) -> bool:

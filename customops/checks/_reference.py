@@ -63,7 +63,7 @@ def _finding(function: Function, reference: Function, point: Tensors, wanted: Se
     gradients, right = one.gradients(cotangents), other.gradients(cotangents)
     told = [i for i in wanted if _has_gradient(right[i]) and (gradients[i] is not None or _is_asked_for(function, i))]
     if not told or one.returns_an_input():
-        raise ValueError("the reference says nothing of gradients")
+        raise ValueError("the reference has no gradients to compare with")
     differences = ((i, _difference(gradients[i], right[i])) for i in told)
     return next(((i, differs) for i, differs in differences if differs), None)
 

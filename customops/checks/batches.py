@@ -42,7 +42,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("no tensor has a dimension of more than one element")
     expected = steady_results(trial)
     if not any(tensor.dim() for tensor in tensors_in(list(expected.values()))):
-        raise NotExercised("there is no result with a dimension")
+        raise NotExercised("no result has a dimension")
     learnt = [batch for group in groups if (batch := _learn(trial, tensors, group, expected)) is not None]
     if not learnt:
         raise NotExercised("no dimension of the inputs is a batch of independent elements")
@@ -240,6 +240,6 @@ def _error(trial: Trial, batch: _Batch, size: int, found: tuple[str, str]) -> Ch
         got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {size}: "
         f"{found[0]}: {found[1]}",
         where=where_of(trial),
-        fix="look at how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
+        fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
         "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
     )

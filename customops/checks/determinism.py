@@ -43,7 +43,7 @@ def _judge_repeated(trial: Trial, found: tuple[str, str]) -> None:
     with is_filled():
         first, second = attempt(trial), attempt(trial)
     if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
-        raise NotExercised("what differs is memory that was not written: test_uninitialized_memory")
+        raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
     raise CheckError(
         "two calls with equal inputs and the same torch seed have different results",
         op=trial.name,
@@ -61,7 +61,7 @@ def _judge_seeded(trial: Trial, first: Results, other: Results) -> None:
     if _given_generators(trial):
         raise _ignores_generator(trial, found)
     raise CheckError(
-        "results are random, and the operator does not say so",
+        "results are random, and the operator has no tag that says so",
         op=trial.name,
         expected="the tag nondeterministic_seeded, or the same result whatever the seed",
         got=": ".join(found),

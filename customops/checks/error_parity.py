@@ -112,7 +112,7 @@ def _judge_late(call: _WrongCall) -> None:
     error = _kernel_error(call.trial) if call.what in _SURELY_WRONG else None
     if error is not None and _fake_error(call.trial) is None:
         raise CheckError(
-            f"the fake impl takes a call that the kernel refuses: {call.what}",
+            f"the fake impl accepts a call that the kernel refuses: {call.what}",
             op=call.trial.name,
             argument=call.argument,
             expected=f"{in_short(error, 200)} (the kernel)",
@@ -152,10 +152,10 @@ def _fake_error(trial: Trial) -> Exception | None:
 def _refused(call: _WrongCall, error: Exception) -> CheckError:
     problem = error.problem if isinstance(error, CustomOpsError) else in_short(error, 200)
     return CheckError(
-        "the fake impl refuses a call that the kernel takes",
+        "the fake impl refuses a call that the kernel accepts",
         op=call.trial.name,
         argument=call.argument,
         expected="a result, as in eager mode",
         got=f"{problem} (its fake impl, {call.what})",
-        fix="torch.compile fails where eager mode works: have the kernel refuse it, too, or the fake impl take it",
+        fix="torch.compile fails where eager mode works: make the kernel refuse it, too, or the fake impl accept it",
     )

@@ -92,7 +92,7 @@ def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, 
         raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
     found = difference(_copied(results), wanted)
     if found is not None:
-        raise CheckError(f"the operator gives another result {way}", op=trial.name, got=found, fix=_FIX)
+        raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
 
 
 _FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"

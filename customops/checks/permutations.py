@@ -163,12 +163,12 @@ def _error(trial: Trial, symmetry: _Symmetry, wrong: int, right: int) -> CheckEr
     names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
     arguments = [(names[id(symmetry.tensors[i])], dim) for i, dim in symmetry.group]
     return CheckError(
-        "the order of elements has a part in the result for some sizes, and none for others",
+        "the result depends on the order of elements for some sizes, and not for others",
         op=trial.name,
         argument=", ".join(name for name, _ in arguments),
-        expected=f"what does not depend on the order, as for a size of {right}",
+        expected=f"a result that does not depend on the order, as for size {right}",
         got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {wrong}: another result "
         "for the same elements in another order",
         where=where_of(trial),
-        fix="look at how the kernel divides the elements: the rest after the last whole block, halves of an odd number",
+        fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd number",
     )

@@ -108,7 +108,7 @@ class _Worker:
                 op=self.trial.name,
                 got=in_short(self.error),
                 where=where_of(self.trial),
-                fix="keep nothing that only one thread may use, or that is set in one thread only",
+                fix="use nothing that belongs to one thread, or is set in one thread only",
             ) from self.error
         if self.found:
             raise CheckError(

@@ -36,7 +36,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator was not made by customops.custom_op, which takes check= and bypass=")
     trial = trial.detached()
     if not are_plain(trial):
-        raise NotExercised("a tensor is none that a kernel is given as it is: pass plain, strided ones")
+        raise NotExercised("a tensor is not plain and strided, so kernels do not get it as it is")
     with torch.no_grad():
         expected = steady_results(trial)
         if op._definition.when != "always":
@@ -76,7 +76,7 @@ def _compare_checked(trial: Trial, op: CustomOpDef[Any, Any], expected: Results)
             checked = _results(trial, twin._opoverload)
     except (AliasError, KernelError) as error:
         raise CheckError(
-            "a kernel returns what is refused where results are checked",
+            'a kernel returns a result that check="always" refuses',
             op=trial.name,
             argument=error.argument,
             expected=error.expected or 'a result that check="always" takes',
@@ -87,7 +87,7 @@ def _compare_checked(trial: Trial, op: CustomOpDef[Any, Any], expected: Results)
     except Exception:  # at other keys of the dispatcher a twin has nothing
         checked = {}
     if not checked or first_difference(checked, expected):
-        raise NotExercised("the operator does more than to call the kernels that are registered with it")
+        raise NotExercised("the operator does more than call the kernels registered with it")
 
 
 def _past_dispatcher(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Callable[..., Any] | None:

@@ -35,7 +35,7 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor, which could be batched")
     if is_about_storages(trial):
-        raise NotExercised("the operator is about storages, which a batch has in common")
+        raise NotExercised("the operator works on storages, which the elements of a batch share")
     keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
     if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")

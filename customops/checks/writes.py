@@ -34,7 +34,7 @@ def check(trial: Trial) -> None:
     if not are_plain(trial) or not any(tensor.numel() for tensor in trial.tensors):
         raise NotExercised("no input is a plain strided tensor with elements")
     if is_about_storages(trial):
-        raise NotExercised("the operator is about storages, not about the elements of tensors")
+        raise NotExercised("the operator works on storages, not on the elements of tensors")
     with torch.no_grad(), quiet():
         if can_surround(trial):
             _judge_surroundings(trial.detached())

@@ -112,7 +112,7 @@ def test_options() -> None:
     raises(ValueError, "unknown fallback policy", register_backend, "npy", fallback="gpu")
     raises(ValueError, "unknown methods", register_backend, "npy", methods=("tensor", "tensors"))
     raises(BackendError, r"the methods of module call Tensor.npy\(\)", register_backend, "npy", methods=("module",))
-    raises(ValueError, "amp_dtypes holds something else", register_backend, "npy", amp_dtypes=["half"])
+    raises(ValueError, "amp_dtypes takes torch dtypes only", register_backend, "npy", amp_dtypes=["half"])
     raises(ValueError, "allocate is not callable", register_backend, "npy", allocate=3)
     raises(ValueError, "methods takes several", register_backend, "npy", methods=None)
     raises(ValueError, "amp_dtypes takes several", register_backend, "npy", amp_dtypes=16)

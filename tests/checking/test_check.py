@@ -207,7 +207,7 @@ def test_an_op_that_ends_the_program(registry: Registry, ns: str) -> None:
 
     ends.register_fake(lambda x: torch.empty_like(x))
     report = customops.check(ends, [(torch.randn(3),)], effort="quick")
-    assert "the operator ends the program, with sys.exit()" in {failure.problem for failure in report.failures}
+    assert "the operator exits the program, with sys.exit()" in {failure.problem for failure in report.failures}
 
 
 def test_what_a_quick_run_leaves_out(double: CustomOpDef[Any, Any]) -> None:
@@ -228,6 +228,43 @@ def test_what_else_can_be_done_about_a_derived_input(registry: Registry, ns: str
     assert any("constraints= of register_samples" in failure.error.fix for failure in report.failures)
     line = rows._rules.fake.fn.__code__.co_firstlineno
     assert all(f"{__file__}:{line}" in failure.error.where for failure in report.failures)
+
+
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return left * right * w
+
+
+@pytest.mark.parametrize("constraint", [None, lambda x: x.shape[-1] % 4 == 0])
+def test_a_smaller_input_shows_the_same_fault(registry: Registry, ns: str, constraint: Any) -> None:
+    """Its `backward` forgets `w`, and cannot split a row of one element, which is another fault."""
+    op = registry.custom_op(f"{ns}::halves", halves, mutates_args=())
+    op.register_fake(lambda x, w: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, w = ctx.saved_tensors
+        left, right = x.chunk(2, -1)
+        return torch.cat([grad * w * right, grad * w * left], -1), None
+
+    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    op.register_samples(constraints=() if constraint is None else (constraint,))(
+        lambda: [(torch.randn(4, 8, requires_grad=True), torch.randn(4, requires_grad=True))]
+    )
+    failure = customops.check(op, only=["test_gradients"]).failures[0]
+    assert "returned None for an argument that needs a gradient" in str(failure)
+    assert failure.input == "sample 1, simplified"
+    assert failure.args[0].shape == ((1, 2) if constraint is None else (1, 4))
+
+
+def test_what_is_rejected_says_why(registry: Registry, ns: str) -> None:
+    def even(x: Tensor) -> Tensor:
+        torch._check_value(x.shape[0] % 2 == 0, lambda: "an even number of rows")
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::even", even, mutates_args=())
+    op.register_fake(even)
+    report = customops.check(op, (torch.randn(4, 3),), effort="quick")
+    assert "rejected: ValueError: an even number of rows" in str(report)
 
 
 def test_progress_is_shown_where_asked(double: CustomOpDef[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:

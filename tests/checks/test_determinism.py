@@ -28,7 +28,7 @@ def noisy(x: Tensor) -> Tensor:
 
 
 def test_random_without_the_tag(op: Finds) -> None:
-    error = op.finds(noisy, torch.randn(3), match="results are random, and the operator does not say so")
+    error = op.finds(noisy, torch.randn(3), match="results are random, and the operator has no tag that says so")
     assert "nondeterministic_seeded" in str(error.fix)
     op.passes(op.define(noisy, tags=(torch.Tag.nondeterministic_seeded,)), torch.randn(3))
 

@@ -43,8 +43,8 @@ def lenient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kernel", "fake", "message"),
     [
-        (lenient, same_shapes, "refuses a call that the kernel takes"),
-        (lenient, same_dtypes, "refuses a call that the kernel takes"),
+        (lenient, same_shapes, "refuses a call that the kernel accepts"),
+        (lenient, same_dtypes, "refuses a call that the kernel accepts"),
         (misspelt, same_shapes, "a name that is not defined"),
     ],
 )
@@ -70,7 +70,7 @@ def test_dimensions_out_of_range(define: Ops) -> None:
         return x.sum(dim) if -2 <= dim < 2 else x.sum()
 
     op = define("f(Tensor x, int dim) -> Tensor", kernel, lambda x, dim: x.sum(dim))
-    with pytest.raises(CheckError, match="refuses a call that the kernel takes"):
+    with pytest.raises(CheckError, match="refuses a call that the kernel accepts"):
         error_parity.check(Trial(op, (torch.randn(4, 3), 1)))
 
 

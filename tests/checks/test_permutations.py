@@ -24,7 +24,7 @@ def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
-WRONG = "the order of elements has a part in the result for some sizes"
+WRONG = "the result depends on the order of elements for some sizes"
 
 
 def lanes(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import customops
 from customops import Tag
 from customops.checks import unchecked
 
-REFUSED = "refused where results are checked"
+REFUSED = 'a result that check="always" refuses'
 
 
 @pytest.fixture

@@ -356,7 +356,7 @@ def test_message_for_a_default() -> None:
         complaint(scale),
         """\
 scale: parameter by has an unsupported default: the dispatcher's integers have 64 bits
-  expected: SymInt
+  expected: int
   got:      18446744073709551616
   at:       FUNCTION (FILE:LINE)
   fix:      by: int | None = None, and the value in the kernel""",

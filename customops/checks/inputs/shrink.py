@@ -12,28 +12,32 @@ from customops.checks._case import Case
 from customops.checks._trial import Trial
 from customops.checks.inputs._elements import follow
 from customops.checks.inputs._parts import Parts, Spot
+from customops.checks.inputs.declared import holds
 from customops.checks.inputs.sizes import with_shapes
 from customops.checks.inputs.variation import Variation
 
 
 def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:
-    """Make a failing input simpler as long as it fails.
+    """Make a failing input simpler as long as it fails; its label then says so.
 
     Args:
         fails: does it fail in the same way? Of an input that the operator refuses it says no.
         budget: seconds.
+        variation: what may be changed of the sample, and what has to be true of it.
     """
-    end = time.perf_counter() + budget
+    end, variation = time.perf_counter() + budget, variation or Variation()
     trial, is_smaller = case.trial, True
     while is_smaller:
         is_smaller = False
-        for simpler in _simpler(Parts(trial, variation or Variation())):
+        for simpler in _simpler(Parts(trial, variation)):
             if time.perf_counter() > end:
                 break
-            if fails(simpler):
+            if holds(variation, simpler) and fails(simpler):
                 trial, is_smaller = simpler, True
                 break
-    return case if trial is case.trial else Case(trial, case.kind, case.label, case.sample)
+    if trial is case.trial:
+        return case
+    return Case(trial, case.kind, ", ".join(filter(None, (case.label, "simplified"))), case.sample)
 
 
 def _simpler(parts: Parts) -> Iterator[Trial]:
@@ -102,7 +106,8 @@ def _counted(tensor: torch.Tensor) -> torch.Tensor | None:
 def _shorter_lists(parts: Parts) -> Iterator[Trial]:
     for name, value in parts.trial.arguments.items():
         place = parts.places[name]
-        if isinstance(value, list | tuple) and len(value) > 1 and not place.is_bound and place.length is None:
+        is_free = not place.is_bound and place.length is None and parts.variation.allows("list", name)
+        if isinstance(value, list | tuple) and len(value) > 1 and is_free:
             yield parts.with_arguments({name: list(value[:1])})
             yield parts.with_arguments({name: list(value[:-1])})
 
@@ -110,7 +115,7 @@ def _shorter_lists(parts: Parts) -> Iterator[Trial]:
 def _left_out(parts: Parts) -> Iterator[Trial]:
     for name in parts.trial.arguments:
         place = parts.places[name]
-        if not place.is_bound and _has_default(parts, name):
+        if not place.is_bound and parts.variation.allows("optional", name) and _has_default(parts, name):
             yield parts.without(name)
 
 

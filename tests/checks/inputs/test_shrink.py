@@ -26,7 +26,7 @@ def test_sizes_and_layouts_that_do_not_matter_go() -> None:
     assert [tuple(tensor.shape) for tensor in small.trial.args] == [(3, 1), (3, 1)]
     assert all(tensor.is_contiguous() for tensor in small.trial.args)
     assert small.trial.args[0].flatten().tolist() == [1, 2, 3]
-    assert (small.kind, small.label) == ("size", "the label")
+    assert (small.kind, small.label) == ("size", "the label, simplified")
 
 
 def test_lists_get_shorter() -> None:
