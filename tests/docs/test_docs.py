@@ -27,7 +27,7 @@ APART = {"backend", "triton", "README"}
 NEEDS = {"triton": ("triton",), "README": ("triton",), "languages": ("numba", "tvm_ffi")}
 #: Pages that say what older versions of torch do otherwise.
 SINCE = {
-    "README": ((2, 12), "older Triton's interpreter computes other numbers with memory nobody has written"),
+    "README": ((2, 13), "older Triton's interpreter computes other numbers with memory nobody has written"),
     "out": ((2, 12), "inductor calls no out variants before"),
 }
 PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
