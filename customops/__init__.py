@@ -1,4 +1,4 @@
-"""Custom operators for PyTorch: define one, attach what it needs, and know that it is right.
+"""Custom operators for PyTorch: define ops, register their rules, and check that they are correct.
 
 (For pytest, whose plugin comes along: PYTEST_DONT_REWRITE.)
 """

@@ -26,7 +26,7 @@ class Owner(Protocol):
         """An op was defined; `undo` undoes it."""
 
     def apply_settings(self, op: Any) -> None:
-        """Let an op be called as `Registry.configure` says."""
+        """Apply the options set by `Registry.configure` to an op."""
 
     def find(self, qualname: str) -> Any:
         """The op of a name, if this owner or the default one has it."""

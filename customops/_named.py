@@ -33,20 +33,21 @@ _lock = threading.RLock()
 class Named(_compat.schemas.OpaqueBase, Generic[T]):  # type: ignore[misc]
     """The name of an object, as an argument of an op: kernels look the object up with `get`.
 
-    Compiled code takes a `Named` as an input of which it knows nothing, so it is the same code for all names. The
-    layers of a model share one graph, where a ``str`` in its place would compile each layer anew. Make it outside of
-    compiled code, keep it (as an attribute of the layer, say), and pass it. It is pickled, copied and exported as the
-    name; each process says for itself what the name stands for.
+    Compiled code takes a `Named` as an opaque input, so the same code serves all names: the layers of a model share one
+    graph. With a ``str`` instead, each layer would be compiled separately. Create the `Named` outside compiled code,
+    keep it (for example as an attribute of the layer), and pass it. It is pickled, copied and exported as the name;
+    each process binds the name to an object of its own.
 
-    The object is held weakly. When nothing else holds it, its name is free again.
+    The object is held by a weak reference. When nothing else refers to it, the name can be used again.
 
     Args:
-        name: any text that is not empty.
-        target: what the name stands for from now on, in this process. Without it, nothing changes.
-        replace: may `target` take the place of another object that has the name?
+        name: a non-empty str.
+        target: the object to which the name is bound in this process. Without it, no binding changes.
+        replace: if True, `target` may replace another object that has the name.
 
     Raises:
-        DefinitionError: the name is no text or stands for another object, or `target` cannot be held weakly.
+        DefinitionError: `name` is not a non-empty str, or names another object; or `target` does not support weak
+            references.
 
     Example:
         >>> @custom_op("mylib::attend", mutates_args=("out",))
@@ -72,13 +73,13 @@ class Named(_compat.schemas.OpaqueBase, Generic[T]):  # type: ignore[misc]
         return self._name
 
     def get(self) -> T:
-        """The object of this name: in kernels, and wherever nothing is traced.
+        """The object of this name. Call it in kernels, and in other code that is not traced.
 
-        Code that is traced, a fake impl for one, gets torch's error instead: what it reads would be part of the code
-        for all names.
+        In traced code, such as a fake impl, torch raises an error, because what the code reads from the object would
+        become part of the graph for all names.
 
         Raises:
-            UnboundNameError: no object that is alive has the name in this process.
+            UnboundNameError: no live object has the name in this process.
         """
         bound = _bound.get(self._name)
         target = None if bound is None else bound.target()

@@ -52,10 +52,10 @@ class _SignatureOfOp:
 
 
 class CustomOpDef(Described[P], Register[P, R]):
-    """An operator: callable, and the place where its rules are registered.
+    """An operator: callable, and the object on which its rules are registered.
 
-    Made by `custom_op`, or by `adopt` for an op that was defined outside customops. Registering again replaces what was
-    registered before, at once, also for calls through ``torch.ops``.
+    `custom_op` makes it; `adopt` makes it for an op that was defined outside customops. A new registration replaces the
+    earlier one immediately, also for calls through ``torch.ops``.
 
     Example:
         >>> @custom_op("mylib::double", mutates_args=())
@@ -119,12 +119,12 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     @property
     def schema(self) -> Schema:
-        """The op's signature."""
+        """The op's schema."""
         return self._definition.schema
 
     @property
     def tags(self) -> list[torch.Tag]:
-        """The op's tags, as the dispatcher has them."""
+        """The tags that the op has in the dispatcher."""
         return _compat.tags.of_op(self._definition.tags, self._opoverload)
 
     @property
@@ -137,7 +137,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         return [self.source, *([] if self._samples is None else [location_of(self._samples.fn)])]
 
     def explain_call(self) -> str:
-        """The Python code between the dispatcher and the kernels, as it runs in each call.
+        """The Python code that runs between the dispatcher and the kernels in each call.
 
         Example:
             >>> print(double.explain_call())
@@ -159,7 +159,9 @@ class CustomOpDef(Described[P], Register[P, R]):
         return "\n".join(f"# {key}\n{text}" for key, text in texts.items() if text)
 
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that ``torch.ops`` takes for a call of this object: they differ where types are lowered.
+        """Convert the arguments of a call of this object to those of ``torch.ops``.
+
+        They differ if the op has computed arguments, or parameters of types that are lowered to the schema's types.
 
         Example:
             >>> args, kwargs = double.lower(torch.ones(2))
@@ -205,21 +207,22 @@ class CustomOpDef(Described[P], Register[P, R]):
     ) -> Any:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
 
-        `customops.check` makes other inputs of them, and leaves out those that the kernel refuses. Where a kernel takes
-        what the op is not meant for, the options say what to try.
+        `customops.check` derives further inputs from them, and skips those that the kernel rejects. If a kernel accepts
+        inputs that the op does not support, restrict the derived inputs with these options.
 
         Args:
             fn: the function. Without it, a decorator is returned.
             vary: values to try for an argument (``"dim"``), for the dtype of a tensor (``"x.dtype"``) or for its shape
-                (``"x.shape"``), in the place of those that would be guessed. Either the values, or a function that
-                returns them for the value in a sample.
-            fixed: what is not to be changed: arguments (``"dim"``), kinds of change (``"size"``, ``"layout"``,
+                (``"x.shape"``), instead of the derived ones. Either the values, or a function that takes the value in
+                a sample and returns the values to try.
+            fixed: what must not be changed: arguments (``"dim"``), kinds of change (``"size"``, ``"layout"``,
                 ``"dtype"``, ``"value"``, ``"choice"``, ``"optional"``, ``"list"``, ``"same"``, ``"device"``), or a kind
                 of one argument (``"x.layout"``).
-            constraints: what has to be true of the arguments. A function, or several, that take some of them by name.
+            constraints: conditions on the arguments: a function, or several. Each takes arguments by name and returns
+                a bool; only inputs for which all return True are used.
 
         Raises:
-            ArgumentError: an option names what the op does not have.
+            ArgumentError: an option names an argument or a kind that does not exist, or has an invalid value.
 
         Example:
             >>> @double.register_samples
@@ -256,7 +259,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             self._samples = before
 
     def samples(self) -> Iterator[Sample]:
-        """The op's sample inputs, made anew."""
+        """The op's sample inputs. Each call creates new ones."""
         return samples_of(self._samples.fn, self._qualname) if self._samples is not None else iter(())
 
     # Compilers --------------------------------------------------------------------------------------------------
@@ -283,10 +286,13 @@ class CustomOpDef(Described[P], Register[P, R]):
     # Lifetime ---------------------------------------------------------------------------------------------------
 
     def unregister(self) -> None:
-        """Remove the op from ``torch.ops``, the dispatcher, torch's registry of fakes and the registry that owns it.
+        """Remove the op from ``torch.ops``, the dispatcher, torch's registry of fake impls and its own registry.
 
-        Its name is free again. Calling this object, or an OpOverload taken from it, then raises UnregisteredError.
-        An adopted op loses what was registered through this object, and stays.
+        Its name can be used again. Calling this object, or an OpOverload taken from it, raises UnregisteredError.
+        An adopted op stays defined; only what was registered through this object is removed.
+
+        Raises:
+            UnregisteredError: the op was unregistered before.
         """
         self._owner.remove(self)
 
@@ -303,7 +309,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             )
 
     def _compute_entry(self) -> None:
-        """Find out what a call of this object comes to: the C++ function, unless the rules have something before it."""
+        """Compute what a call of this object runs: the C++ function, unless a rule or an observer comes before it."""
         entry = _compat.libraries.entry_of(self._opoverload)
         guarded = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
         self._entry = observed_call(self, guarded)

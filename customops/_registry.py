@@ -38,13 +38,13 @@ R = TypeVar("R")
 
 
 class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
-    """A set of ops with one owner.
+    """Owns a set of ops, and removes them.
 
-    Libraries use the default registry through `customops.custom_op`; a test makes one of its own, and clears it.
-    The dispatcher underneath is one per process, so two registries cannot hold an op of the same name.
+    Libraries use the default registry through `customops.custom_op`. A test can create its own registry and clear it.
+    There is one dispatcher per process, so two registries cannot hold ops of the same name.
 
     Args:
-        direct_in_graphs, lazy: what `custom_op` takes, for all ops that do not say it themselves.
+        direct_in_graphs, lazy: defaults for the options of `custom_op` of these names.
 
     Example:
         >>> registry = Registry()
@@ -65,7 +65,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
-        """The ops defined here, oldest first."""
+        """Iterate over the ops defined in this registry, oldest first."""
         return iter(list(self._ops.values()))
 
     def __len__(self) -> int:
@@ -75,7 +75,11 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         return qualname in self._ops
 
     def __getitem__(self, qualname: str) -> CustomOpDef[Any, Any]:
-        """The op of that name (KeyError if it was not defined here)."""
+        """The op of this qualified name.
+
+        Raises:
+            KeyError: the op was not defined in this registry.
+        """
         return self._ops[qualname]
 
     # Defining ---------------------------------------------------------------------------------------------------
@@ -264,10 +268,10 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     # Adopting ---------------------------------------------------------------------------------------------------
 
     def adopt(self, op: CustomOpDef[Any, Any] | OpOverload | OpOverloadPacket | str) -> CustomOpDef[Any, Any]:
-        """The object to register rules on, for any op: one of ours, or one defined in C++ or with torch.library.
+        """Return the `CustomOpDef` of any op, to register rules on. The op may be defined in C++ or with torch.library.
 
         Raises:
-            RegistrationError: there is no such op, or a name stands for several overloads.
+            RegistrationError: there is no such op, or the name has several overloads.
 
         Example:
             >>> adopt("mylib::cpp_op").register_fake(lambda x: torch.empty_like(x))
@@ -294,16 +298,16 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
 
     @contextmanager
     def scope(self) -> Iterator[Registry]:
-        """Take back on exit what this thread or task does inside the context with this registry and its ops.
+        """Context manager that undoes on exit what this thread or task does inside with this registry and its ops.
 
-        Ops defined inside are removed, ops of customops replaced inside come back, rules registered inside on older
-        ops end. An op of `torch.library.custom_op` that was replaced is gone.
+        Ops defined inside are removed, and ops of customops that were replaced inside are restored. Rules registered
+        inside on earlier ops are removed. An op of `torch.library.custom_op` that was replaced is not restored.
         """
         with open_scope(self):
             yield self
 
     def clear(self) -> None:
-        """Remove every op of this registry, and what it registered on the ops of others."""
+        """Remove every op of this registry, and everything it registered on other ops."""
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
                 self.drop(op)

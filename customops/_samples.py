@@ -19,7 +19,7 @@ Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
 
 
 class Sample(NamedTuple):
-    """Arguments of one call of an op, for checks."""
+    """The arguments of one call of an op, ``(args, kwargs)``, for checks."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

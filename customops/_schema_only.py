@@ -48,18 +48,18 @@ class SchemaOnly(Owner):
         tags: Tags = (),
         on_conflict: OnConflict = "error",
     ) -> None:
-        """Define an op by its schema alone; its kernels are registered with `impl`, its rules with ``register_*``.
+        """Define an op by its schema alone. Register its kernels with `impl`, and its rules with ``register_*``.
 
         Args:
             qualname: ``namespace::name``, or ``namespace::name.overload``.
-            schema: without the name, e.g. ``"(Tensor x) -> Tensor"``.
-            lib: the op lives as long as this library, whose namespace counts. Else it lives as long as the registry.
-            tags: the op has these, and no other.
-            on_conflict: if an op of the name exists: raise an "error", "reuse" it if it has the same schema and tags,
-                "skip" the definition whatever the op is, or "replace" an op of customops.
+            schema: the schema without the name, e.g. ``"(Tensor x) -> Tensor"``.
+            lib: the op is removed with this library, and gets its namespace. None: it is removed with the registry.
+            tags: the tags of the op; no others are added.
+            on_conflict: what to do if an op of this name exists: raise an "error"; "reuse" it if it has the same schema
+                and tags, and raise if not; "skip" the definition, whatever the op is; or "replace" an op of customops.
 
         Raises:
-            DefinitionError: the name, a conflict, or torch refuses the schema or the tags.
+            DefinitionError: the name is invalid, there is a conflict, or torch rejects the schema or the tags.
             SchemaError: `schema` starts with a name.
 
         Example:
@@ -139,19 +139,22 @@ class SchemaOnly(Owner):
         lib: Library | None = None,
         on_conflict: ImplConflict = "replace",
     ) -> Any:
-        """Put a kernel at dispatch keys as it is: no defaults filled in, nothing checked. See `register_kernel`.
+        """Register a kernel at dispatch keys without a wrapper: it gets no defaults, and nothing is checked.
+
+        See `register_kernel` for kernels that are wrapped.
 
         Args:
-            qualname: the op; where it is not defined yet, the kernel waits for it.
+            qualname: the op. If it is not defined yet, the kernel takes effect when it is.
             types: a dispatch key ("CPU", "AutogradCUDA"), a device type ("cpu"), "default" (every device), or several.
             func: the kernel, or ``torch.library.fallthrough_kernel``. Without it, a decorator is returned.
-            lib: the kernel lives as long as this library. Else it lives as long as the op, or the registry.
-            on_conflict: if there is a kernel at a key, whoever registered it: "replace" it, raise an "error", or "skip"
-                the key.
+            lib: the kernel is removed with this library. None: with the op, or with the registry.
+            on_conflict: what to do if a key has a kernel, whoever registered it: "replace" it, raise an "error", or
+                "skip" the key.
 
         Raises:
-            RegistrationError: torch knows no such dispatch key or device type, or a conflict. Nothing is registered.
-            CallbackError: `func` cannot be called.
+            RegistrationError: torch does not know the dispatch key or device type, or there is a conflict. Nothing is
+                registered then.
+            CallbackError: `func` is not callable.
         """
         keys = dispatch_keys(types, qualname)
         _check_impl_conflict(on_conflict, qualname)

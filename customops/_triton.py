@@ -43,24 +43,24 @@ def triton_op(
 def triton_op(
     name: str, fn: Any = None, /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
 ) -> Any:
-    """Turn a function that launches Triton kernels into an op which compilers trace into.
+    """Turn a function that launches Triton kernels into an op that compilers trace into.
 
-    It is `custom_op` with ``traceable=True``: in eager mode, and in exported programs, an op like any other. Under
+    This is `custom_op` with ``traceable=True``. In eager mode and in exported programs the op is like any other. Under
     `torch.compile` the function itself is traced, so that inductor sees each torch op and each kernel that is launched
-    through `wrap_triton`. The function is the fake impl, too: on tensors without data a launch does nothing.
+    through `wrap_triton`. The function is also the fake impl: on tensors without data, a launch does nothing.
 
-    The function may call torch's ops, and kernels through `wrap_triton`, and nothing that looks into tensors. A device
-    with a kernel of its own (`CustomOpDef.register_kernel`) runs that, compiled too: there the op is kept whole. So it
-    is under Triton's interpreter.
+    The function may call torch's ops, and kernels through `wrap_triton`; it must not read the data of tensors. On a
+    device with its own kernel (`CustomOpDef.register_kernel`), and under Triton's interpreter, compilers do not trace
+    into the op: compiled code calls that kernel, or the interpreted one.
 
     Args:
         name: ``namespace::name``.
-        fn: the function; without it, a decorator is returned.
-        registry: owns the op.
-        options: those of `custom_op`, ``mutates_args`` and ``schema`` among them.
+        fn: the function. Without it, a decorator is returned.
+        registry: the registry that owns the op.
+        options: the options of `custom_op`, such as ``mutates_args`` and ``schema``.
 
     Raises:
-        SchemaError, DefinitionError, CallbackError: as `custom_op`.
+        SchemaError, DefinitionError, CallbackError: as for `custom_op`.
 
     Example:
         >>> @triton_op("mylib::add", mutates_args=())
@@ -79,10 +79,10 @@ def triton_op(
 
 
 def wrap_triton(kernel: Any, /) -> WrappedKernel:
-    """A Triton kernel whose launches compilers see: ``wrap_triton(kernel)[grid](...)``.
+    """Wrap a Triton kernel so that compilers trace its launches: ``wrap_triton(kernel)[grid](...)``.
 
     Args:
-        kernel: made by ``triton.jit``, ``triton.autotune`` or ``triton.heuristics``.
+        kernel: a kernel made by ``triton.jit``, ``triton.autotune`` or ``triton.heuristics``.
 
     Raises:
         ArgumentError: `kernel` is something else.
@@ -96,11 +96,11 @@ def wrap_triton(kernel: Any, /) -> WrappedKernel:
 
 
 class WrappedKernel:
-    """What `wrap_triton` returns. A launch is one of three things.
+    """A Triton kernel wrapped by `wrap_triton`. A launch does one of three things.
 
-    - While a compiler traces, the launch goes into its graph.
+    - While a compiler traces, the launch is recorded in the graph.
     - On tensors without data, it does nothing.
-    - Else the kernel runs, on the device of its tensors, which then is the current device.
+    - Otherwise the kernel runs on the device of its tensors, which is the current device during the launch.
     """
 
     __slots__ = ("kernel",)

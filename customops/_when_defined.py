@@ -44,20 +44,22 @@ class WhenDefined(Owner):
     @overload
     def when_defined(self, qualname: str, fn: F, /, *, if_never: IfNever = "skip") -> F: ...
     def when_defined(self, qualname: str, fn: Any = None, /, *, if_never: IfNever = "skip") -> Any:
-        """Call ``fn(op)`` now, if there is an op of this name, or as soon as there is.
+        """Call ``fn(op)`` now if the op is defined, or else as soon as it is defined.
 
-        That is right after customops or `torch.library.custom_op` has defined it, or a shared library was loaded. An op
-        that came in another way is found when it is first looked up in ``torch.ops``, before it is returned there. A
-        lazy op counts when it is defined. `fn` is called once, however often the op is defined.
+        `fn` is called right after customops or `torch.library.custom_op` defines the op, or a shared library that does
+        is loaded. An op defined in another way is found on its first lookup in ``torch.ops``; `fn` is called before the
+        lookup returns. For a lazy op, `fn` is called when the op is actually defined. `fn` is called once, even if the
+        op is defined again.
 
         Args:
             qualname: ``namespace::name``, or ``namespace::name.overload``.
-            fn: takes the op, as `adopt` returns it, and registers what it likes. Without it, a decorator is returned.
-            if_never: "report": log a warning at exit if `fn` was never called; "skip": say nothing.
+            fn: takes the `CustomOpDef` of the op, as `adopt` returns it. Without it, a decorator is returned.
+            if_never: "report": log a warning at exit if `fn` was never called; "skip": do not.
 
         Raises:
-            DefinitionError: the name is no name of an op.
-            RegistrationError: `fn` raised, here or where the op came to be defined.
+            DefinitionError: `qualname` is not a valid name of an op.
+            RegistrationError: `if_never` has an invalid value, `fn` is not callable, or `fn` raised. An error in `fn`
+                is raised here, or where the op is defined.
 
         Example:
             >>> @when_defined("mylib::double")

@@ -1,8 +1,8 @@
-"""Fake impls made from recorded calls: what went in, what came out, and nothing else is known of the op.
+"""Fake impls made from profiles: the metadata of the inputs and outputs of recorded calls.
 
-For an op without a fake impl `torch.export.draft_export` records profiles; `unsafe_generate_fake_kernels` lends the op
-a fake made of them. The text of a saved profile is JSON, so it needs no package to write or to read; other YAML (what
-torch writes) is read with PyYAML.
+For an op without a fake impl, `torch.export.draft_export` records profiles. `unsafe_generate_fake_kernels` makes a
+temporary fake impl from them. Profiles are saved as JSON, which needs no further package; other YAML, such as torch
+writes, is read with PyYAML.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ File = str | os.PathLike[str] | IO[bytes]
 
 
 class MissingOpProfile(CustomOpsError, _TorchsMissingOpProfile):
-    """An op was traced with inputs that no recorded profile is about, or several that contradict each other."""
+    """An op was traced with inputs that match no recorded profile, or several profiles with different outputs."""
 
 
 class ProfileError(CustomOpsError, RuntimeError, ValueError):
@@ -61,7 +61,7 @@ class ProfileError(CustomOpsError, RuntimeError, ValueError):
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """What a profile keeps of a tensor: not its sizes."""
+    """What a profile records of a tensor: rank, dtype, device and layout, but not its sizes."""
 
     rank: int
     dtype: torch.dtype
@@ -78,7 +78,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True)
 class OpProfile:
-    """One recorded call: an entry for each argument (None for what is no tensor), and one for each output."""
+    """One recorded call: an entry for each argument (None if it is not a tensor), and one for each output."""
 
     args_profile: tuple[TensorMetadata | None, ...]
     out_profile: TensorMetadata | tuple[TensorMetadata | None, ...]
@@ -170,18 +170,21 @@ def _show(inputs: _Inputs) -> str:
 
 @contextmanager
 def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat.libraries.Library]]:
-    """Give ops a fake impl made from profiles, in place of the one they have, until the context ends.
+    """Context manager that replaces the fake impls of ops by ones made from profiles.
 
-    A call is looked up by the rank, dtype, device and layout of each tensor among its arguments; sizes of outputs are
-    unknown to the tracer. That is unsafe: an op whose output rank or dtype depends on other arguments, or on data, gets
-    what was recorded; outputs are taken to be contiguous.
+    A fake impl finds the profile of a call by the rank, dtype, device and layout of each tensor argument. The sizes of
+    its outputs are unknown to the tracer. This is unsafe: if the rank or dtype of an output depends on other arguments,
+    or on data, the recorded one is used; and outputs are assumed to be contiguous.
 
     Args:
-        op_profiles: profiles by op, named as graphs name it: ``ns.name.default``.
+        op_profiles: the profiles of each op, by its name in graphs: ``ns.name.default``.
+
+    Yields:
+        A list of the libraries that hold the fake impls.
 
     Raises:
         RegistrationError: there is no such op.
-        MissingOpProfile: (inside, when an op is traced) nothing was recorded for such inputs.
+        MissingOpProfile: (inside the context, when an op is traced) no profile matches the inputs.
 
     Example:
         >>> exported = torch.export.draft_export(model, inputs)
@@ -270,10 +273,10 @@ def _write_profile(profile: OpProfile) -> dict[str, Any]:
 
 
 def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
-    """The profiles as text: YAML that is also JSON.
+    """Convert profiles to text: YAML that is also JSON.
 
     Raises:
-        ProfileError: a dtype or layout that the format has no number for.
+        ProfileError: the format does not support a dtype or layout.
     """
     operators = {
         name: sorted((_write_profile(profile) for profile in profiles), key=json.dumps)
@@ -300,12 +303,13 @@ def _read_profile(data: dict[str, Any]) -> OpProfile:
 
 
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
-    """The profiles in a text written by `generate_yaml_from_profiles`, or by torch's function of that name.
+    """Read profiles from text written by `generate_yaml_from_profiles`, or by torch's function of that name.
 
-    Torch's text leaves out arguments that are no tensors: where these come before a tensor, its profiles match no call.
+    Torch's text omits arguments that are not tensors. If such an argument precedes a tensor, the profile matches no
+    call.
 
     Raises:
-        ProfileError: the text was written under another version of torch, or holds no profiles.
+        ProfileError: the text was written with another version of torch, or contains no profiles.
         CustomOpsError: the text is not JSON, and PyYAML is not installed.
     """
     data = _parse(yaml_str)
@@ -344,10 +348,10 @@ def _pyyaml() -> Any:
 
 
 def save_op_profiles(op_profiles: Profiles, f: File) -> None:
-    """Write profiles to a path or a binary buffer, for `load_op_profiles`.
+    """Write profiles to a path or a binary buffer. `load_op_profiles` reads them.
 
     Raises:
-        ProfileError: `f` is neither, or see `generate_yaml_from_profiles`.
+        ProfileError: `f` is neither; or see `generate_yaml_from_profiles`.
     """
     data = generate_yaml_from_profiles(op_profiles).encode()
     if isinstance(f, (str, os.PathLike)):
@@ -363,7 +367,7 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
     """Read profiles from a path or a binary buffer.
 
     Raises:
-        ProfileError: `f` is neither, or see `read_profiles_from_yaml`.
+        ProfileError: `f` is neither; or see `read_profiles_from_yaml`.
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as file:

@@ -43,7 +43,11 @@ def define(
 @overload
 def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
 def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
-    """`Registry.define`; or, in torch's older form, a decorator that defines an op in a Library with its kernel."""
+    """Define an op by its schema, as `Registry.define` does.
+
+    With a Library as the first argument, as in torch's older API, it returns a decorator that defines the op in this
+    Library and registers the function as its kernel.
+    """
     form: Callable[..., Any] = _define_in if isinstance(first, Library) else default.define
     return form(first, *args, **kwargs)
 
@@ -71,7 +75,11 @@ def impl(
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
 def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
-    """`Registry.impl`; or, in torch's older form, a decorator that registers a kernel through a Library."""
+    """Register a kernel without a wrapper, as `Registry.impl` does.
+
+    With a Library as the first argument, as in torch's older API, it returns a decorator that registers the kernel in
+    this Library.
+    """
     form: Callable[..., Any] = _impl_in if isinstance(first, Library) else default.impl
     return form(first, *args, **kwargs)
 
@@ -101,7 +109,7 @@ def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Library
 def register_kernel(
     op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
 ) -> Any:
-    """`CustomOpDef.register_kernel` on any op."""
+    """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
     return adopt(op).register_kernel(device_types, fn, lib=lib)
 
 
@@ -116,7 +124,7 @@ def register_fake(
     op: Op, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
 ) -> DeclaredF: ...
 def register_fake(op: Op, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
-    """`CustomOpDef.register_fake` on any op."""
+    """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
     return adopt(op).register_fake(fn, lib=lib, allow_override=allow_override)
 
 
@@ -129,7 +137,7 @@ def register_autograd(
     lib: Library | None = None,
     **options: Unpack[BackwardOptions],
 ) -> None:
-    """`CustomOpDef.register_autograd` on any op."""
+    """Register the gradient formula of any op, as `CustomOpDef.register_autograd` does."""
     adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
 
 
@@ -142,7 +150,7 @@ def register_jvp(
     lib: Library | None = None,
     **options: Unpack[GradientOptions],
 ) -> None:
-    """`CustomOpDef.register_jvp` on any op."""
+    """Register the forward-mode formula of any op, as `CustomOpDef.register_jvp` does."""
     adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
@@ -154,12 +162,12 @@ def register_autograd_from(
     lib: Library | None = None,
     **options: Unpack[FromOptions],
 ) -> F:
-    """`CustomOpDef.register_autograd_from` on any op."""
+    """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
     return adopt(op).register_autograd_from(fn, lib=lib, **options)
 
 
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
-    """`CustomOpDef.register_autocast` on any op."""
+    """Register the autocast rule of any op, as `CustomOpDef.register_autocast` does."""
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
 
 
@@ -172,7 +180,7 @@ def register_vmap(op: Op, fn: Strategy, /, *, lib: Library | None = None) -> Str
 @overload
 def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Library | None = None) -> ResultAndDims: ...
 def register_vmap(op: Op, fn: Any = None, /, *, lib: Library | None = None) -> Any:
-    """`CustomOpDef.register_vmap` on any op."""
+    """Register the batching rule of any op, as `CustomOpDef.register_vmap` does."""
     return adopt(op).register_vmap(fn, lib=lib)
 
 
@@ -187,7 +195,7 @@ def register_torch_dispatch(
 def register_torch_dispatch(
     op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Library | None = None
 ) -> Any:
-    """`CustomOpDef.register_torch_dispatch` on any op."""
+    """Register a function for any op and a mode or tensor subclass, as `CustomOpDef.register_torch_dispatch` does."""
     return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
 
 
@@ -200,20 +208,20 @@ def register_out(
     inplace: Names = (),
     lib: Library | None = None,
 ) -> Any:
-    """`CustomOpDef.register_out` on any op."""
+    """Register an out kernel of any op, as `CustomOpDef.register_out` does."""
     return adopt(op).register_out(fn, device_types=device_types, inplace=inplace, lib=lib)
 
 
 def register_effect(op: Op, effect: Any) -> None:
-    """`CustomOpDef.register_effect` on any op."""
+    """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""
     adopt(op).register_effect(effect)
 
 
 def get_ctx() -> Any:
-    """Inside a fake impl, the context with ``new_dynamic_size(min=0, max=None)`` for sizes that depend on data.
+    """The context of the running fake impl. Its ``new_dynamic_size(min=0, max=None)`` makes a data-dependent size.
 
     Raises:
-        RegistrationError: called anywhere else.
+        RegistrationError: it is not called inside a fake impl.
     """
     ctx = _current_ctx()
     if ctx is None:

@@ -1,4 +1,4 @@
-"""Schema inference, public names: `infer_schema`, the tables of types, `tuple_to_list`."""
+"""Schema inference: `infer_schema`, the tables of supported types, and `tuple_to_list`."""
 
 from torch import Tensor as _TestTensor  # noqa: F401 - annotations of user functions must not resolve to it
 

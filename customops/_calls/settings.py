@@ -97,15 +97,15 @@ class Configurable(Owner):
         self._settings = Settings()
 
     def configure(self, namespace: str, **options: Unpack[Configured]) -> None:
-        """Say for all ops of a namespace here, those to come included, how they are called, whatever they say.
+        """Override options of all ops of a namespace in this registry, also of ops that are defined later.
 
-        It counts at once, and more than what `custom_op` is given; the environment counts more than it. Inside `scope`
-        it ends with the scope. For ops that were adopted, `check` counts.
+        The setting takes effect immediately. It overrides the options given to `custom_op`; environment variables
+        override it. Inside `scope` it ends with the scope. For adopted ops, only `check` applies.
 
         Args:
-            namespace: that of the ops, as in ``namespace::name``.
-            options: ``check``, ``bypass``, ``eager`` and ``direct_in_graphs``, as for `custom_op`; None gives one back
-                to what each op says. Those that are left out stay as they are.
+            namespace: the namespace of the ops, as in ``namespace::name``.
+            options: ``check``, ``bypass``, ``eager`` and ``direct_in_graphs``, as for `custom_op`. None ends the
+                override of an option. Options that are left out do not change.
 
         Raises:
             DefinitionError: an option has an invalid value. Nothing is changed.
@@ -123,7 +123,7 @@ class Configurable(Owner):
             self.record(Registration(functools.partial(self._take_back, namespace, undo)))
 
     def apply_settings(self, op: CustomOpDef[Any, Any]) -> None:
-        """Let an op that is new here, or comes back, be called as is set. One that is not defined yet is left alone."""
+        """Apply the configured options to an op that was added or restored. Undefined lazy ops are skipped."""
         if "_definition" in vars(op):
             self._settings.apply([op])
 

@@ -29,7 +29,10 @@ def is_wanted(when: Any, op: str) -> bool:
 
 
 class Undefined(CustomOpDef[P, R]):
-    """Called, the function itself. Rules may be registered on it, and are not looked at; there is no operator."""
+    """What `custom_op` returns if its option ``when`` is False. Calling it calls the function.
+
+    No operator is defined. Rules can be registered on this object, but have no effect.
+    """
 
     def __init__(self, qualname: str, fn: Callable[P, R], computed_args: Any = None) -> None:
         self.__name__ = qualname.partition("::")[2].partition(".")[0]
@@ -87,7 +90,7 @@ class Undefined(CustomOpDef[P, R]):
         return iter(())
 
     def unregister(self) -> None:
-        """There is nothing to remove."""
+        """Do nothing: there is no op to remove."""
 
     def _register(self, *registration: Any) -> None:
         """Nowhere."""

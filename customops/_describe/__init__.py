@@ -27,7 +27,7 @@ class Described(Generic[P]):
         def _qualname(self) -> str: ...
 
     def describe(self) -> Description:
-        """What the op is: its schema, kernels and rules, and what it lacks for compilers, training, vmap.
+        """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.
 
         Example:
             >>> print(double.describe())
@@ -38,14 +38,16 @@ class Described(Generic[P]):
         return Description.of(self)
 
     def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
-        """Which kernel a call with these arguments would run, in this thread and its modes, and why. None is run.
+        """Show which kernel a call with these arguments would run, and why, without running it.
+
+        The dispatch modes that are active in this thread are taken into account.
 
         Returns:
-            An `Explanation`: a step for each dispatch key of the call, and the kernel at its end.
+            An `Explanation`: one step for each dispatch key of the call, and the kernel that runs.
 
         Raises:
-            ArgumentError: the arguments are not those of the op.
-            UnregisteredError: the op is not there any more.
+            ArgumentError: the arguments do not match the op's schema.
+            UnregisteredError: the op was unregistered.
 
         Example:
             >>> print(double.explain(torch.ones(2)))
@@ -72,7 +74,7 @@ class Listed:
         return f"<Registry: {shown or 'no ops'}>"
 
     def describe(self) -> str:
-        """A table of the ops: a row for each, or a block where that would be wider than the screen.
+        """A table with one row for each op. If it is wider than the terminal, each op is a block of lines instead.
 
         Example:
             >>> print(default_registry.describe())

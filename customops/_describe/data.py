@@ -15,17 +15,18 @@ State = Literal["yes", "slow", "no", "unknown", "not applicable"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that is known of an op: a kernel, the fake impl, the backward, ...
+    """One kernel or rule of an op, or one that is missing.
 
     Attributes:
         kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
             "lowering", "replacement", "impl", "effect", "samples", "sharding".
-        target: what it is for: a device type, a class, a compiler, a dispatch key; "" if there is one for everything.
-        name: of the function, or the value.
-        where: ``file:line`` of the function, "" if it has none.
-        registered: ``file:line`` of the call that registered it, "" if nobody did or it is not known.
-        origin: how it came to be there.
-        note: what else is to be said.
+        target: what it applies to: a device type, a class, a compiler or a dispatch key; "" if to everything.
+        name: the name of the function, or the value.
+        where: ``file:line`` of the function; "" if unknown.
+        registered: ``file:line`` of the call that registered it; "" if there is none or it is unknown.
+        origin: "registered" by the user, defined "with the op", "derived" by customops, registered by "others", or
+            "missing".
+        note: further information.
     """
 
     kind: str
@@ -39,13 +40,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Support:
-    """Does a feature work with the op? Else what is missing, and the call that adds it.
+    """Whether a feature of torch works with the op; if not, what is missing and which call adds it.
 
     Attributes:
         feature: "torch.compile", "torch.export", "training", "forward mode", "vmap".
         state: "yes", "slow", "no", "unknown" or "not applicable".
-        why: in a few words.
-        fix: the call to make, or "".
+        why: the reason, in a few words.
+        fix: the call that adds the feature, or "".
     """
 
     feature: str
@@ -59,10 +60,10 @@ class Step:
     """What one dispatch key does with a call.
 
     Attributes:
-        key: the dispatch key; "call" for what comes before the dispatcher.
+        key: the dispatch key; "call" for a step before the dispatcher.
         action: "handles", "redispatches", "falls through" or "raises".
-        what: what is there, and what it does.
-        where: ``file:line`` of it, "" if it is not known.
+        what: the code at this key, and what it does.
+        where: ``file:line`` of that code; "" if unknown.
     """
 
     key: str

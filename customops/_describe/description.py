@@ -22,19 +22,20 @@ _TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "low
 
 @dataclass(frozen=True)
 class Description:
-    """What an op is. ``print(description)`` shows it; notebooks show a table.
+    """What is known of an op. ``print(description)`` shows it as text; notebooks show a table.
 
     Attributes:
         op: qualified name.
-        schema: as the dispatcher has it, without the name.
-        signature: of the function, as Python writes it; "" without a function.
-        doc: the first line of its docstring.
+        schema: the schema in the dispatcher, without the name.
+        signature: the Python signature of the function; "" if the op was defined without one.
+        doc: the first line of the function's docstring.
         source: ``file:line`` of the definition.
-        tags: their names.
-        options: what is not the default, as ``bypass=True``, by its definition or by `Registry.configure`.
-        rules: a line for each kernel and rule, and for what is missing of fake impl, backward, jvp and samples.
-        supports: a line for each feature of torch: does it work, and if not, what would add it.
-        removed: was the op unregistered?
+        tags: the names of the tags.
+        options: the options that are not at their default, such as ``bypass=True``, whether set by the definition or
+            by `Registry.configure`.
+        rules: one entry for each kernel and rule, and for each of fake impl, backward, jvp and samples that is missing.
+        supports: one entry for each feature of torch: whether it works, and if not, which call adds it.
+        removed: True if the op was unregistered.
     """
 
     op: str
@@ -50,7 +51,7 @@ class Description:
 
     @classmethod
     def of(cls, op: Any) -> Description:
-        """That of a `CustomOpDef`."""
+        """Describe a `CustomOpDef`."""
         spec, removed = op._definition.spec, op._definition.removed is not None
         rules = [] if removed else rules_of(op)
         return cls(
@@ -67,7 +68,7 @@ class Description:
         )
 
     def rule(self, kind: str, target: str | None = None) -> Rule | None:
-        """The first line of a kind, for a target; None if there is none."""
+        """The first rule of this kind, and for this target if one is given; None if there is none."""
         return next((r for r in self.rules if r.kind == kind and target in (None, r.target)), None)
 
     @property
@@ -80,7 +81,7 @@ class Description:
         return asdict(self)
 
     def text(self, width: int | None = None) -> str:
-        """For a screen of so many columns, those of the terminal by default (60 to 120)."""
+        """The description as text of `width` columns; by default the width of the terminal, from 60 to 120."""
         return "\n".join(self._lines(width or width_of_screen()))
 
     def _lines(self, width: int) -> Iterator[str]:

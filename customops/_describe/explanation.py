@@ -19,10 +19,10 @@ class Explanation:
 
     Attributes:
         op: qualified name.
-        arguments: name -> the value in a few words.
+        arguments: a short text for each value, by argument name.
         steps: what each dispatch key of the call does, in the order of the dispatcher.
-        kernel: what runs in the end: a kernel, or the fake impl. None if the call raises, or if somebody else's code
-            decides on the way, as a vmap rule or a tensor subclass does: the last step says it.
+        kernel: the kernel or fake impl that runs last. None if the call raises, or if other code decides what runs,
+            such as a vmap rule or a tensor subclass; the last step names it.
     """
 
     op: str
@@ -32,7 +32,7 @@ class Explanation:
 
     @classmethod
     def of(cls, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
-        """That of a call of a `CustomOpDef`. Nothing of the op runs."""
+        """Explain a call of a `CustomOpDef`. No code of the op runs."""
         if op._definition.removed is not None:
             raise op._definition.removed
         route = Route(op, *op.lower(*args, **kwargs))
@@ -41,7 +41,7 @@ class Explanation:
 
     @property
     def raises(self) -> bool:
-        """Would the call raise, for want of a kernel or a fake impl?"""
+        """True if the call would raise because a kernel or a fake impl is missing."""
         return bool(self.steps) and self.steps[-1].action == "raises"
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Explanation:
         return asdict(self)
 
     def text(self, width: int | None = None) -> str:
-        """For a screen of so many columns, those of the terminal by default (60 to 120)."""
+        """The explanation as text of `width` columns; by default the width of the terminal, from 60 to 120."""
         return "\n".join(self._lines(width or width_of_screen()))
 
     @property

@@ -23,7 +23,7 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     _samples: Samples | None
 
     def samples(self) -> Iterator[Sample]:
-        """The op's sample inputs, made anew."""
+        """The op's sample inputs. Each call creates new ones."""
         raise NotImplementedError
 
     @overload
@@ -38,14 +38,15 @@ class RegisterForCompilers(RegisterGradients[P, R]):
         """Register plain torch code that replaces the op in compiled or exported graphs.
 
         Args:
-            fn: takes the arguments of the op, and computes its results by torch's own ops. It is called with tensors
-                without data. If it returns NotImplemented, the op stays.
-            when: "inductor": in code compiled by inductor. "export": by ``program.run_decompositions()`` of an exported
-                program. A predicate on the op's arguments: in both, if it returns True.
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data. If it returns NotImplemented, the op is kept.
+            when: where the op is replaced. "inductor": in code compiled by inductor. "export": by
+                ``program.run_decompositions()`` of an exported program. A predicate on the op's arguments: in both, for
+                calls for which it returns True.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            UnsupportedError: the op writes, or returns something else than new tensors.
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
             RegistrationError: `when` has another value.
             CallbackError: `fn` or the predicate cannot be called with the op's arguments.
 
@@ -76,17 +77,17 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     def register_lowering(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
         """Register plain torch code from which inductor generates code instead of calling the op.
 
-        Inductor fuses it with the code around it. Until then the op is one node of the graph, so its gradient formula,
-        what is saved for backward, and pattern matching do not change.
+        Inductor fuses that code with the code around it. Before that step the op is one node of the graph, so its
+        gradient formula, the tensors saved for backward, and pattern matching do not change.
 
         Args:
-            fn: takes the arguments of the op, and computes its results by torch's own ops. It is called with tensors
-                without data, with the sizes, strides, dtypes and devices in the graph. If it returns NotImplemented,
-                the generated code calls the kernel.
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data that have the sizes, strides, dtypes and devices of those in the graph. If it returns
+                NotImplemented, the generated code calls the kernel.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            UnsupportedError: the op writes, or returns something else than new tensors.
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
             CallbackError: `fn` cannot be called with the op's arguments.
 
         Example:
@@ -111,21 +112,22 @@ class RegisterForCompilers(RegisterGradients[P, R]):
     def register_replacement(
         self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
     ) -> Any:
-        """Register plain torch code that inductor replaces by a call of the op, where it finds it in a graph.
+        """Register plain torch code, the pattern, that inductor replaces by a call of the op wherever it occurs.
 
-        Inductor looks for it in graphs without gradients, and in graphs with gradients if the op has a gradient formula
-        and nothing else uses the intermediate results. Code that was compiled before does not change. `customops.check`
-        compares the pattern with the op.
+        Inductor replaces the pattern in graphs without gradients. It also does so in graphs with gradients if the op
+        has a gradient formula and nothing else uses the intermediate results. Code compiled earlier does not change.
+        `customops.check` compares the pattern with the op.
 
         Args:
             pattern: takes the arguments of the op, and computes its results. Tensors and floats match any value; other
                 arguments must have their defaults.
-            samples: yields arguments, as for `register_samples`, with the dtypes and numbers of dimensions to look for.
-                None means the samples of the op.
+            samples: a function that yields arguments, as for `register_samples`. Their dtypes and numbers of dimensions
+                are those that the pattern matches. None: the samples of the op.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            UnsupportedError: the op writes, or has an argument that is neither a tensor nor a float and has no default.
+            UnsupportedError: the op mutates an argument, or has an argument without a default that is neither a tensor
+                nor a float.
             RegistrationError: there are no samples.
             CallbackError: `pattern` cannot be called with the op's arguments.
 

@@ -81,28 +81,28 @@ class RegisterGradients(Called[P, R]):
         lib: Library | None = None,
         **options: Unpack[BackwardOptions],
     ) -> Any:
-        """Register the gradient formula.
+        """Register the gradient formula for reverse mode (backward).
 
         Args:
-            backward: ``backward(ctx, *grads)``, with one gradient for each return, a list for a list of tensors. It
-                returns one gradient for each positional argument, then for each keyword-only tensor: a Tensor like the
-                argument, None, or a list of these; or a dict of these by argument name. Without it, a decorator is
-                returned.
-            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs, tensors with
+            backward: ``backward(ctx, *grads)``. It gets one gradient for each return, a list for a list of tensors. It
+                returns one gradient for each positional argument, then one for each keyword-only tensor: a tensor with
+                the shape of the argument, None, or a list of these; or it returns a dict of these by argument name.
+                Without `backward`, a decorator is returned.
+            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs; it saves tensors with
                 ``ctx.save_for_backward``. For an op with keyword-only arguments it is
                 ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
             lib: the registration ends when this library is destroyed.
-            nondiff_args: names of tensors that have no gradient, even if they require grad.
-            grads_of: names of written arguments whose new values have gradients: backward gets these after those of
-                the returns. The default is none; for an op that returns nothing, all. (An in-place op returns the
-                argument that it writes.)
-            originals: names of written arguments of which setup_context gets copies from before the write.
-            materialize_grads: False gives backward None, instead of zeros, for returns that were not used.
-            once_differentiable: backward runs without recording, and a second derivative raises.
+            nondiff_args: names of tensors that get no gradient, even if they require grad.
+            grads_of: names of mutated arguments whose new values have gradients. Backward gets these gradients after
+                those of the returns. By default none; all, for an op that returns nothing. (An in-place op returns the
+                argument that it mutates.)
+            originals: names of mutated arguments for which setup_context gets copies made before the mutation.
+            materialize_grads: if False, backward gets None, instead of zeros, for returns that were not used.
+            once_differentiable: if True, backward is not recorded by autograd, and a second derivative raises.
 
         Raises:
-            RegistrationError: the op has ``torch.Tag.out``, or nothing that could have a gradient.
-            CallbackError: a callback has parameters that do not fit.
+            RegistrationError: the op has ``torch.Tag.out``, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
 
         Example:
             >>> double.register_autograd(lambda ctx, grad: grad * 2)
@@ -140,20 +140,20 @@ class RegisterGradients(Called[P, R]):
         self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
         **options: Unpack[GradientOptions],
     ) -> Any:  # fmt: skip
-        """Register the rule for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
+        """Register the formula for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
-            jvp: ``jvp(ctx, *tangents)``, with one tangent for each input in the order of `register_autograd`, a list
-                for a list of tensors, None for an input without one. It returns one for each return, as
-                ``autograd.Function.jvp`` does.
-            setup_context: as in `register_autograd`; it saves tensors with ``ctx.save_for_forward``. If you register
-                both, both are called.
+            jvp: ``jvp(ctx, *tangents)``. It gets one tangent for each input, in the order of `register_autograd`: a
+                list for a list of tensors, None for an input without a tangent. It returns one tangent for each return,
+                as ``autograd.Function.jvp`` does. Without `jvp`, a decorator is returned.
+            setup_context: as in `register_autograd`, but it saves tensors with ``ctx.save_for_forward``. If both
+                formulas have a setup_context, both are called.
             lib: the registration ends when this library is destroyed.
             **options: those of `register_autograd`.
 
         Raises:
-            RegistrationError: the op has ``torch.Tag.out``, returns a view, or nothing that could have a gradient.
-            CallbackError: a callback has parameters that do not fit.
+            RegistrationError: the op has ``torch.Tag.out``, returns a view, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
 
         Example:
             >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
@@ -191,15 +191,15 @@ class RegisterGradients(Called[P, R]):
         self, fn: F, /, *, grads_of: Names | None, lib: Library | None = None, **options: Unpack[ResultOptions]
     ) -> F: ...
     def register_autograd_from(self, fn: Fn, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> Any:
-        """Register the gradients of `fn`, which computes the same in plain torch operations, for both modes.
+        """Register the gradients of `fn`, which computes the same with plain torch ops, for reverse and forward mode.
 
-        `fn` takes the op's arguments and returns what the op returns, then the new values of written arguments if
-        these are differentiated (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved
-        inputs, and differentiates it. With ``recompute=False`` it runs after the kernel instead, and autograd keeps its
-        intermediate results.
+        `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
+        new values follow (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved inputs
+        and differentiates it. With ``recompute=False``, `fn` runs after the kernel in the forward pass instead, and
+        autograd keeps its intermediate results.
 
         Raises:
-            RegistrationError, CallbackError: as `register_autograd`.
+            RegistrationError, CallbackError: as for `register_autograd`.
 
         Example:
             >>> @gelu.register_autograd_from

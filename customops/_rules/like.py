@@ -103,18 +103,20 @@ def like(
     device: str | None = None,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Like:
-    """A result that is like an argument, for `register_fake`.
+    """Declare that a result is like an argument, for `register_fake`.
 
-    It has the argument's dtype and device, and the shape and strides that `torch.empty_like` gives; or, with `shape`,
-    that shape and contiguous memory. For a list of tensors the result is such a list, for None it is None.
+    The result has the argument's dtype and device, and the shape and strides that `torch.empty_like` gives. With
+    `shape`, it has that shape and is contiguous. If the argument is a list of tensors, so is the result; if it is None,
+    the result is None.
 
     Args:
-        argument: the name of a tensor, or of a list of tensors.
-        shape: sizes, each a number or the name of an ``int`` argument; or the name of a tensor that has the shape, or
-            of a list of sizes; or a function that takes arguments of the op by their names, and returns sizes.
-        dtype: a dtype, or the name of a tensor or of a ``torch.dtype`` argument that has it.
-        device: the name of a tensor or of a ``torch.device`` argument that has it.
-        memory_format: e.g. ``torch.contiguous_format``, for a kernel that returns that whatever the argument's strides.
+        argument: the name of a tensor argument, or of a list of tensors.
+        shape: sizes, each a number or the name of an ``int`` argument; or the name of a tensor with this shape, or of a
+            list of sizes; or a function that takes arguments of the op by name, and returns sizes.
+        dtype: a dtype, or the name of a tensor with this dtype, or of a ``torch.dtype`` argument.
+        device: the name of a tensor on this device, or of a ``torch.device`` argument.
+        memory_format: the memory format of the result. For example ``torch.contiguous_format`` if the kernel's result
+            is contiguous for arguments of any strides.
 
     Example:
         >>> double.register_fake(like("x"))

@@ -73,11 +73,12 @@ class Register(RegisterForCompilers[P, R]):
         self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
     ) -> F: ...
     def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
-        """Register the kernel for one device type, for several, or (None) for every device without a kernel.
+        """Register the kernel for one or several device types, or (None) for every device that has no kernel.
 
         Args:
-            device_types: "cuda", or ["cpu", "cuda"]. You may override one of several later; the others stay.
-            fn: takes every argument of the op, with defaults filled in. Without it, a decorator is returned.
+            device_types: "cuda", or ["cpu", "cuda"]. Each of several can be overridden later; the others stay.
+            fn: the kernel. It takes every argument of the op, with defaults filled in. Without it, a decorator is
+                returned.
             lib: the registration ends when this library is destroyed.
 
         Raises:
@@ -97,9 +98,10 @@ class Register(RegisterForCompilers[P, R]):
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context manager that disables (or enables) the kernel of a device. While disabled, the op's function runs.
+        """Context manager that disables (or enables) the kernel of a device type.
 
-        It applies to all threads, and restores the earlier state on exit.
+        While the kernel is disabled, the op's function runs instead. This applies to all threads. The earlier state is
+        restored on exit.
         """
         return self._rules.kernel.enabled(device_type, enabled)
 
@@ -142,17 +144,18 @@ class Register(RegisterForCompilers[P, R]):
         self, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
     ) -> DeclaredF: ...
     def register_fake(self, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
-        """Register how the op runs on tensors without data: FakeTensor (compile, export) and meta tensors.
+        """Register the fake impl, which runs on tensors without data: fake tensors (compile, export), meta tensors.
 
         Args:
-            fn: takes the arguments of the op; returns tensors of the right shape, strides, dtype and device.
-                For sizes that depend on data, see `get_ctx`. Or the result of `like`, for several returns a tuple of
-                these; or "kernel", if the op's function only calls torch's ops and runs on tensors without data.
+            fn: takes the arguments of the op, and returns tensors of the right shape, strides, dtype and device.
+                For sizes that depend on data, see `get_ctx`. Instead of a function, pass the result of `like` (a tuple
+                of these for several returns), or "kernel" if the op's function calls only torch's ops and also runs on
+                tensors without data. Without `fn`, a decorator is returned.
             lib: the registration ends when this library is destroyed; an earlier one then applies again.
-            allow_override: False raises if the op has a fake impl already.
+            allow_override: if False, raise if the op already has a fake impl.
 
         Raises:
-            RegistrationError: the op has a fake impl that may not be overridden, or needs none.
+            RegistrationError: the op has a fake impl that must not be overridden, or needs none.
             CallbackError: `fn` cannot be called with the op's arguments.
 
         Example:
@@ -202,22 +205,22 @@ class Register(RegisterForCompilers[P, R]):
     ) -> Any:
         """Register a kernel that writes the results into tensors of the caller: ``fn(*args, out=...)``.
 
-        The first registration defines the op's out variant, ``ns::name.out``. `out` calls it. Inductor calls it instead
-        of the op, and so plans the memory of the results. If the op has no kernel for a device, it gets one that
-        allocates results as the fake impl describes them, and fills them by `fn`.
+        The first registration defines the op's out variant, ``ns::name.out``, which is available as `out`. Inductor
+        calls it instead of the op, so that inductor plans the memory of the results. For a device without a kernel, the
+        op gets one that allocates the results described by the fake impl and calls `fn` to fill them.
 
         Args:
             fn: takes every argument of the op, and the keyword argument `out`: a tensor with the shape, strides and
                 dtype of the fake impl's result, or a tuple of these if the op returns a tuple. It fills `out`, and
-                returns nothing, or `out`. Without it, a decorator is returned.
-            device_types: the device types that `fn` is the kernel for; None means every device without one.
+                returns None or `out`. Without `fn`, a decorator is returned.
+            device_types: the device types that `fn` is the kernel for; None means every device that has no out kernel.
             inplace: names of tensors that may also be passed as `out`, because `fn` reads each of their elements before
-                it writes to its place. For other tensors that overlap, a temporary tensor is used.
+                it writes that element. If any other tensor overlaps `out`, `fn` writes to a temporary tensor.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            RegistrationError: the op writes, or returns a view or anything but a fixed number of tensors; or an op of
-                the name ``ns::name.out`` exists.
+            RegistrationError: the op mutates an argument, returns a view, or does not return a fixed number of
+                tensors; or an op named ``ns::name.out`` exists.
             CallbackError: `fn` cannot be called with the op's arguments and `out`.
 
         Example:
@@ -239,13 +242,13 @@ class Register(RegisterForCompilers[P, R]):
 
     @property
     def out(self) -> Any:
-        """The op's out variant, another operator: ``op.out(*args, out=...)`` fills `out`, and returns it.
+        """The op's out variant, a separate operator: ``op.out(*args, out=...)`` fills `out` and returns it.
 
         `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
-        resized nor cast. Tensors that require grad are refused, as in torch's functions.
+        resized nor cast. As in torch's functions, tensors that require grad raise.
 
         Raises:
-            AttributeError: the op has no out variant; `register_out` defines it.
+            AttributeError: the op has no out variant. `register_out` defines one.
         """
         variant = self._rules.out_variant
         if variant is None:
@@ -257,10 +260,12 @@ class Register(RegisterForCompilers[P, R]):
     # Autocast ---------------------------------------------------------------------------------------------------
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
-        """Under ``torch.autocast(device_type)``, cast floating-point inputs (also in lists) to `cast_inputs`.
+        """Under ``torch.autocast(device_type)``, cast floating-point inputs of the op to `cast_inputs`.
+
+        Tensors in lists are cast too.
 
         Raises:
-            DefinitionError: the device type has no autocast, or `cast_inputs` is not a dtype.
+            DefinitionError: the device type does not support autocast, or `cast_inputs` is not a dtype.
         """
         self._register(lib, self._rules.autocast.register, device_type, cast_inputs)
 
@@ -277,12 +282,14 @@ class Register(RegisterForCompilers[P, R]):
     def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
-        `in_dims` has an entry for each positional argument, then for each keyword-only tensor: the batched dimension
-        or None. `info` has ``batch_size`` and ``randomness``. See ``torch.library.register_vmap``.
+        `in_dims` has one entry for each positional argument, then one per keyword-only tensor: its batch dimension,
+        or None if it is not batched. `info` has the attributes ``batch_size`` and ``randomness``. See
+        ``torch.library.register_vmap``.
 
-        Or pass the name of a strategy instead of a function. "sequential" calls the op for each element of the batch.
-        "expand_dims" and "broadcast_all" call it once, with the batch dimensions first, for ops that accept any leading
-        dimensions; tensors that are not batched get a dimension of size 1, or are expanded to the batch size.
+        Instead of a function, `func` may be the name of a strategy. "sequential" calls the op for each element of the
+        batch. "expand_dims" and "broadcast_all" are for ops that accept any leading dimensions: they call the op once,
+        with the batch dimension first. "expand_dims" gives tensors that are not batched a leading dimension of size 1;
+        "broadcast_all" expands them to the batch size. Without `func`, a decorator is returned.
 
         Raises:
             CallbackError: `func` cannot be called with the op's arguments.
@@ -309,7 +316,8 @@ class Register(RegisterForCompilers[P, R]):
     ) -> Any:
         """Register a function that replaces the ``__torch_dispatch__`` of a mode or tensor subclass for this op.
 
-        ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
+        It is called as ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
+        Without `fn`, a decorator is returned.
         """
         if fn is None:
             return functools.partial(self.register_torch_dispatch, torch_dispatch_class, lib=lib)
@@ -317,5 +325,5 @@ class Register(RegisterForCompilers[P, R]):
         return fn
 
     def register_effect(self, effect: Any) -> None:
-        """Mark the op as having a side effect (a member of torch's ``EffectType``), or (None) as having none."""
+        """Mark the op as having a side effect (a member of torch's ``EffectType``), or as having none (None)."""
         self._register(None, self._rules.effect.register, effect)

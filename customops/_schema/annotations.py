@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Mutates:
-    """In ``Annotated[Tensor, Mutates]``: the op writes to this argument. ``Mut[Tensor]`` is short for it.
+    """In ``Annotated[Tensor, Mutates]``: the op mutates this argument. ``Mut[Tensor]`` is short for it.
 
     Example:
         >>> @custom_op("mylib::add_")
@@ -24,15 +24,15 @@ class Mutates:
     """
 
 
-#: ``Mut[Tensor]`` is ``Annotated[Tensor, Mutates]``: the op writes to this argument.
+#: ``Mut[Tensor]`` is ``Annotated[Tensor, Mutates]``: the op mutates this argument.
 Mut = Annotated[T, Mutates]
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """In ``-> Annotated[Tensor, SameAs("x")]``: what is returned is the argument ``x``, which the op writes to.
+    """In ``-> Annotated[Tensor, SameAs("x")]``: the op returns its argument ``x``, which it mutates.
 
-    The op then has ``torch.Tag.inplace``, if ``x`` is its first argument, or ``torch.Tag.out``, if it is keyword-only.
+    The op then has ``torch.Tag.inplace`` if ``x`` is its first argument, or ``torch.Tag.out`` if ``x`` is keyword-only.
 
     Example:
         >>> @custom_op("mylib::add_")
@@ -44,7 +44,7 @@ class SameAs:
 
 
 class Keys(tuple[str, ...]):
-    """In ``Annotated[dict[str, Tensor], Keys("q", "k")]``: the keys that the dict has, no others and each of them.
+    """In ``Annotated[dict[str, Tensor], Keys("q", "k")]``: the dict has exactly these keys.
 
     Example:
         >>> @custom_op("mylib::total")

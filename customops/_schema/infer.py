@@ -37,17 +37,21 @@ def infer_schema(
     op_name: str | None = None,
     tags: Tags = (),
 ) -> str:
-    """Schema text of a typed function.
+    """Infer the schema of a function from its type hints.
 
     Args:
-        fn: every parameter and the return must be annotated.
-        mutates_args: names of the arguments that `fn` writes to, or "unknown" for all tensors; None if the annotations
-            say it (`Mutates`).
-        op_name: put before the schema if given.
+        fn: the function. Every parameter and the return must be annotated.
+        mutates_args: names of the arguments that `fn` mutates, or "unknown" if it may mutate every tensor. None: those
+            annotated with `Mutates`.
+        op_name: a name to put before the schema.
         tags: `torch.Tag.inplace` and `torch.Tag.out` add the alias annotations of the returns.
 
+    Returns:
+        The schema as text.
+
     Raises:
-        SchemaError: a ValueError that names the function, the parameter and what to write instead.
+        SchemaError: the annotations make no schema. It is a ValueError that names the function and the parameter, and
+            says what to write instead.
 
     Example:
         >>> def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor: ...

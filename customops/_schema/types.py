@@ -270,10 +270,10 @@ def _hints(row: TypeRow, forms: Iterable[str], lists_of: Callable[[Any], tuple[A
     return table
 
 
-#: Python type of a parameter -> schema type.
+#: The schema type for each Python type of a parameter.
 SUPPORTED_PARAM_TYPES: dict[Any, str] = {}
 
-#: Python type of a return -> schema type; a tuple of these is several returns.
+#: The schema type for each Python type of a return. A tuple of these types stands for several returns.
 SUPPORTED_RETURN_TYPES: dict[Any, str] = {}
 
 for _row in ROWS.values():
@@ -313,7 +313,7 @@ def return_type(annotation: Any) -> str | None:
 
 
 def tuple_to_list(tuple_type: Any) -> Any:
-    """The list type nearest to a tuple type: ``Tuple[int, int]`` -> ``list[int]``, bare ``Tuple`` -> ``list``."""
+    """The list type that corresponds to a tuple type: ``list[int]`` for ``Tuple[int, int]``, ``list`` for ``Tuple``."""
     items = typing.get_args(tuple_type)
     if not items:
         return list

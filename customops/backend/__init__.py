@@ -1,4 +1,4 @@
-"""A device of your own on PrivateUse1: its tensors, its kernels and its module, from Python."""
+"""Your own device type, on PrivateUse1: its tensors, its kernels and its device module, from Python."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ Op: TypeAlias = "str | _compat.OpOverload"
 
 
 class Backend:
-    """A device of your own; `register_backend` makes the one of a process.
+    """Your own device type. `register_backend` makes it; there is one per process.
 
     Attributes:
         name: the device type, as in ``torch.device(name)``.
-        device_count: how many devices of it there are.
-        module: ``torch.<name>``.
+        device_count: the number of devices of this type.
+        module: the device module, ``torch.<name>``.
     """
 
     def __init__(
@@ -57,22 +57,24 @@ class Backend:
     # Kernels ----------------------------------------------------------------------------------------------------
 
     def kernel(self, op: Op, *, dtypes: Iterable[torch.dtype] | None = None) -> Callable[[Fn], KernelHandle]:
-        """Decorator: run the function for `op` on this device.
+        """Decorator that registers a function as the kernel of `op` on this device.
 
-        It is called as the op is; Python numbers stay numbers. It returns what the schema says, on the device of its
-        inputs; an op that writes to an argument may return None. Where it returns NotImplemented, what ran before does:
-        the fallback, or the device's own way to make and copy tensors.
-        A kernel for ``add.out`` serves ``add`` and ``add_`` as well, as for any structured op. One for an op that torch
-        composes of others (``conv2d``, ``layer_norm``) runs where no derivative is wanted: else that is taken apart.
+        The kernel gets the arguments of the op; Python numbers stay numbers. It returns what the schema declares, on
+        the device of its inputs. The kernel of an op that mutates an argument may return None. If the kernel returns
+        NotImplemented, the code runs that ran before it was registered: the fallback, or the device's own functions
+        that create and copy tensors.
+
+        A kernel for ``add.out`` also serves ``add`` and ``add_``, as for every structured op. A kernel for a composite
+        op (``conv2d``, ``layer_norm``) runs only if no gradient is needed; otherwise torch decomposes the op.
 
         Args:
             op: ``"aten::add.out"``, ``"ns::op"``, or an OpOverload.
-            dtypes: only calls in which all tensors have one of these; for others what ran before does.
+            dtypes: the kernel runs only if all tensors have one of these dtypes; otherwise as for NotImplemented.
 
         Raises:
             KeyError: there is no such op.
-            BackendError: it has a kernel already. And in a call: the kernel raises a TypeError (which the operators of
-                torch would take for "not implemented"), or returns something else than the op does.
+            BackendError: the op already has a kernel. In a call: the kernel raises a TypeError (which torch's operators
+                would interpret as "not implemented"), or its result does not match the schema.
         """
         found = self._kernels.find(op)
         only = _dtypes(dtypes)
@@ -85,7 +87,11 @@ class Backend:
         return register
 
     def view_kernel(self, op: Op) -> KernelHandle:
-        """Let `op` run the CPU's kernel on the device's tensors as they are: it must change sizes and strides alone."""
+        """Run the CPU kernel of a view op directly on this device's tensors. It may change only sizes and strides.
+
+        Raises:
+            BackendError: the op returns something other than views of its arguments.
+        """
         found = self._kernels.find(op)
         if any(value.alias_info is None for value in _compat.schema_of(found).returns):
             raise BackendError(
@@ -101,7 +107,7 @@ class Backend:
         return self._kernels.install(found, "PrivateUse1", view, _compat.outside_dynamo(view))
 
     def autocast_kernel(self, op: Op, dtype: torch.dtype | None = None) -> KernelHandle:
-        """Cast floating tensors of `op` under ``torch.autocast(name)``, to `dtype` or to that of the context."""
+        """Under ``torch.autocast(name)``, cast floating-point inputs of `op` to `dtype`, or to the autocast dtype."""
         found = self._kernels.find(op)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise BackendNameError("autocast casts to a dtype", op=_compat.full_name(found), got=repr(dtype))
@@ -111,7 +117,7 @@ class Backend:
     # Memory -----------------------------------------------------------------------------------------------------
 
     def host(self, tensor: Tensor) -> Tensor:
-        """A CPU tensor over the same memory: no copy, and writing to one writes to the other.
+        """A CPU tensor that shares the memory of `tensor`. Nothing is copied; a write to one changes the other.
 
         Raises:
             ValueError: the tensor is not on this device.
@@ -126,10 +132,10 @@ class Backend:
         return self._memory.with_bits(host, tensor) if tensor.is_conj() or tensor.is_neg() else host
 
     def numpy(self, tensor: Tensor) -> Array:
-        """A NumPy array over the same memory.
+        """A NumPy array that shares the memory of `tensor`.
 
         Raises:
-            TypeError: NumPy has no such dtype (bfloat16, float8).
+            TypeError: NumPy does not have the dtype (bfloat16, float8).
         """
         host = self.host(tensor)
         if host.is_conj() or host.is_neg():
@@ -147,13 +153,13 @@ class Backend:
             ) from error
 
     def wrap(self, value: Tensor | Array, index: int | str | torch.device = 0) -> Tensor:
-        """The memory of a CPU tensor or NumPy array as a tensor of this device: no copy.
+        """A tensor of this device that shares the memory of a CPU tensor or NumPy array. Nothing is copied.
 
         Args:
-            index: the device, by number, or that of another tensor (``x.device``).
+            index: the index of the device, or a device, such as that of another tensor (``x.device``).
 
         Raises:
-            ValueError: it is no plain CPU memory: on another device, sparse, quantized, meta.
+            ValueError: the value is not plain CPU memory: it is on another device, sparse, quantized or meta.
         """
         if type(index) is not int or index:
             index = self._index(index)
@@ -171,11 +177,11 @@ class Backend:
             ) from error
 
     def memory_allocated(self, index: int | str | torch.device = 0) -> int:
-        """Bytes of the tensors that are alive on a device."""
+        """The memory of all live tensors on a device, in bytes."""
         return self._memory.allocated(self._index(index))
 
     def default_generator(self, index: int | str | torch.device = 0) -> torch.Generator:
-        """The generator that random ops on a device use: a CPU generator."""
+        """The generator that random ops on a device use. It is a CPU generator."""
         return self.module.default_generators[self._index(index)]
 
     def _index(self, index: int | str | torch.device) -> int:
@@ -185,7 +191,7 @@ class Backend:
 
     @property
     def fallback_policy(self) -> Policy:
-        """What runs where there is no kernel: "cpu", "warn" (the same, said once per op), or "error"."""
+        """What an op without a kernel does: "cpu" runs the CPU kernel, "warn" also warns once, "error" raises."""
         return self._fallback.policy
 
     @fallback_policy.setter
@@ -194,15 +200,16 @@ class Backend:
 
     @contextlib.contextmanager
     def no_fallback(self) -> Iterator[None]:
-        """Inside, and in this thread, an op without a kernel raises NotImplementedError."""
+        """Context manager: in this thread, an op without a kernel raises NotImplementedError."""
         with self._fallback.with_policy("error"):
             yield
 
     def fallback_counts(self) -> dict[str, int]:
-        """How often each op ran on the CPU since the last reset, most frequent first."""
+        """The number of times each op fell back to the CPU since the last reset, most frequent first."""
         return dict(self._fallback.counts.most_common())
 
     def reset_fallback_counts(self) -> None:
+        """Set the counts of calls that fell back to the CPU to zero."""
         self._fallback.counts.clear()
 
 

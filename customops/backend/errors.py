@@ -6,7 +6,7 @@ from customops.errors import CustomOpsError
 
 
 class BackendError(CustomOpsError, RuntimeError):
-    """A device cannot be registered, or something is asked of it that it cannot do."""
+    """A device cannot be registered, or does not support an operation."""
 
 
 class BackendNameError(BackendError, ValueError):

@@ -25,10 +25,10 @@ METHODS = ("tensor", "module", "packed_sequence", "storage")
 
 
 def rename_privateuse1_backend(backend_name: str) -> None:
-    """Give PrivateUse1 its name, once per process; the same name again is fine.
+    """Set the name of PrivateUse1, once per process. Setting the same name again does nothing.
 
     Raises:
-        BackendNameError: torch could not parse the name as a device, or it would hide something in torch.
+        BackendNameError: torch cannot parse the name as a device, or the name would hide an attribute of torch.
         BackendError: it has another name already.
     """
     check_name(backend_name)
@@ -78,7 +78,7 @@ def generate_methods_for_privateuse1_backend(
     """Add ``.<name>()`` and ``.is_<name>`` to tensors, modules, packed sequences and storages.
 
     Args:
-        unsupported_dtype: dtypes whose typed storages refuse to go to the device.
+        unsupported_dtype: dtypes whose typed storages cannot be moved to the device; trying to raises.
 
     Raises:
         BackendError: the device has no name yet, or one of the methods exists.
@@ -123,10 +123,10 @@ def check_methods(
 
 
 def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
-    """The function of this name in ``torch.<name>``, the device module.
+    """The function of this name in the device module, ``torch.<name>``.
 
     Raises:
-        BackendError: there is no module, or no such function in it.
+        BackendError: there is no device module, or it has no such function.
     """
     if not isinstance(func_name, str):
         raise BackendNameError("the name of a function is a string", got=repr(func_name))

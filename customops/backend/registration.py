@@ -107,7 +107,7 @@ _kept: list[contextlib.ExitStack] = []
 
 
 def get_backend() -> Backend | None:
-    """The device that `register_backend` made in this process, or None."""
+    """The device that `register_backend` registered in this process, or None."""
     return _registered.backend
 
 
@@ -122,27 +122,27 @@ def register_backend(
     pin_memory: bool = True,
     force: bool = False,
 ) -> Backend:
-    """Make a device of this name, in this process and for as long as it lives.
+    """Register a device type of this name, for the rest of the process.
 
-    Its tensors are plain tensors over memory of the process. Every op works at once, through the kernels of the CPU;
-    `Backend.kernel` replaces them one by one.
+    Its tensors are plain tensors in memory of the process. Every op works immediately, because it falls back to the CPU
+    kernel; `Backend.kernel` replaces these kernels one by one.
 
     Args:
-        name: the device type, of a-z and _, as in ``torch.device(name)``.
-        device_count: how many there are: ``name:0``, ``name:1``, ...
+        name: the device type, made of a-z and _, as in ``torch.device(name)``.
+        device_count: the number of devices: ``name:0``, ``name:1``, ...
         allocate: ``allocate(nbytes, index)`` returns the memory of a tensor as a NumPy array of uint8.
-        fallback: what an op without a kernel does: "cpu", "warn" or "error".
-        methods: which classes get ``.<name>()`` and ``.is_<name>``: tensor, module, packed_sequence, storage.
-        amp_dtypes: dtypes of ``torch.autocast(name)``.
-        pin_memory: let ``.pin_memory()`` of CPU tensors return a copy that counts as pinned.
-        force: go on where the process has another accelerator.
+        fallback: what happens for an op without a kernel: "cpu", "warn" or "error" (see `Backend.fallback_policy`).
+        methods: the classes that get ``.<name>()`` and ``.is_<name>``: tensor, module, packed_sequence, storage.
+        amp_dtypes: the dtypes that ``torch.autocast(name)`` supports.
+        pin_memory: if True, ``.pin_memory()`` of CPU tensors returns a copy that reports itself as pinned.
+        force: if True, register even if the process has another accelerator.
 
     Returns:
-        The device. The same call again returns the same one.
+        The device. A second call with the same arguments returns the same object.
 
     Raises:
-        ValueError: a bad name or option. Nothing was changed.
-        BackendError: the process has a device already, or torch cannot have one. Nothing was changed.
+        ValueError: a name or option is invalid. Nothing was changed.
+        BackendError: the process has a device already, or torch cannot register one. Nothing was changed.
     """
     methods = _as_tuple(methods, "methods", str)
     methods = tuple(sorted(methods, key=(*names.METHODS, *methods).index))

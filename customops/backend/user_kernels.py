@@ -25,7 +25,7 @@ _ABOVE = "AutogradPrivateUse1"
 
 
 class KernelHandle:
-    """A kernel that was registered; calling it calls the function itself, `remove` takes it back."""
+    """A registered kernel. Calling it calls the function itself; `remove` unregisters it."""
 
     def __init__(self, op: str, fn: Fn, undo: Callable[[], None]) -> None:
         self.op = op
@@ -40,7 +40,7 @@ class KernelHandle:
         return f"<kernel {self.op}: {where(self.fn)}>"
 
     def remove(self) -> None:
-        """Take the kernel back; the fallback counts again. A second time does nothing."""
+        """Unregister the kernel, so that the op falls back again. A second call does nothing."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

@@ -1,4 +1,4 @@
-"""`customops.check`: try an operator on inputs derived from its samples, and report what is wrong with it."""
+"""`customops.check`: run the checks on inputs derived from an operator's samples, and report each fault once."""
 
 from customops.checking._check import check
 from customops.checking._data import Result

@@ -29,28 +29,30 @@ def check(
     isolate: bool | None = None,
     progress: bool | None = None,
 ) -> Report:
-    """Try an operator on inputs derived from samples, and report what is wrong with it.
+    """Run the checks on an operator with inputs derived from samples, and report each fault once.
 
-    Sizes, strides, dtypes, values, optional arguments, lists and choices of the samples are varied; what kernel and
-    fake impl reject alike counts as invalid. See `customops.checks.CHECKS` for what is compared.
+    The derived inputs vary the sizes, strides, dtypes, values, optional arguments, lists and choices of the samples.
+    Inputs that both the kernel and the fake impl reject count as invalid. See `customops.checks.CHECKS` for what is
+    compared.
 
     Args:
-        op: an OpOverload, an OpOverloadPacket with one overload, or what `custom_op` returned.
-        samples: a list of samples, each a tuple of arguments or ``(args, kwargs)``; or the tuple of a single one. By
+        op: an OpOverload, an OpOverloadPacket with one overload, or a `CustomOpDef`.
+        samples: a list of samples, each a tuple of arguments or ``(args, kwargs)``; or the tuple of a single sample. By
             default those of ``op.register_samples``.
         only, skip: names of checks to run, or not to run.
-        effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" 2 s, "thorough" tries everything. The
-            report says what was left out.
-        reference: a plain PyTorch function of the same arguments, with which kernels and gradients are compared.
-        isolate: run in a process of its own, so that a kernel which ends the process is a fault of the report. By
-            default this is done for kernels in C++ that are not torch's own, unless CUDA is in use.
+        effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" about 2 s; "thorough" tries everything.
+            The report lists what was left out.
+        reference: a plain PyTorch function of the same arguments; kernels and gradients are compared with it.
+        isolate: run the checks in a separate process, so that a kernel that kills the process is reported as a fault.
+            By default this is done for C++ kernels that are not torch's own, unless CUDA is in use.
         progress: show a progress bar on stderr; by default on terminals, after two seconds.
 
     Returns:
         A `Report`: ``report.failures``, ``report.raise_on_failure()``, ``print(report)``.
 
     Raises:
-        UsageError: there are no samples, a name is unknown, or `op` is not an operator.
+        UsageError: there are no samples, a sample does not match the schema, a name is unknown, or `op` is not an
+            operator.
 
     Example:
         >>> report = customops.check(softmax, [(torch.randn(3, 4), -1)])

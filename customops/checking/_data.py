@@ -19,9 +19,10 @@ class Result:
     Attributes:
         check: a key of `customops.checks.CHECKS`, or "inputs" for an input that the operator rejects.
         status: "passed", "failed", "rejected" or "not exercised".
-        input: how the input was made: ``"sample 1"``, ``"sample 1, x: transposed"``.
-        seconds: how long it took.
-        reason: why nothing was tried, with what would exercise the check; of a rejected input, what the kernel raised.
+        input: how the input was derived: ``"sample 1"``, ``"sample 1, x: transposed"``.
+        seconds: the duration, in seconds.
+        reason: why the check had nothing to test, and which inputs would exercise it. For a rejected input, the error
+            that the kernel raised.
     """
 
     check: str
@@ -33,7 +34,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Fault:
-    """What one check found, on however many inputs; attributes as of `Failure`."""
+    """A fault that one check found; for the attributes see `Failure`."""
 
     op: str
     check: str
@@ -52,7 +53,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run found; attributes as of `Report`."""
+    """What a run found; for the attributes see `Report`."""
 
     op: str
     effort: str
@@ -64,15 +65,15 @@ class Findings:
 
     @property
     def passed(self) -> bool:
-        """Did no check fail, and at least one pass?"""
+        """True if no check failed and at least one passed."""
         return not self.failures and any(result.status == "passed" for result in self.results)
 
     def count(self, status: Status) -> int:
-        """How many results have a status."""
+        """The number of results with this status."""
         return sum(result.status == status for result in self.results)
 
     def by_check(self) -> dict[str, list[Result]]:
-        """The results of each check, in the order of running."""
+        """The results of each check, in the order in which they ran."""
         found: dict[str, list[Result]] = collections.defaultdict(list)
         for result in self.results:
             found[result.check].append(result)

@@ -16,24 +16,24 @@ from customops.errors import OpCheckError
 
 @dataclass(frozen=True)
 class Failure(Fault):
-    """One fault: what one check found, on however many inputs.
+    """One fault that one check found, on one or more inputs.
 
     Attributes:
         op: qualified name of the operator.
-        check: the check that found it.
-        error: what it found; `error.problem`, `.argument`, `.expected`, `.got`, `.where` and `.fix` are its parts.
-        input: how the smallest input that shows it was made.
+        check: the check that found the fault.
+        error: the error; its parts are `error.problem`, `.argument`, `.expected`, `.got`, `.where` and `.fix`.
+        input: how the smallest failing input was derived.
         args, kwargs: that input.
-        inputs: how many inputs showed the fault.
-        source: ``file:line`` of the operator, if it is known.
+        inputs: the number of inputs that show the fault.
+        source: ``file:line`` of the operator, if known.
     """
 
     def script(self) -> str:
-        """A Python program that shows the fault by itself, given that what defines the operator can be imported."""
+        """A Python program that reproduces the fault. The module that defines the operator must be importable."""
         return script_of(self)
 
     def save_script(self, path: str | Path) -> Path:
-        """Write `script` to a file."""
+        """Write the text of `script` to a file, and return its path."""
         path = Path(path)
         path.write_text(self.script())
         return path
@@ -49,11 +49,11 @@ class Report(Findings):
     Attributes:
         op: qualified name of the operator.
         effort: "quick", "normal" or "thorough".
-        results: one for each check and input, in the order of running.
-        failures: one for each fault.
-        left_out: what was not tried, and how to have it tried.
-        seconds: how long it took.
-        source: ``file:line`` of the operator, if it is known.
+        results: a `Result` for each check and input, in the order in which they ran.
+        failures: a `Failure` for each fault.
+        left_out: what was not tried, and which option runs it.
+        seconds: the duration of the run, in seconds.
+        source: ``file:line`` of the operator, if known.
 
     Example:
         >>> report = customops.check(op, [(torch.randn(3),)])
@@ -63,10 +63,10 @@ class Report(Findings):
     failures: tuple[Failure, ...]
 
     def raise_on_failure(self) -> None:
-        """Raise an OpCheckError that tells all faults; its cause is the first of them.
+        """Raise an OpCheckError that lists all faults. Its cause is the error of the first one.
 
         Raises:
-            OpCheckError: there is a fault.
+            OpCheckError: there is at least one fault.
         """
         if self.failures:
             problem = f"customops.check found {plural(len(self.failures), 'fault')}"
@@ -102,11 +102,11 @@ class Report(Findings):
         }
 
     def to_json(self, indent: int | None = 2) -> str:
-        """`to_dict` as JSON."""
+        """The result of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_junit_xml(self) -> str:
-        """The report as a JUnit XML test suite: one test case for each check, a failure for each fault."""
+        """The report as a JUnit XML test suite: one test case for each check, one failure for each fault."""
         return _junit.report(self)
 
 

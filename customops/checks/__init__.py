@@ -1,7 +1,7 @@
-"""`opcheck`: is an operator what its schema, its fake impl and its autograd registration say?
+"""`opcheck`: test an operator against its schema, its fake impl and its autograd registration.
 
-Each check is one module. `CHECKS` is the table of them by name; `run_check` runs one and says how it went, and
-`opcheck` runs several in the form of `torch.library.opcheck`.
+Each check is one module. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns its
+outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
 """
 
 from __future__ import annotations
@@ -55,18 +55,22 @@ def opcheck(
 ) -> dict[str, str | Exception]:
     """Check an operator on one set of inputs.
 
-    A result of "SUCCESS" also covers a check that had nothing to try, such as test_autograd_registration on inputs
-    none of which requires grad; `run_check` tells the two apart.
+    The result is "SUCCESS" also for a check that had nothing to test, such as test_autograd_registration if no input
+    requires grad. `run_check` distinguishes the two.
 
     Args:
-        op: an OpOverload, an OpOverloadPacket with one overload, or what `custom_op` returned.
-        args, kwargs: inputs on which the operator works. It is run on copies of them.
+        op: an OpOverload, an OpOverloadPacket with one overload, or a `CustomOpDef`.
+        args, kwargs: inputs for which the operator works. It runs on copies of them.
         test_utils: names of checks, in the order in which to run them; "all" for all of `CHECKS`.
-        raise_exception: raise an OpCheckError at the first failure, rather than put it into the result.
-        atol, rtol: how far apart two results may be; both or neither. By default it depends on their dtype.
+        raise_exception: raise an OpCheckError at the first failure, instead of returning it in the result.
+        atol, rtol: absolute and relative tolerance for results; give both or neither. The defaults depend on the dtype.
 
     Returns:
-        "SUCCESS" or the exception, for each check.
+        A dict: "SUCCESS" or the exception, by name of the check.
+
+    Raises:
+        OpCheckError: a check failed, and `raise_exception` is True.
+        UsageError: `op` is not an operator, or an argument is invalid.
     """
     trial = _trial(op, args, kwargs, atol, rtol)
     results: dict[str, str | Exception] = {}
@@ -86,7 +90,7 @@ def run_check(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> Outcome:
-    """Run one check of an operator on one set of inputs; arguments are those of `opcheck`."""
+    """Run one check of an operator on one set of inputs. The arguments are as for `opcheck`."""
     (name,) = _names([name])
     return _run(name, _trial(op, args, kwargs, atol, rtol))
 

@@ -19,7 +19,7 @@ Selection = Callable[[Sequence[Case], Effort], Iterable[Case]]
 
 
 def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """The samples as they are; of a quick run the first."""
+    """The samples without changes; in a quick run only the first."""
     unchanged = [case for case in cases if case.kind == "sample"]
     return unchanged[:1] if effort == "quick" else unchanged
 
@@ -81,12 +81,13 @@ class Check:
     """One row of `CHECKS`.
 
     Attributes:
-        run: raises CheckError for what it finds, NotExercised where an input gives it nothing to try. It leaves the
-            tensors of the trial as they are.
+        run: the check, a function of a `Trial`. It raises CheckError for a fault, and NotExercised if the input gives
+            it nothing to test. It does not change the tensors of the trial.
         about: what it compares, in a few words.
-        inputs: picks the inputs that it runs on.
-        effort: the least effort of `customops.check` at which it runs.
-        after: checks whose failures are the likely cause of failures of this one: it does not run after them.
+        inputs: selects the inputs that it runs on.
+        effort: the lowest effort of `customops.check` at which it runs.
+        after: checks whose failures are the likely cause of a failure of this one. If one of them fails, this check
+            does not run.
     """
 
     run: Callable[[Trial], None]

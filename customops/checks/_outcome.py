@@ -17,9 +17,9 @@ class Outcome:
     Attributes:
         check: the name of the check, a key of `customops.checks.CHECKS`.
         status: "passed", "failed" or "not exercised".
-        error: what went wrong, where the check failed.
-        reason: why nothing was tried, where the check was not exercised.
-        seconds: how long it took.
+        error: the exception, if the check failed.
+        reason: why the check had nothing to test, if it was not exercised.
+        seconds: the duration, in seconds.
     """
 
     check: str
@@ -49,15 +49,15 @@ def is_alias(error: BaseException) -> bool:
 
 
 class NotExercised(RuntimeError):
-    """Raised by a check that has nothing to try on the inputs it was given."""
+    """Raised by a check that has nothing to test on the given inputs."""
 
 
 class SchemaCheckError(CheckError, RuntimeError):
-    """An operator does to its arguments what its schema does not say."""
+    """An operator mutates or aliases its arguments in a way that its schema does not declare."""
 
 
 class UsageError(CustomOpsError, ValueError):
-    """`opcheck` or `customops.check` was called in a way that makes no sense."""
+    """`opcheck` or `customops.check` was called with invalid arguments."""
 
 
 def leave_frames_out(error: BaseException | None) -> None:
@@ -80,7 +80,8 @@ def leave_frames_out(error: BaseException | None) -> None:
 
 def in_short(error: BaseException, limit: int = 1000) -> str:
     """The kind of an exception and the start of its message, on one line."""
-    text = " ".join(str(error).split())
+    between = "; " if isinstance(error, CustomOpsError) else " "  # whose fields have a line each
+    text = between.join(" ".join(line.split()) for line in str(error).splitlines() if line.strip())
     if len(text) > limit:
         text = text[:limit] + " ..."
     return f"{type(error).__name__}: {text}"

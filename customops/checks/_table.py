@@ -44,8 +44,8 @@ _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
-#: In the order of running: what explains the failures of others comes first. No name is the start of another's: names
-#: of generated tests begin with them.
+#: The checks by name, in the order in which they run: a check whose failures explain those of others comes first. No
+#: name is a prefix of another one, because names of generated tests begin with them.
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         # What a call does to memory, and whether it does the same again.
@@ -212,7 +212,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     }
 )
 
-#: What `opcheck` runs if it is not told.
+#: The names of the checks that `opcheck` runs by default.
 DEFAULT_CHECKS = (
     "test_schema",
     "test_autograd_registration",

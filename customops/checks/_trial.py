@@ -24,13 +24,13 @@ FAILS = "the operator itself fails on these inputs"
 
 @dataclass(frozen=True)
 class Trial:
-    """One call of one operator.
+    """One call of an operator, as a check gets it.
 
     Attributes:
         op: the operator.
         args, kwargs: the user's inputs. Checks run the operator on copies of them.
-        atol, rtol: how far apart two results may be; None for the default of their dtype.
-        reference: a plain PyTorch function that computes the same, if there is one.
+        atol, rtol: absolute and relative tolerance for results; None for the defaults of their dtype.
+        reference: a plain PyTorch function that computes the same, or None.
     """
 
     op: _compat.libraries.OpOverload
@@ -54,29 +54,29 @@ class Trial:
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
-        """The values passed, by argument name; arguments left to their default are not in it."""
+        """The values passed, by argument name, without arguments that were left at their default."""
         names = [argument.name for argument in self.schema.positional]
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 
     @property
     def mutated(self) -> dict[str, Any]:
-        """The values passed for the arguments that the schema says are written, by name."""
+        """The values passed for the arguments that the schema declares as mutated, by name."""
         return {a.name: self.arguments[a.name] for a in self.schema.mutated if a.name in self.arguments}
 
     def by_return(self, outputs: Any) -> list[Any]:
-        """What a call returned, one value for each return of the schema."""
+        """The outputs of a call as a list, one value for each return of the schema."""
         if len(self.schema.returns) > 1 and isinstance(outputs, (list, tuple)):
             return list(outputs)
         return [outputs] if self.schema.returns else []
 
     @property
     def custom_op(self) -> Any:
-        """The `CustomOpDef` of the operator; None if it was not made by customops."""
+        """The `CustomOpDef` of the operator; None if customops did not define it."""
         found = _compat.registries.torch_op_of(self.name)
         return found if hasattr(found, "_definition") else None
 
     def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
-        """The same call with ``change(name, tensor)`` in the place of each tensor; one passed twice is changed once."""
+        """The same call with ``change(name, tensor)`` for each tensor; a tensor passed twice is changed once."""
         changed: dict[int, torch.Tensor] = {}
 
         def leaf(name: str, value: Any) -> Any:
@@ -102,7 +102,7 @@ class Trial:
 
     @property
     def is_builtin(self) -> bool:
-        """Is it an operator of torch's own?"""
+        """True for one of torch's own operators."""
         return self.op.namespace in _TORCHS
 
     def detached(self) -> Trial:
@@ -110,12 +110,16 @@ class Trial:
         return self.map_tensors(lambda _name, tensor: tensor.detach())
 
     def copy(self, *, leaves: bool = False) -> Trial:
-        """The same call on copies of the tensors, all of them leaves of autograd if `leaves`."""
+        """The same call on copies of the tensors. With `leaves`, all copies are leaves of autograd."""
         args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves)
         return replace(self, args=args, kwargs=kwargs)
 
     def run(self) -> Any:
-        """Call the operator. What it raises becomes a CheckError: the inputs of a check have to work."""
+        """Call the operator.
+
+        Raises:
+            CheckError: the operator raised. The inputs of a check must work.
+        """
         try:
             with seeded((self.args, self.kwargs)):
                 return self.op(*self.args, **self.kwargs)
@@ -125,7 +129,7 @@ class Trial:
             raise failed_call(self.name, FAILS, error) from error
 
     def require_data(self) -> None:
-        """Raise NotExercised if an input has no data."""
+        """Raise NotExercised if an input is a tensor without data."""
         if any(_compat.memory.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
 

@@ -37,7 +37,7 @@ def aot_dispatch_check(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> None:
-    """Raise CheckError if `op` gives other results, or other gradients, when traced by AOTDispatcher."""
+    """Raise CheckError if `op` has different results or gradients when AOTDispatcher traces it."""
     check(Trial(resolve(op), tuple(args), kwargs or {}, atol, rtol), dynamic=dynamic)
 
 
@@ -66,14 +66,14 @@ def aot_autograd_check(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> None:
-    """Raise CheckError if `func` gives other results, or other gradients, when traced by AOTDispatcher.
+    """Raise CheckError if `func` has different results or gradients when AOTDispatcher traces it.
 
     Args:
         func: a function of tensors, lists of tensors and other values.
-        args, kwargs: its inputs. It gets copies of them, to which it may write.
-        dynamic: trace with symbolic sizes.
-        check_gradients: "auto" compares gradients if an input and an output require grad.
-        atol, rtol: how far apart results may be; by default as `torch.testing.assert_close` has it.
+        args, kwargs: its inputs. It gets copies of them, which it may mutate.
+        dynamic: if True, trace with symbolic sizes.
+        check_gradients: whether to compare gradients; "auto" compares them if an input and an output require grad.
+        atol, rtol: absolute and relative tolerance for results; by default those of `torch.testing.assert_close`.
     """
     call = _Call(functools.partial(_results_of_function, func), tuple(args), kwargs or {})
     _Comparison(call, dynamic, check_gradients, (atol, rtol), getattr(func, "__qualname__", None)).run()

@@ -23,7 +23,7 @@ from customops.errors import CheckError
 
 
 def autograd_registration_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-    """Raise CheckError if `op` is differentiable by way of a kernel that autograd does not know of.
+    """Raise CheckError if autograd records calls of `op`, but its formula is registered below autograd.
 
     Raises:
         NotExercised: no input requires grad, or gradients are disabled.

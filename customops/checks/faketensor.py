@@ -26,10 +26,11 @@ from customops.errors import CheckError, MissingFakeError
 
 
 def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-    """Raise CheckError if `op` on fake tensors promises something else than it returns on real ones.
+    """Raise CheckError if the results of `op` on fake tensors do not match those on real tensors.
 
     Raises:
-        NotExercised: torch cannot make fakes of these inputs, or the operator is tagged as untraceable.
+        NotExercised: torch cannot make fake tensors of these inputs, or the operator has a tag that says it cannot be
+            traced.
     """
     check(Trial(resolve(op), tuple(args), kwargs or {}))
 

@@ -37,7 +37,7 @@ _UNTRUE_SCHEMAS = frozenset(
 
 
 def schema_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-    """Raise SchemaCheckError if `op` writes or aliases a tensor against its schema."""
+    """Raise SchemaCheckError if `op` mutates or aliases a tensor in a way that its schema does not declare."""
     check(Trial(resolve(op), tuple(args), kwargs or {}))
 
 

@@ -1,10 +1,11 @@
-"""Kernels in other languages: functions that take tensors, made of functions that take what the language has for them.
+"""Kernels in other languages: wrap functions that take the arrays of another language, so that they take tensors.
 
-Each is called in the function of an op, decorates it, or is registered as a kernel. None copies: a kernel reads and
-writes the memory of the tensors. What a language cannot take as it is (a dtype, strides, a device) is refused.
+Call a wrapped function in the function of an op, use the wrapper as a decorator, or register the wrapped function as a
+kernel. Tensors are not copied: a kernel reads and writes their memory. A tensor raises if the language does not support
+its dtype, strides or device.
 
-`_arguments` is what they share; each other module is for one language, and loads its package. So the names here are
-looked up on first use.
+`_arguments` is what the modules share. Each other module is for one language, and imports its package. Names are
+therefore imported on first use.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from customops.languages._arguments import Arguments
 
 
 class DLTensor(ctypes.Structure):
-    """DLPack's tensor, for ``argtypes``: ``POINTER(DLTensor)``. It says shape, strides, dtype and device."""
+    """DLPack's tensor struct, for ``argtypes``: ``POINTER(DLTensor)``. It holds shape, strides, dtype and device."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -48,19 +48,19 @@ Convert = Callable[[Tensor, str], tuple[Any, Any]]
 
 
 def from_c(fn: Any, /) -> Callable[..., Any]:
-    """A C function, of ctypes or cffi, as one that takes CPU tensors for its pointers; the rest goes as it is.
+    """Wrap a C function of ctypes or cffi so that it takes CPU tensors for pointers. Other arguments do not change.
 
-    For a pointer to a number type, a tensor has to be contiguous and of the dtype which is that type; for ``void *`` it
-    has to be contiguous. For a pointer to a `DLTensor` any will do: that says its strides and its dtype. Nothing is
-    copied, so the function may write. Pointers to anything else take no tensor: pass what ctypes or cffi takes there.
-    It returns what the C function does.
+    For a pointer to a number type, a tensor must be contiguous and have the corresponding dtype. For ``void *``, it
+    must be contiguous. For a pointer to a `DLTensor`, it may have any strides and dtype, because the struct holds them.
+    Nothing is copied, so the function can write to the tensors. For any other pointer, pass what ctypes or cffi takes.
+    The result is that of the C function.
 
     Args:
-        fn: a function of ``ctypes.CDLL`` with ``argtypes``, or of a library of cffi.
+        fn: a function of ``ctypes.CDLL`` with ``argtypes``, or of a cffi library.
 
     Raises:
-        ArgumentError: `fn` does not say what it takes.
-        UnsupportedError: in a call, for a tensor of another device, dtype or layout.
+        ArgumentError: the types of the parameters of `fn` are unknown.
+        UnsupportedError: in a call, a tensor has another device, dtype or layout.
 
     Example:
         >>> lib.scale.argtypes = [POINTER(c_float), POINTER(c_float), c_int64, c_float]

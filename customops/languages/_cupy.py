@@ -17,17 +17,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def from_cupy(fn: F, /) -> F:
-    """A function of CuPy arrays, as one of CUDA tensors: `customops.languages.from_numpy` for the GPU.
+    """Wrap a function of CuPy arrays so that it takes and returns CUDA tensors.
 
-    Arrays share the memory of the tensors, strides included. CuPy has no arrays that are read-only: that the function
-    writes to nothing but what the op declares is for `opcheck` to find out. It runs on torch's current stream, with the
-    device of the tensors as the current one.
+    It is `customops.languages.from_numpy` for the GPU. The arrays share the memory of the tensors and have their
+    strides. CuPy has no read-only arrays, so a write to an argument that the op does not declare as mutated does not
+    raise; `opcheck` finds such writes. The function runs on torch's current stream, with the device of the tensors as
+    the current device.
 
     Args:
-        fn: takes arrays for tensors, everything else as it is, and returns new arrays.
+        fn: takes arrays for tensors, and other arguments unchanged, and returns new arrays.
 
     Raises:
-        UnsupportedError: in a call, for a tensor of another device, or of a dtype that CuPy does not have.
+        UnsupportedError: in a call, a tensor is on another device, or CuPy does not have its dtype.
 
     Example:
         >>> @custom_op("mylib::sin", mutates_args=(), device_types="cuda")

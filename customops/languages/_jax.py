@@ -20,19 +20,21 @@ def from_jax(fn: F, /, *, copy: bool = False) -> F: ...
 @overload
 def from_jax(fn: None = None, /, *, copy: bool = False) -> Callable[[F], F]: ...
 def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
-    """A function of JAX arrays, as one of tensors, on the devices that JAX has, too. It cannot write to them.
+    """Wrap a function of JAX arrays so that it takes and returns tensors, on the devices that JAX supports.
 
-    The call returns when JAX is done: until then, it reads the memory of the tensors. What it returns has to be
-    computed in the call: a constant of the module would be shared with torch, which may write to it.
+    The function cannot write to the tensors. It reads their memory, so a call returns only when JAX has finished. It
+    must return arrays that it computed in the call: a constant of the module would share memory with a tensor, which
+    torch may write to.
 
     Args:
-        fn: takes arrays for tensors, everything else as it is, and returns new arrays; mostly made by ``jax.jit``.
-            Without it, a decorator is returned. If it has the hints of an op, so has the result.
-        copy: pass a contiguous copy of a tensor whose strides JAX does not take, instead of raising. It takes
-            permutations of contiguous memory.
+        fn: takes arrays for tensors, and other arguments unchanged, and returns new arrays; usually made by
+            ``jax.jit``. Without it, a decorator is returned. If `fn` has the type hints of an op, the result has them
+            too.
+        copy: if True, pass a contiguous copy of a tensor whose strides JAX does not support, instead of raising. JAX
+            supports permutations of contiguous memory.
 
     Raises:
-        UnsupportedError: in a call, for strides that JAX does not take, or for a dtype that it would narrow: float64
+        UnsupportedError: in a call, JAX does not support the strides of a tensor, or would narrow its dtype: float64
             and int64, unless ``jax_enable_x64`` is set.
 
     Example:

@@ -22,22 +22,25 @@ def from_numpy(fn: F, /, *, writable: str | Iterable[str] = ()) -> F: ...
 @overload
 def from_numpy(fn: None = None, /, *, writable: str | Iterable[str] = ()) -> Callable[[F], F]: ...
 def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
-    """A function of NumPy arrays, as one of CPU tensors. Functions of ``numba.njit`` and ``vectorize`` are such, too.
+    """Wrap a function of NumPy arrays so that it takes and returns CPU tensors.
 
-    Arrays share the memory of the tensors, strides included. They are read-only, but for those named in `writable`:
-    a write to another raises. A scalar of NumPy that is returned becomes a tensor of no dimensions, or a number if that
-    is the hint of `fn`.
+    Functions made by ``numba.njit`` and ``numba.vectorize`` are supported too.
+
+    The arrays share the memory of the tensors and have their strides. They are read-only, except those named in
+    `writable`; a write to a read-only array raises. If `fn` returns a NumPy scalar, the result is a 0-dimensional
+    tensor, or a Python number if the return hint of `fn` is a number.
 
     Args:
-        fn: takes arrays for tensors, everything else as it is, and returns new arrays. Without it, a decorator is
-            returned. If it has the hints of an op, so has the result.
-        writable: the arguments that it writes to; what the op declares in ``mutates_args``. A function that Numba
-            compiled for types given by hand takes no array that is read-only: name its arguments here.
+        fn: takes arrays for tensors, and other arguments unchanged, and returns new arrays. Without it, a decorator is
+            returned. If `fn` has the type hints of an op, the result has them too.
+        writable: names of the arguments that `fn` writes to, as in the op's ``mutates_args``. A function that Numba
+            compiled for explicit types does not take read-only arrays: name all of its array arguments here.
 
     Raises:
-        ArgumentError: `writable` names what `fn` does not take.
-        UnsupportedError: in a call, for a tensor of another device, or of a dtype that NumPy does not have (bfloat16).
-        KernelError: in a call, for an array that no tensor can be: negative strides, read-only, of an odd dtype.
+        ArgumentError: `writable` names an argument that `fn` does not have.
+        UnsupportedError: in a call, a tensor is on another device, or NumPy does not have its dtype (bfloat16).
+        KernelError: in a call, `fn` returns an array that cannot become a tensor: it has negative strides, is
+            read-only, or has a dtype that torch does not have.
 
     Example:
         >>> @custom_op("mylib::sin", mutates_args=())

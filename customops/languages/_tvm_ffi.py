@@ -14,17 +14,18 @@ from customops.languages._arguments import Arguments
 
 
 def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
-    """A ``tvm_ffi.Function`` as a function of tensors. It gets them as DLPack tensors of the same memory.
+    """Wrap a ``tvm_ffi.Function`` so that it takes tensors. It gets them as DLPack tensors of the same memory.
 
-    It takes tensors of any device, dtype and strides: what the kernel is not made for, it refuses itself. On a GPU it
-    runs on torch's current stream. A tensor that it returns is one of torch; an array of them, a tuple.
+    Tensors may have any device, dtype and strides; the kernel itself raises for those that it does not support. On a
+    GPU it runs on torch's current stream. A returned tensor becomes a torch.Tensor; an array of tensors becomes a
+    tuple.
 
     Args:
-        fn: a function of a loaded module (``tvm_ffi.load_module(path).f``), a global one, or what a compiler made.
+        fn: a function of a loaded module (``tvm_ffi.load_module(path).f``), a global one, or one made by a compiler.
 
     Raises:
-        ArgumentError: `fn` is no such function; in a call, for arguments by keyword, which it cannot take.
-        UnsupportedError: in a call, for a tensor whose memory is not its values (sparse, conjugated).
+        ArgumentError: `fn` is not a ``tvm_ffi.Function``; or, in a call, arguments are passed by keyword.
+        UnsupportedError: in a call, the memory of a tensor does not hold its values (it is sparse or conjugated).
 
     Example:
         >>> add = from_tvm_ffi(tvm_ffi.load_module("add.so").add)

@@ -15,18 +15,18 @@ from customops.languages._arguments import Arguments
 
 
 def from_warp(kernel: Any, /) -> Callable[..., None]:
-    """A kernel of Warp as a function that launches it: ``launch(dim, *args)``, with tensors for its arrays.
+    """Make a function that launches a Warp kernel: ``launch(dim, *args)``, with tensors for the arrays.
 
-    Arrays share the memory of the tensors, strides included, so the kernel writes to them. It runs on their device; on
-    a GPU, on torch's current stream. For an array of vectors or matrices, the last dimensions of the tensor are their
-    elements.
+    The arrays share the memory of the tensors and have their strides, so the kernel can write to the tensors. It runs
+    on their device; on a GPU, on torch's current stream. For an array of vectors or matrices, the last dimensions of
+    the tensor hold their elements.
 
     Args:
-        kernel: made by ``warp.kernel``, with hints that are not generic.
+        kernel: a kernel made by ``warp.kernel``, without generic type hints.
 
     Raises:
         ArgumentError: `kernel` is something else.
-        UnsupportedError: in a call, for a tensor whose dtype is not that of the array.
+        UnsupportedError: in a call, a tensor does not have the dtype of the array.
 
     Example:
         >>> launch = from_warp(axpy_kernel)

@@ -1,6 +1,6 @@
-"""The names of torch's older API for custom ops, each by the qualified name of an op.
+"""Torch's older API for custom ops, whose functions take the qualified name of an op.
 
-For code that has them; new code has more of `customops.custom_op`. The object layer is in `customops.legacy.objects`.
+It is for existing code; use `customops.custom_op` in new code. The object layer is in `customops.legacy.objects`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAGS = (torch.Tag.needs_fixed_stride_order,)
 
 
 def custom_op(qualname: str, func_or_schema: Fn | str | None = None) -> Any:
-    """Define an op by a function's hints, or by a schema; the function is returned, and never called.
+    """Define an op by the type hints of a function, or by a schema. The function is returned, and is never called.
 
     Example:
         >>> @custom_op("mylib::sine")
@@ -40,22 +40,22 @@ def custom_op(qualname: str, func_or_schema: Fn | str | None = None) -> Any:
 
 
 def impl(qualname: str, *, device_types: str | Iterable[str] = ("cpu", "cuda"), func: Fn | None = None) -> Any:
-    """Register the kernel for "cpu", "cuda", or both; see `customops.legacy.objects.CustomOp.impl`."""
+    """Register the kernel of an op for "cpu", "cuda", or both. See `customops.legacy.objects.CustomOp.impl`."""
     return _decorator(lambda fn: _find(qualname).impl(device_types)(fn), func)
 
 
 def impl_abstract(qualname: str, *, func: Fn | None = None) -> Any:
-    """Register the fake. Another one replaces it."""
+    """Register the fake impl of an op. It replaces an earlier one."""
     return _decorator(lambda fn: _find(qualname)._replace_abstract(fn), func)
 
 
 def impl_save_for_backward(qualname: str, *, func: Fn | None = None) -> Any:
-    """Register ``fn(inputs, output)``, which returns what backward needs."""
+    """Register ``fn(inputs, output)`` for an op. It returns what backward needs."""
     return _decorator(lambda fn: _find(qualname).impl_save_for_backward()(fn), func)
 
 
 def impl_backward(qualname: str, output_differentiability: list[bool] | None = None, *, func: Fn | None = None) -> Any:
-    """Register ``fn(ctx, saved, *grads)``, which returns a dict: name of an input -> its gradient."""
+    """Register ``fn(ctx, saved, *grads)`` for an op. It returns a dict of gradients by name of the input."""
     return _decorator(lambda fn: _find(qualname).impl_backward(output_differentiability)(fn), func)
 
 

@@ -1,4 +1,4 @@
-"""The older object layer: a decorator that returns a `CustomOp`, on which implementations are registered."""
+"""The older object layer: a decorator that returns a `CustomOp`, on which kernels and rules are registered."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Namespaces in which nobody but torch defines ops.
+#: The namespaces in which only torch may define ops.
 RESERVED_NS = RESERVED_NAMESPACES
 
 #: The device types that the legacy API registers kernels for, and their dispatch keys.
 SUPPORTED_DEVICE_TYPE_TO_KEY = {"cpu": "CPU", "cuda": "CUDA"}
 
-#: ``ns::name`` -> the `CustomOp` of each op that the legacy API defined, or registered something on.
+#: The `CustomOp` of each op that the legacy API defined or registered something on, by qualified name.
 global_registry: dict[str, CustomOp] = {}
 
 
 class CustomOp:
-    """An op of the legacy API: a `CustomOpDef` under the names of old. Made by `custom_op`."""
+    """An op of the legacy API: a `CustomOpDef` with the older method names. `custom_op` makes it."""
 
     __name__: str
     _op: CustomOpDef[Any, Any]
@@ -81,7 +81,7 @@ class CustomOp:
         return self._library is None or self._op._opoverload is _compat.libraries.find_overload(self._qualname)
 
     def impl(self, device_types: str | Iterable[str]) -> Callable[[F], F]:
-        """Decorator: register the kernel for "cpu", "cuda", or both."""
+        """Decorator that registers the kernel for "cpu", "cuda", or both."""
         devices = tuple(dict.fromkeys([device_types] if isinstance(device_types, str) else device_types))
         for device in devices:
             if device not in SUPPORTED_DEVICE_TYPE_TO_KEY:
@@ -118,18 +118,18 @@ class CustomOp:
                 )
 
     def impl_factory(self) -> Callable[[F], F]:
-        """Decorator: register the function of an op that takes no tensors."""
+        """Decorator that registers the kernel of an op that takes no tensors."""
         return self._op.register_kernel(None, lib=self._library)
 
     def impl_abstract(self) -> Callable[[F], F]:
-        """Decorator: register the fake; an op has one."""
+        """Decorator that registers the fake impl. It raises if the op already has one."""
         return self._op.register_fake(lib=self._library, allow_override=False)
 
     def _replace_abstract(self, fn: Fn) -> Fn:
         return self._op.register_fake(fn, lib=self._library)
 
     def impl_save_for_backward(self) -> Callable[[F], F]:
-        """Decorator: register ``fn(inputs, output)``, which returns what backward needs."""
+        """Decorator that registers ``fn(inputs, output)``, which returns what backward needs."""
 
         def decorate(fn: F) -> F:
             with lock:
@@ -141,9 +141,9 @@ class CustomOp:
         return decorate
 
     def impl_backward(self, output_differentiability: list[bool] | None = None) -> Callable[[F], F]:
-        """Decorator: register ``fn(ctx, saved, *grads)``, which returns a dict: name of an input -> its gradient.
+        """Decorator that registers ``fn(ctx, saved, *grads)``, which returns a dict of gradients by name of the input.
 
-        `output_differentiability` has a bool for each output; those with False never require grad.
+        `output_differentiability` has a bool for each output; an output with False never requires grad.
         """
         _autograd.check_differentiability(output_differentiability, self._qualname, self._op.schema)
 
@@ -194,9 +194,10 @@ class CustomOp:
 
 
 def custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Fn], CustomOp]:
-    """Decorator: define an op by a function's hints, or by a schema that an unannotated function must fit.
+    """Decorator that defines an op by the type hints of a function, or by a schema.
 
-    The function is a prototype: it is never called. Kernels are registered on the `CustomOp` that takes its place.
+    With `manual_schema`, the function has no annotations, and its parameters must match the schema. The function is a
+    prototype: it is never called. Kernels are registered on the `CustomOp` that replaces it.
     """
 
     def decorate(fn: Fn) -> CustomOp:
@@ -233,7 +234,7 @@ def find(qualname: str, *, also_others: bool = False) -> CustomOp:
 
 
 def get_op(qualname: str) -> Any:
-    """The default OpOverload of a registered op, whoever defined it."""
+    """The default OpOverload of a registered op, also if it was not defined with this API."""
     overload = _compat.libraries.find_overload(_definition.parse_name(qualname).packet)
     if overload is None:
         raise DefinitionError(
@@ -243,6 +244,6 @@ def get_op(qualname: str) -> Any:
 
 
 def get_abstract_impl(qualname: str) -> Fn | None:
-    """The fake that was registered for an op of the legacy API, or None."""
+    """The fake impl that was registered for an op of the legacy API, or None."""
     known = global_registry.get(qualname)
     return known._op._abstract_fn if known is not None else None

@@ -1,9 +1,9 @@
-"""Seeing calls of ops: record them, log them, write their arguments to files, and run these again.
+"""Record calls of ops, log them, write their arguments to files, and replay calls from these files.
 
 `_calls` has the record of a call, `_watch` makes it, `_recording` and `_lines` show it, `_saved` has the files.
-Nothing here costs a call anything while it is not in use: see `customops._dispatch.current_kernel`.
+While it is not in use, it adds no overhead to calls: see `customops._dispatch.current_kernel`.
 
-With ``CUSTOMOPS_LOG=calls`` (or ``kernels``, or ``times``) in the environment, each call is a line on stderr.
+With ``CUSTOMOPS_LOG=calls`` (or ``kernels``, or ``times``) in the environment, each call is logged to stderr.
 """
 
 from customops.logging._calls import Call as Call

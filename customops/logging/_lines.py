@@ -24,11 +24,11 @@ _VARIABLE = "CUSTOMOPS_LOG"
 def log(level: Level = "calls", ops: Ops = None, *, synchronize: bool = False) -> Iterator[None]:
     """Log a line for each call inside the context, in all threads, to the logger ``customops.calls`` (level INFO).
 
-    Without a handler there, and without one at the root, lines go to stderr.
+    If neither this logger nor one above it has a handler, the lines go to stderr.
 
     Args:
-        level: "calls" (the arguments, and where the op was called), "kernels" (and which kernel ran), "times" (and how
-            long the call and the kernel took).
+        level: how much a line contains. "calls": the arguments and the caller. "kernels": also the kernel that ran.
+            "times": also the duration of the call and of the kernel.
         ops, synchronize: as in `record`.
 
     Raises:

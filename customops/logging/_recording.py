@@ -16,10 +16,10 @@ from customops.logging._watch import Ops, Watcher
 
 
 class Recording(Sequence[Call]):
-    """The calls that were recorded, in the order in which they ended.
+    """The recorded calls, in the order in which they ended.
 
     Attributes:
-        dropped: how many calls there were beyond the limit.
+        dropped: the number of calls that were not kept because of the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -66,7 +66,7 @@ class Recording(Sequence[Call]):
         ]
 
     def summary(self, width: int | None = None) -> str:
-        """A table with a row for each op and kernel: calls, time, time in the kernel, calls that raised."""
+        """A table with one row for each op and kernel: calls, time, time in the kernel, calls that raised."""
         dropped = f"\n{self.dropped} more calls were not kept" if self.dropped else ""
         return table(self._rows(), _HEAD, width or width_of_screen(), right=(2, 3, 4, 5)) + dropped
 
@@ -91,14 +91,18 @@ _HEAD = ("op", "kernel", "calls", "time", "in kernels", "raised")
 def record(ops: Ops = None, *, limit: int = 100_000, synchronize: bool = False) -> Iterator[Recording]:
     """Record the calls of ops inside the context, in all threads.
 
-    A call through the op's object is seen whole, with what it raises; it is recorded also where no kernel runs, as on
-    fake tensors. A call through ``torch.ops``, in a compiled graph or inside a transform is seen when its kernel runs.
-    Kernels that were registered outside customops, or with `impl`, are seen only in calls through the object.
+    A call through the op's object is recorded as a whole, including what it raises, even if no kernel runs, as for fake
+    tensors. A call through ``torch.ops``, in a compiled graph or inside a transform is recorded when its kernel runs.
+    Kernels that were registered outside customops, or with `impl`, are recorded only in calls through the object.
 
     Args:
-        ops: which: a name or pattern (``"mylib::*"``), an op, or several of these. None for all.
-        limit: how many calls are kept.
-        synchronize: wait for the accelerator before and after each call, so that times are not those of the launch.
+        ops: the ops to record: a name or pattern (``"mylib::*"``), an op, or several of these. None for all.
+        limit: the maximum number of calls that are kept.
+        synchronize: if True, wait for the accelerator before and after each call, so that the times include the
+            computation and not only the launch.
+
+    Yields:
+        A `Recording`, to which the calls are appended.
 
     Example:
         >>> with customops.logging.record() as calls:

@@ -38,18 +38,21 @@ When = Literal["failing", "all"] | Callable[[Call], bool]
 
 @contextmanager
 def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limit: int = 100) -> Iterator[list[Path]]:
-    """Write the arguments of calls inside the context to files, one for each call.
+    """Write the arguments of calls inside the context to files, one file for each call.
+
+    With `when` "failing" or a function, mutated arguments are copied before the call. Other tensors are written with
+    their values after the call.
 
     Args:
-        directory: made if it is not there.
+        directory: the directory; it is created if it does not exist.
         ops: as in `record`.
-        when: "failing" for calls that raise; "all", which are written before they run, so that one that ends the
-            process is there, too; or a function that is given the `Call` when it is over.
-        limit: how many files are written at most.
+        when: the calls to write. "failing": calls that raise. "all": all calls; they are written before they run, so
+            that a call that kills the process is written too. A function: takes the `Call` after it has ended, and
+            returns a bool.
+        limit: the maximum number of files.
 
     Yields:
-        The paths of the files, in a list that grows. What an op writes to is copied before the call; other tensors are
-        written as they are afterwards.
+        The paths of the files written so far, in a list that grows.
 
     Raises:
         ArgumentError: `when` is something else.
@@ -173,14 +176,14 @@ def _decoded(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SavedCall:
-    """A call that `dump` has written.
+    """A call that `dump` wrote to a file.
 
     Attributes:
         op: qualified name.
-        args, kwargs: as ``torch.ops`` takes them.
-        schema: of the op when the file was written.
-        source: ``file:line`` of its definition then.
-        caller, kernel, error, line: as of the `Call`.
+        args, kwargs: the arguments in the form that ``torch.ops`` takes.
+        schema: the schema of the op when the file was written.
+        source: ``file:line`` of its definition when the file was written.
+        caller, kernel, error, line: as in `Call`; ``line`` is its text.
     """
 
     op: str
@@ -198,7 +201,7 @@ class SavedCall:
 
     @property
     def sample(self) -> Sample:
-        """The arguments as a call of the op's object takes them, copied: ``customops.check(op, [saved.sample])``."""
+        """A copy of the arguments in the form that the op's object takes: ``customops.check(op, [saved.sample])``."""
         op, (args, kwargs) = self._found(), copy_tensors((self.args, self.kwargs), leaves=True)
         return Sample(args, kwargs) if op._lowering is None else Sample(*op._lowering.restored_call(*args, **kwargs))
 
@@ -206,13 +209,13 @@ class SavedCall:
         """Call the op again, on copies of the arguments.
 
         Raises:
-            RegistrationError: there is no op of this name: import what defines it first.
+            RegistrationError: there is no op of this name. Import the module that defines it first.
         """
         sample = self.sample
         return self._found()(*sample.args, **sample.kwargs)
 
     def benchmark(self, seconds: float = 0.2) -> float:
-        """The seconds that a call takes, as the median of rounds. What the op writes to is not put back in between."""
+        """The duration of a call in seconds, the median of several rounds. Mutated arguments are not reset."""
         sample, op = self.sample, self._found()
         return seconds_per_call(lambda: op(*sample.args, **sample.kwargs), seconds)
 
@@ -221,13 +224,13 @@ class SavedCall:
 
 
 def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
-    """A call that `dump` has written. No code of the file is run.
+    """Load a call that `dump` wrote. Loading runs no code from the file.
 
     Args:
-        map_location: where tensors go, as in `torch.load`: "cpu" for those of a device that is not there.
+        map_location: the device for the tensors, as in `torch.load`; for example "cpu" if their device is missing.
 
     Raises:
-        ArgumentError: the file is none of `dump`.
+        ArgumentError: `dump` did not write the file.
     """
     try:
         held = torch.load(file, map_location=map_location, weights_only=True)
@@ -242,10 +245,10 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
 
 
 def replay(file: str | Path, *, map_location: Any = None) -> Any:
-    """Run a call that `dump` has written again: ``load(file).replay()``.
+    """Run a call again that `dump` wrote: ``load(file).replay()``.
 
     Raises:
-        ArgumentError: the file is none of `dump`.
-        RegistrationError: there is no op of this name: import what defines it first.
+        ArgumentError: `dump` did not write the file.
+        RegistrationError: there is no op of this name. Import the module that defines it first.
     """
     return load(file, map_location=map_location).replay()

@@ -1,6 +1,6 @@
-"""Tests for operators, made from the tests a project has: each call of an operator is checked as `opcheck` would.
+"""Generated tests for operators: run the tests of a project, and check each operator call as `opcheck` does.
 
-`generate_opcheck_tests` adds them to a test class; a `FailuresDict` says which of them are known to fail. The checks
+`generate_opcheck_tests` adds the tests to a test class. A `FailuresDict` lists those that are known to fail. The checks
 can also be called one by one.
 """
 

@@ -22,11 +22,11 @@ LATE = -int(getattr(signal, "SIGALRM", 14))
 
 
 class IsolationError(CustomOpsError, RuntimeError):
-    """A child process ended without a result: killed by a signal, out of time, or with an error nobody can send.
+    """A child process gave no result: a signal killed it, it timed out, or its result or error cannot be pickled.
 
     Attributes:
-        returncode: of the process; negative for a signal, None for one that ran out of time.
-        stdout, stderr: what it printed.
+        returncode: the exit code of the process; negative if a signal killed it, None if it timed out.
+        stdout, stderr: the output of the process.
     """
 
     def __init__(self, problem: str, *, returncode: int | None = None, stdout: str = "", stderr: str = "") -> None:
@@ -39,7 +39,13 @@ class IsolationError(CustomOpsError, RuntimeError):
 
 @dataclass(frozen=True)
 class Isolated:
-    """What a child process did: `value` is what the function returned, `error` what it raised."""
+    """The outcome of a child process.
+
+    Attributes:
+        value: what the function returned.
+        error: the exception that it raised, or None.
+        stdout, stderr: the output of the process.
+    """
 
     value: Any = None
     error: BaseException | None = None
@@ -47,7 +53,7 @@ class Isolated:
     stderr: str = ""
 
     def get(self) -> Any:
-        """The value; raises the error if there is one."""
+        """Return `value`, or raise `error` if there is one."""
         if self.error is not None:
             raise self.error
         return self.value

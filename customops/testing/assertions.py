@@ -9,7 +9,7 @@ from customops.errors import CheckError
 
 
 class assert_raises_regex:
-    """Context manager: the block raises `exception`, or a subclass, and `regex` is found in its message."""
+    """Context manager that asserts that the block raises `exception` with a message in which `regex` is found."""
 
     def __init__(self, exception: type[BaseException] | tuple[type[BaseException], ...], regex: str) -> None:
         self.exception = exception

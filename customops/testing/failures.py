@@ -42,18 +42,18 @@ DESCRIPTION = (
 
 
 class FailuresDictError(CustomOpsError, RuntimeError):
-    """A failures file cannot be used: it is damaged, in another form, or does not fit the tests."""
+    """A failures file cannot be used: it is damaged, has another format, or does not match the tests."""
 
 
 class FailuresDict:
-    """A failures file in memory.
+    """The contents of a failures file.
 
-    Any number of processes and threads may update one file: `save` writes what changed in this object since it was
-    loaded or saved, and takes over what others changed meanwhile.
+    Several processes and threads can update one file: `save` writes the changes made to this object since it was last
+    loaded or saved, and merges the changes that others made to the file in the meantime.
 
     Attributes:
         path: the file.
-        data: what it says.
+        data: its entries, as ``{operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}``.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: FailuresDictData) -> None:
@@ -64,11 +64,11 @@ class FailuresDict:
 
     @staticmethod
     def load(path: str | os.PathLike[str], *, create_file: bool = False) -> FailuresDict:
-        """Read a file, and make one if there is none and `create_file`.
+        """Read a file. With `create_file`, create it if it does not exist.
 
         Raises:
-            FailuresDictError: it is no failures file, or not in the form in which `save` writes it. (With
-                PYTORCH_OPCHECK_ACCEPT=1 the latter is put right.)
+            FailuresDictError: it is not a failures file, or not in the format that `save` writes. (With
+                PYTORCH_OPCHECK_ACCEPT=1 the format is corrected instead.)
         """
         result = FailuresDict(path, {})
         if create_file and not os.path.exists(path):
@@ -84,7 +84,7 @@ class FailuresDict:
         return result
 
     def save(self) -> None:
-        """Write to the file what changed here, and read from it what changed there."""
+        """Write the changes of this object to the file, and read the changes that others made to the file."""
         with self._lock, files.exclusive(self.path):
             before = _read(self.path) if os.path.exists(self.path) else ""
             document = _parse(self.path, before)
@@ -95,12 +95,12 @@ class FailuresDict:
             self.data, self._saved = data, copy.deepcopy(data)
 
     def get_status(self, qualname: str, test_name: str) -> str:
-        """ "xfail", "skip", or "xsuccess" for a test that has to pass."""
+        """The expected status of a test: "xfail", "skip", or "xsuccess" if it must pass."""
         with self._lock:
             return self.data.get(qualname, {}).get(test_name, {}).get("status", "xsuccess")
 
     def set_status(self, qualname: str, test_name: str, status: str, *, comment: str | None = None) -> None:
-        """Change what is expected of a test; a comment that is there stays unless another is given."""
+        """Set the expected status of a test. Without `comment`, an existing comment is kept."""
         if status not in TEST_OPTIONS:
             raise _bad_status(qualname, status)
         with self._lock:
@@ -116,12 +116,13 @@ class FailuresDict:
 
 
 def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequence[str], testcase: type) -> None:
-    """Raise FailuresDictError if an entry cannot be one of a generated test.
+    """Raise FailuresDictError if an entry cannot belong to a generated test.
 
     Args:
-        failures: what to look through. Entries of other classes are looked at as far as their class does not matter.
-        test_utils: the names of the checks that tests are generated for.
-        testcase: the class they are generated in.
+        failures: the entries to validate. For entries of other test classes, the name of the original test is not
+            validated.
+        test_utils: the names of the checks for which tests are generated.
+        testcase: the class in which they are generated.
     """
     for qualname, tests in failures.data.items():
         for test_name, entry in tests.items():

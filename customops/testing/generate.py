@@ -24,7 +24,7 @@ _Test = Callable[..., Any]
 
 DEFAULT_TEST_UTILS = list(DEFAULT_CHECKS)
 
-#: With static shapes too, as suites of some age have it.
+#: `DEFAULT_TEST_UTILS` and test_aot_dispatch_static, for older test suites.
 DEPRECATED_DEFAULT_TEST_UTILS = [*DEFAULT_TEST_UTILS, "test_aot_dispatch_static"]
 
 _STATIC = "test_aot_dispatch_static"
@@ -37,7 +37,7 @@ class GenerationError(CustomOpsError, RuntimeError):
 
 
 def dontGenerateOpCheckTests(reason: str) -> Callable[[_F], _F]:
-    """Decorator: make no tests from this one. The reason is for the reader."""
+    """Decorator that excludes a test from `generate_opcheck_tests`. The reason is documentation only."""
     if not isinstance(reason, str):
         raise GenerationError("a reason is missing", fix='write @dontGenerateOpCheckTests("why")')
     return functools.partial(_mark, reason)
@@ -55,19 +55,23 @@ def generate_opcheck_tests(
     additional_decorators: Mapping[str, Iterable[Callable[[Any], Any]]] | None = None,
     test_utils: Sequence[str] = DEFAULT_TEST_UTILS,
 ) -> None:
-    """Add to a test class, for each of its tests and each check, the test ``{check}__{test}``.
+    """Add a test ``{check}__{test}`` to a test class for each of its tests and each check.
 
-    It runs the test, and the check on each call of an operator of `namespaces`; see `OpCheckMode`. For each operator
-    in the failures file there is also a ``test_pt2_compliant_tag_{ns_name}``: an operator tagged as compliant has no
-    known failures, those of test_aot_dispatch_static apart.
+    A generated test runs the original test, and the check on each call of an operator of `namespaces`; see
+    `OpCheckMode`. For each operator in the failures file there is also a test ``test_pt2_compliant_tag_{ns_name}``. It
+    asserts that an operator with the tag pt2_compliant_tag has no known failures, except of test_aot_dispatch_static.
 
     Args:
         testcase: a `unittest.TestCase`, or a class that pytest collects.
         namespaces: the namespaces of the operators to check.
-        failures_dict_path: the failures file, by default failures_dict.json beside the file of the caller (and no
-            failures are known if it is not there).
-        additional_decorators: decorators for generated tests, by the name of the test.
+        failures_dict_path: the failures file. By default failures_dict.json in the directory of the caller's file; if
+            it does not exist, no failures are known.
+        additional_decorators: decorators for generated tests, by name of the test.
         test_utils: names of checks, keys of `customops.checks.CHECKS`.
+
+    Raises:
+        GenerationError: there is no such check.
+        FailuresDictError: the failures file is invalid, or does not match the tests.
     """
     caller = sys._getframe(1).f_code.co_filename
     failures = _load(failures_dict_path, caller)

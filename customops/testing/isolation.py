@@ -43,26 +43,26 @@ def run_isolated(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Isolated:
-    """Run a function, code, or a file in a fresh interpreter.
+    """Run a function, Python code, or a Python file in a new interpreter process.
 
     Args:
-        target: a function of a module (not a lambda or a nested one), found there by file and name, or a
-            `functools.partial` of one. Or a program, whose value is what it leaves in the name ``result``: a file, as
-            a `pathlib.Path` or a string of one line that ends in ``.py``; any other string is Python code.
-        args: arguments of the function; these and its value are pickled. Return ``x.cpu()``, not tensors of a device
-            that this process does not have.
-        timeout: seconds after which the process is killed, and what it started with it.
-        cwd: where it runs. A file is looked up from the directory of this process.
-        env: set on top of the environment of this process.
+        target: a module-level function (not a lambda or a nested function), which is found by its file and name, or a
+            `functools.partial` of one. Or a program: a file, given as a `pathlib.Path` or a one-line string that ends
+            in ``.py``; any other string is Python code. The value of a program is that of its variable ``result``.
+        args: arguments of the function. These and its value are pickled. Return ``x.cpu()`` if this process does not
+            have the device of a tensor.
+        timeout: seconds after which the process and its child processes are killed.
+        cwd: the working directory of the process. A file is looked up from the directory of this process.
+        env: variables to set in addition to the environment of this process.
 
     Returns:
-        The value, and what was printed.
+        The value, and the output of the process.
 
     Raises:
-        CustomOpsError: another process cannot find the function, or there is no such file.
-        IsolationError: the process died (of a segfault, say), or ran out of time.
-        BaseException: what the function raised, or the program (``sys.exit(0)`` is its end); its traceback there is in
-            the notes of the exception.
+        CustomOpsError: another process cannot find the function, there is no such file, or a program got arguments.
+        IsolationError: the process died (for example of a segfault), or timed out.
+        BaseException: the exception of the function or program, with the traceback of the child process in its notes.
+            ``sys.exit(0)`` ends a program normally.
     """
     if isinstance(target, (str, os.PathLike)):
         if args:
@@ -83,21 +83,24 @@ def run_each_isolated(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Isolated]:
-    """Run functions without arguments, each in a fork of a fresh interpreter in which `setup` has run.
+    """Run functions without arguments, each in a fork of a new interpreter process in which `setup` has run.
 
-    `functools.partial` binds arguments to one. What one does to its process the next does not see, and one that dies
-    is an error of its own. `setup` must start no threads (a backward does): they do not survive a fork. Where there is
-    no fork (Windows), each has its own interpreter.
+    Use `functools.partial` to bind arguments. Functions do not see changes that others make to their process, and one
+    that dies does not affect the others. `setup` must not start threads (a backward does), because they do not survive
+    a fork. On platforms without fork (Windows), each function has its own interpreter.
 
     Args:
-        timeout: seconds for each. One that takes longer is killed; the others are not concerned.
+        functions: module-level functions, as for `run_isolated`.
+        setup: a function to run first, in the process that is forked.
+        timeout: seconds for each function. A function that takes longer is killed; the others continue.
+        cwd, env: as for `run_isolated`.
 
     Returns:
-        One for each function, in order; none of the errors is raised.
+        An `Isolated` for each function, in order. Errors of the functions are not raised.
 
     Raises:
-        Exception: what `setup` raised.
-        IsolationError: the process died or ran out of time in `setup`.
+        Exception: the exception that `setup` raised.
+        IsolationError: the process died or timed out in `setup`.
     """
     tasks = [sendable(function) for function in functions]
     first = sendable(setup) if setup is not None else None

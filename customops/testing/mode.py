@@ -35,7 +35,7 @@ _inside = _Inside()
 
 
 def is_inside_opcheck_mode() -> bool:
-    """Is the calling thread inside an `OpCheckMode`?"""
+    """True if an `OpCheckMode` is active in the calling thread."""
     return _inside.modes > 0
 
 
@@ -46,18 +46,18 @@ class _Failure:
 
 
 class OpCheckMode(TorchFunctionMode):
-    """Runs a check on each operator called, and fails at the end if one found what the failures dict does not expect.
+    """A mode that runs a check on each operator call, and raises on exit if a result was not expected.
 
-    Operators see and return the same as without the mode. What the block raises is raised, and nothing else. While a
-    thread is in such a mode, `torch.compile` does nothing.
+    Operators get the same arguments and return the same results as without the mode. If the block raises, only that
+    exception is raised. While a thread is in such a mode, `torch.compile` does nothing.
 
     Args:
         namespaces: the namespaces of the operators to check.
         test_util_name: the name of the check, for the script that reproduces a failure.
         test_util: the check.
-        failures_dict: what is expected; None if all is to pass.
-        test_name: "TestClass.test" under which to look there.
-        failures_dict_path: its file, for messages.
+        failures_dict: the expected failures; None if every check must pass.
+        test_name: the key of the test in `failures_dict`, "TestClass.test".
+        failures_dict_path: the failures file, for messages.
     """
 
     def __init__(

@@ -51,13 +51,14 @@ def generate_repro(
     save_data: bool,
     dry_run: bool = False,
 ) -> str:
-    """A script that runs one check of `op`.
+    """Return a Python script that runs one check of `op`.
 
     Args:
         test: the name of the check.
         op, args, kwargs: the call.
-        save_data: save the inputs to a file for the script to load; else they are left for the reader to fill in.
-        dry_run: do not save, but write the script as if.
+        save_data: if True, save the inputs to a file that the script loads. If False, the inputs in the script are
+            empty, and the reader fills them in.
+        dry_run: if True, do not save the file, but return the same script.
     """
     inputs = _NO_INPUTS
     if save_data:

@@ -22,15 +22,15 @@ def make_fx_check(
     assert_close: Callable[[Any, Any], object] = torch.testing.assert_close,
     randomize_data: bool = False,
 ) -> None:
-    """Raise CheckError if ``func(*args, **kwargs)`` gives other results when traced.
+    """Raise CheckError if ``func(*args, **kwargs)`` has different results when it is traced.
 
     Args:
         func: a function or an operator. It gets copies of the inputs.
-        args, kwargs: its inputs. A torch.Size among them becomes symbolic where sizes of tensors do.
+        args, kwargs: its inputs. If the sizes of tensors are symbolic, so is a torch.Size among them.
         tracing_mode: "real", "fake" or "symbolic".
-        assert_close: raises an AssertionError if two results differ.
-        randomize_data: run the trace on other values than it was made with, so as to find values that were baked in.
-            If `func` does not work on them, nothing is compared.
+        assert_close: a function that raises an AssertionError if two results differ.
+        randomize_data: if True, run the trace with other values than those it was made with, to find values that became
+            constants of the trace. If `func` raises for the new values, nothing is compared.
     """
     named: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
     sizes = {key for key, value in named.items() if isinstance(value, torch.Size)}

@@ -9,7 +9,7 @@ FEW = ("--customops-checks", "test_schema,test_faketensor")
 
 FAILURE = """\
 test_faketensor: the fake impl promises what the operator does not return: output 0: Stride mismatch
-  input:    sample 1 ({inputs} of this kind)
+  input:    sample 1, simplified ({inputs} of this kind)
   call:     op(float32[2, 2] = [[1.0, 2.0], [3.0, 4.0]])
   expected: (1, 2) (the operator)
   got:      (2, 1) (its fake impl)

@@ -1,6 +1,6 @@
-"""Strategies of hypothesis that draw what operators take: `arguments` of a call, and `tensors`.
+"""Hypothesis strategies for inputs of operators: `arguments` of a call, and `tensors`.
 
-The only module that needs hypothesis, which is no dependency of customops: ``pip install customops[strategies]``.
+This module needs hypothesis, which is an optional dependency: ``pip install customops[strategies]``.
 """
 
 from __future__ import annotations

@@ -47,28 +47,30 @@ def arguments(
     device: str | torch.device = "cpu",
     **more: Strategy,
 ) -> st.SearchStrategy[Sample]:
-    """Arguments with which an op can be called, drawn from its signature.
+    """A strategy for the arguments of a call of an op, derived from its signature.
 
-    Each draw is an ``(args, kwargs)``. It has every member, choice, key and None that the signature allows, arguments
-    by position and by name, and leaves out some of those with a default. All its tensors have one shape and one dtype.
+    Each draw is a pair ``(args, kwargs)``. Draws cover every enum member, choice, dict key and None that the signature
+    allows. Arguments are passed by position and by name, and some of those with a default are left out. All tensors of
+    a draw have the same shape and dtype.
 
     Args:
-        op: what `custom_op` returned, an OpOverload, a packet with one overload, or a name.
-        given: strategies for single parameters, or for parts of them (``"config.block"``). They may be given by name
-            too, ``x=tensors()``, where the name is none of the following. What has a strategy is never left out.
-        shapes: the shape of all tensors of a draw: one, several, or a strategy; or shapes for some parameters, by
-            name. A strategy may draw such a mapping, for shapes that depend on each other.
+        op: a `CustomOpDef`, an OpOverload, an OpOverloadPacket with one overload, or a name.
+        given: strategies for single parameters, or for parts of them (``"config.block"``), by name. They can also be
+            passed as keywords, ``x=tensors()``, unless the name is one of the following. A parameter with a strategy is
+            never left out.
+        shapes: the shape of all tensors of a draw: a shape, several shapes, or a strategy; or a mapping with the shapes
+            of some parameters, by name. A strategy may draw such a mapping, for shapes that depend on each other.
         dtypes: the same for dtypes. By default float32 and float64.
-        broadcast: all tensors but the first one, and those that are written, may lack dimensions or have sizes of 1.
-        elements: a strategy for the elements of tensors; by default they are finite, and between -8 and 8.
-        layouts: how tensors may lie in memory, some of `LAYOUTS`. What is written is never expanded.
-        requires_grad: for all tensors, by name, or a strategy that draws it for each. Never of what is written, nor of
-            an out op.
+        broadcast: if True, all tensors but the first one and mutated ones may lack dimensions or have sizes of 1.
+        elements: a strategy for the elements of tensors. By default they are finite, and between -8 and 8.
+        layouts: the memory layouts of tensors, some of `LAYOUTS`. Mutated arguments are never expanded.
+        requires_grad: a bool for all tensors, a mapping by name, or a strategy that draws it for each tensor. Mutated
+            arguments and arguments of out ops never require grad.
         device: the device of tensors, and the value of arguments that are a device.
 
     Raises:
-        ArgumentError: there is no such parameter, or its strategy is none.
-        UnsupportedError: a parameter has a type without values that could be drawn, and there is no strategy for it.
+        ArgumentError: there is no such parameter, or the value given for it is not a strategy.
+        UnsupportedError: values of a parameter's type cannot be drawn, and there is no strategy for the parameter.
 
     Example:
         >>> @given(arguments(scale, shapes=(2, 3), by=st.floats(0, 1)))

@@ -15,8 +15,7 @@ from torch import Tensor
 Shape = tuple[int, ...]
 Layout = Literal["contiguous", "transposed", "sliced", "expanded"]
 
-#: How the elements of a tensor may lie in memory. Those of an expanded one share their memory with others, so that
-#: an argument that is written is never expanded.
+#: The memory layouts of tensors. Elements of an expanded tensor share memory, so mutated arguments are never expanded.
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "sliced", "expanded")
 
 #: Of a tensor of more elements this many are drawn, and repeated. A prime number: rows seldom become equal.
@@ -69,14 +68,15 @@ def tensors(
     requires_grad: bool | st.SearchStrategy[bool] = False,
     device: str | torch.device = "cpu",
 ) -> st.SearchStrategy[Tensor]:
-    """Tensors: contiguous, transposed, sliced and expanded ones, 0-dimensional and empty ones.
+    """A strategy for tensors: contiguous, transposed, sliced and expanded ones, also 0-dimensional and empty ones.
 
     Args:
-        shapes: a shape, several, or a strategy. By default up to three dimensions of up to three elements.
-        dtypes: a dtype, several, or a strategy. By default float32 and float64.
-        elements: a strategy for the values; by default they are finite, and between -8 and 8.
-        layouts: how the elements may lie in memory, some of `LAYOUTS`.
-        requires_grad: of tensors of floating-point or complex dtypes.
+        shapes: a shape, several shapes, or a strategy. By default up to three dimensions of up to three elements.
+        dtypes: a dtype, several dtypes, or a strategy. By default float32 and float64.
+        elements: a strategy for the elements. By default they are finite, and between -8 and 8.
+        layouts: the memory layouts to draw from, some of `LAYOUTS`.
+        requires_grad: whether tensors of floating-point or complex dtypes require grad, or a strategy that draws it.
+        device: the device of the tensors.
 
     Example:
         >>> @given(tensors((2, 3), torch.float32, layouts=["transposed"]))
