@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import json
@@ -143,6 +144,25 @@ def test_an_op_with_rich_types_that_writes(registry: Registry, ns: str) -> None:
     assert found.schema == '(Tensor(a0!) x, str mode="FAST") -> ()'
     assert found.options == ("bypass=True",)
     assert (found.rule("fake").origin, found.rule("fake").name) == ("derived", "returns nothing")
+
+
+def test_returned_aliases_are_not_compiled(registry: Registry, ns: str, lib: Any) -> None:
+    """As torch.compile itself says."""
+    lib.define("scale_(Tensor(a!) x) -> Tensor(a!)")
+    lib.impl("scale_", lambda x: x.mul_(2), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{lib.ns}::scale_", lambda x: x, lib=lib)
+    first = registry.custom_op(f"{ns}::first", lambda x: x[:1], schema="(Tensor(a) x) -> Tensor(a)")
+    first.register_fake(lambda x: x[:1])
+    tagged = registry.custom_op(
+        f"{ns}::double_", lambda x: x.mul_(2), schema="(Tensor(a!) x) -> Tensor(a!)", tags=customops.Tag.inplace
+    )
+    by_torch = registry.adopt(f"{lib.ns}::scale_")
+    for op, fix in ((by_torch, "define it with tags="), (first, "return a copy"), (tagged, "")):
+        support = next(each for each in op.describe().supports if each.feature == "torch.compile")
+        assert (support.state, support.fix[: len(fix)]) == ("no" if fix else "yes", fix)
+        with pytest.raises(Exception, match="alias annotations") if fix else contextlib.nullcontext():
+            torch.compile(op._opoverload, fullgraph=True, backend="aot_eager")(torch.ones(2))
+    assert states(registry.adopt("aten::t"))["torch.compile"] == "yes"
 
 
 def test_options_are_those_in_force(registry: Registry, ns: str) -> None:
