@@ -1,4 +1,4 @@
-"""The benchmark compares things that do the same, and prints what it measures."""
+"""The benchmark prints what it measures. That its contenders do the same is for `make bench-check`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,6 @@ def run(*arguments: str) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@needs_torch(2, 13, because="torch.library.custom_op takes no in-place ops before")
-def test_contenders_agree() -> None:
-    assert run("--check") == f"{CASES} cases: the contenders agree\n"
-
-
-def test_devices_agree() -> None:
-    command = [sys.executable, "benchmarks/backend_overhead.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("12 cases: the devices agree\n")
 
 
 @needs_torch(2, 13, because="torch.library.custom_op takes no in-place ops before")
