@@ -38,6 +38,7 @@ from helpers.differential.runs import (
     make,
     relation,
 )
+from helpers.versions import is_before
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -110,6 +111,9 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
         return True  # torch resolves no tensors in a list with a None in it, and below a mode ignores their bits
     if case.has("sparse", "sparse leaf", "compressed", "mkldnn") and is_raised(ours["result"], AliasError):
         return case.op == "same"  # torch does not look for aliases of tensors without a storage
+    if case.has("inference") and case.context == "dispatch mode" and is_raised(ours["result"], RuntimeError):
+        # As in a plain call. Below a mode, the kernel of torch's op writes to it all the same.
+        return "Inplace update to inference tensor" in str(ours["result"])
     if case.has("subclass") and case.context == "dispatch mode" and keys(ours, theirs) == ["result"]:
         # The kernel runs as in a plain call, where ``as_subclass``, by which torch makes its results, makes views.
         return {**ours["result"], "view": None} == {**theirs["result"], "view": None}
@@ -123,6 +127,8 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
             return True
     if case.context == "vmap" and is_raised(theirs["result"], RuntimeError):
         return True  # torch has no fallback for lists
+    if case.context == "vmap" and is_raised(theirs["result"], SystemError):
+        return is_before(2, 15)  # in its fallback, torch 2.14 loses the error of the kernel
     if case.context == "vmap":  # the strategy stacks results, torch's fallback takes views of one buffer
         same = [numbers_of(ours[key]) == numbers_of(theirs[key]) for key in ("result", "arguments", "gradients")]
         if all(same):
