@@ -146,7 +146,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         """
         texts: dict[str, str] = {}
         options = self._definition.options
-        if (options.bypass or options.eager) and (problem := bypass.obstacle(self.schema, eager=options.eager)):
+        if options.skip_dispatcher and (problem := bypass.obstacle(self.schema, eager=options.eager)):
             texts["eager=True" if options.eager else "bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
         if type(self) is not CustomOpDef:
             calls = [vars(cls)["__call__"] for cls in type(self).__mro__ if issubclass(cls, CustomOpDef)]

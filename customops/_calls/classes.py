@@ -19,8 +19,7 @@ def class_of(spec: OpSpec, options: Options) -> type[CustomOpDef[Any, Any]]:
     cls: type[CustomOpDef[Any, Any]] = CustomOpDef
     if spec.fn is None:
         return cls
-    passes = options.bypass or options.eager
-    if passes and bypass.obstacle(spec.schema, eager=options.eager) is None:
+    if options.skip_dispatcher and bypass.obstacle(spec.schema, eager=options.eager) is None:
         call = bypass.call(spec.schema, spec.tags, spec.qualname, options.check, eager=options.eager)
         cls = _calling(cls, _compat.dynamo.outside_dynamo(call))
     parameters = spec.schema

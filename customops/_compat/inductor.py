@@ -85,12 +85,12 @@ when_imported("torch._inductor.lowering", _add_lowering)
 
 
 def _correct_as_strided(lowering: Any) -> None:
-    """Before torch 2.13, inductor takes the offset of ``as_strided`` into a storage for that into an input.
+    """Before torch 2.13, inductor adds the offset of ``as_strided`` to the start of an input, not of its storage.
 
-    An op that writes to a row of an input that has an offset itself would write elsewhere.
+    If the input has an offset itself, an op that writes to a row of it would write elsewhere.
     """
-    original = lowering.as_strided
-    if "storage_offset_relative_to_input_storage" in inspect.signature(original).parameters:
+    original = getattr(lowering, "as_strided", None)
+    if original is None or "storage_offset_relative_to_input_storage" in inspect.signature(original).parameters:
         return
 
     def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:

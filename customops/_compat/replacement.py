@@ -118,7 +118,7 @@ def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool
     torch looks at the operations alone: they may be of other dtypes, broadcast, or have a number where a tensor was.
     """
     names = inspect.signature(pattern.search).parameters
-    # torch 2.11 has found the same numbers already, and no longer says which
+    # torch 2.11 matches numbers as constants, which are not in kwargs; any number gives the same shapes
     given = [_value_of(match.kwargs.get(name, pattern.floats.get(name))) for name in names]
     if not any(all(map(_is_like, given, example)) and _sizes_are_like(given, example) for example in examples):
         return False

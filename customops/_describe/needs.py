@@ -25,13 +25,13 @@ def _tracing(op: Any, feature: str, fake: Rule) -> Support:
     if fake.origin == "missing":
         return Support(feature, "no", "there is no fake impl", "op.register_fake(fn)")
     if feature == "torch.compile" and _returns_alias(op):
-        fix = "return a copy" if op._definition.schema.is_view else "define it with tags=customops.Tag.inplace"
+        fix = "return a copy" if op._definition.schema.is_view else "define it with customops.Tag.inplace or Tag.out"
         return Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
     return Support(feature, "yes", "")
 
 
 def _returns_alias(op: Any) -> bool:
-    """Does it return a view, or what it writes without a tag that says so? torch knows how to with its own ops."""
+    """Does it return a view, or a mutated argument without Tag.inplace or Tag.out? Ops of aten may."""
     operator = op._definition
     if operator.name.namespace == "aten" or _is_composite(op) or {Tag.inplace, Tag.out} & {*operator.tags}:
         return False

@@ -54,8 +54,7 @@ class Route:
         if torch.overrides.has_torch_function(tuple(self.tensors)):
             yield Step("call", "handles", "the __torch_function__ of a tensor subclass or mode is asked first")
         options = self.operator.options
-        passes = options.bypass or options.eager
-        if passes and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
+        if options.skip_dispatcher and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
             said = "eager=True" if options.eager else "bypass=True"
             current = self.operator.find_past_dispatcher(self.tensors)
             if current is not None:

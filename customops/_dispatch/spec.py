@@ -27,6 +27,11 @@ class Options(NamedTuple):
     eager: bool
     direct_in_graphs: bool
 
+    @property
+    def skip_dispatcher(self) -> bool:
+        """May calls of the object run the kernel without the dispatcher?"""
+        return self.bypass or self.eager
+
 
 @dataclass(frozen=True)
 class OpSpec:

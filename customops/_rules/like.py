@@ -33,7 +33,7 @@ _NOT_BY_NAME = (
 _SIZES = ("int[", "SymInt[")
 
 _UNKNOWN = "like() names something that the op does not have"
-_WRONG = "like() was given something else than it takes"
+_WRONG = "like() has an invalid value"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def check(
     """
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
-    chosen = _chosen(only, skip, effort)
+    chosen = _chosen(only, skip, effort, has_reference=reference is not None)
     trials = trials_of(op, samples, reference)
     start = time.perf_counter()
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
@@ -162,12 +162,18 @@ def _call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(sample), {}
 
 
-def _chosen(only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort) -> dict[str, Check]:
+def _chosen(
+    only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort, *, has_reference: bool
+) -> dict[str, Check]:
     skipped = _known("skip", skip)
     if only is not None:
         return {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
     allowed = EFFORTS[: EFFORTS.index(effort) + 1]
-    return {name: row for name, row in CHECKS.items() if row.effort in allowed and name not in skipped}
+    return {
+        name: row
+        for name, row in CHECKS.items()
+        if (row.effort in allowed or (has_reference and row.takes_reference)) and name not in skipped
+    }
 
 
 def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:

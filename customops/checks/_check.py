@@ -88,6 +88,7 @@ class Check:
         effort: the lowest effort of `customops.check` at which it runs.
         after: checks whose failures are the likely cause of a failure of this one. If one of them fails, this check
             does not run.
+        takes_reference: it compares with the reference function. If there is one, the check runs at any effort.
     """
 
     run: Callable[[Trial], None]
@@ -95,6 +96,7 @@ class Check:
     inputs: Selection = samples
     effort: Effort = "normal"
     after: tuple[str, ...] = ()
+    takes_reference: bool = False
 
     def __call__(self, trial: Trial) -> None:
         self.run(trial)

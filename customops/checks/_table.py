@@ -112,6 +112,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "kernels against each other, and against a reference function",
             of_kinds("size", "dtype", "value", "number", "choice", "layout", each=3),
             after=_CALL,
+            takes_reference=True,
         ),
         "test_precision": Check(
             precision.check,

@@ -256,6 +256,15 @@ def test_a_smaller_input_shows_the_same_fault(registry: Registry, ns: str, const
     assert failure.args[0].shape == ((1, 2) if constraint is None else (1, 4))
 
 
+@pytest.mark.parametrize("effort", ["quick", "normal"])
+def test_a_reference_is_compared_at_any_effort(registry: Registry, ns: str, effort: Any) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x.sin() + 1, schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    report = customops.check(op, (torch.randn(3),), reference=torch.sin, effort=effort)
+    assert [failure.check for failure in report.failures] == ["test_kernels"]
+    assert customops.check(op, (torch.randn(3),), reference=lambda x: x.sin() + 1, effort=effort).passed
+
+
 def test_what_is_rejected_says_why(registry: Registry, ns: str) -> None:
     def even(x: Tensor) -> Tensor:
         torch._check_value(x.shape[0] % 2 == 0, lambda: "an even number of rows")

@@ -157,7 +157,7 @@ def test_returned_aliases_are_not_compiled(registry: Registry, ns: str, lib: Any
         f"{ns}::double_", lambda x: x.mul_(2), schema="(Tensor(a!) x) -> Tensor(a!)", tags=customops.Tag.inplace
     )
     by_torch = registry.adopt(f"{lib.ns}::scale_")
-    for op, fix in ((by_torch, "define it with tags="), (first, "return a copy"), (tagged, "")):
+    for op, fix in ((by_torch, "define it with customops.Tag"), (first, "return a copy"), (tagged, "")):
         support = next(each for each in op.describe().supports if each.feature == "torch.compile")
         assert (support.state, support.fix[: len(fix)]) == ("no" if fix else "yes", fix)
         with pytest.raises(Exception, match="alias annotations") if fix else contextlib.nullcontext():
