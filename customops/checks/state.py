@@ -27,6 +27,7 @@ from customops.checks._trial import Trial
 from customops.errors import CheckError
 
 _COPIES = 3
+_SPARES = 256
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -143,15 +144,19 @@ def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) 
 
 def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
+    # The ids of tensors that earlier calls were given are in use by these, so that no cache knows those made below.
+    spares = [torch.empty(0) for _ in range(_SPARES)]
+    # All are kept, so that each has memory of its own: at some address the other values may have been seen before.
+    reused = [trial.copy() for _ in range(_COPIES)]
     expected = attempt(other)
     if expected is None or trial.mutated:
         return
-    # All are kept, so that each has memory of its own: at some address the other values may have been seen before.
-    reused = [trial.copy() for _ in range(_COPIES)]
     try:
         found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
     except Exception:  # tensors whose elements overlap cannot be written
         return
+    finally:
+        spares.clear()
     if found:
         raise _error(trial, _EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
 
