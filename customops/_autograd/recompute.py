@@ -46,6 +46,12 @@ def formulas(fn: Fn, definition: OperatorHandle, *, recompute: bool) -> Formulas
     return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
 
 
+def derived_from(formula: Fn) -> Fn | None:
+    """The function whose derivative a formula is, if it is one of `formulas`."""
+    maker = getattr(formula, "__self__", None)
+    return maker.fn if isinstance(maker, _RecomputedFormula) else None
+
+
 class _Run:
     """A call of the function, some of its tensors being variables."""
 

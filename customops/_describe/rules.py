@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from customops import _compat
-from customops._autograd.recompute import _RecomputedFormula
+from customops._autograd.recompute import derived_from
 from customops._describe.data import Origin, Rule
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import _ANY_DEVICE
@@ -114,11 +114,8 @@ def _gradients(op: Any) -> Iterator[Rule]:
         formula = rule.formulas.get(kind)
         if formula is not None:
             fn, source = formula.fn, rule._slots.source(kind)
-            derived = getattr(fn, "__self__", None)
-            if isinstance(derived, _RecomputedFormula):
-                yield of_function(kind, derived.fn, source, origin="derived")
-            else:
-                yield of_function(kind, fn, source)
+            plain = derived_from(fn)
+            yield of_function(kind, plain or fn, source, origin="derived" if plain else "registered")
         elif place := _gradient_of_others(operator):
             yield Rule(kind, where=place, origin="others")
         else:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from customops import _compat
+from customops._autograd import recompute
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import FAILS, Trial, failed_call
@@ -220,10 +221,17 @@ def arguments_without_gradient(trial: Trial) -> frozenset[str]:
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
-    """Where the user wrote the formula, if that is known."""
+    """Where the user wrote the formula, or the function it is derived from, if that is known."""
     found = trial.custom_op
     formula = found and found._rules.autograd.formulas.get(kind)
-    return where(formula.fn) if formula else None
+    return where(derived_from(trial, kind) or formula.fn) if formula else None
+
+
+def derived_from(trial: Trial, kind: str = "backward") -> Callable[..., Any] | None:
+    """The function that `register_autograd_from` was given, if the formula is its derivative."""
+    found = trial.custom_op
+    formula = found and found._rules.autograd.formulas.get(kind)
+    return recompute.derived_from(formula.fn) if formula else None
 
 
 def _named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:

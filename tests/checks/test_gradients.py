@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from helpers.formulas_under_test import op_of, saved, trial_of
 from customops import custom_op
 from customops.checks import NotExercised
 from customops.checks.gradients import check
-from customops.errors import CheckError
+from customops.errors import CheckError, where
 
 aten = torch.ops.aten
 R = torch.randn
@@ -69,6 +70,30 @@ def test_what_is_reported(ns: str) -> None:
     assert caught.value.argument == "x"
     assert "-6 (finite differences, element (1,), for output 0)" in str(caught.value)
     assert "-3 (backward)" in str(caught.value)
+
+
+def test_the_numbers_for_one_element_are_those_of_the_formula(ns: str) -> None:
+    with pytest.raises(CheckError) as caught:
+        check(trial_of(op_of(ns, ONE, torch.sin, saved(lambda g, x: g * x.sin())), torch.tensor([1.0])))
+    assert float((caught.value.expected or "").split()[0]) == pytest.approx(math.cos(1), rel=1e-4)
+    assert float((caught.value.got or "").split()[0]) == pytest.approx(math.sin(1), rel=1e-4)
+
+
+def test_a_function_that_gradients_are_derived_from_is_named(ns: str) -> None:
+    @custom_op(f"{ns}::sine", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    sine.register_fake(torch.empty_like)
+
+    @sine.register_autograd_from
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    with pytest.raises(CheckError) as caught:
+        check(trial_of(sine, torch.tensor([1.0, 2.0])))
+    assert caught.value.where == where(plain)
+    assert "plain" in (caught.value.fix or "")
 
 
 def test_where_a_formula_of_customops_stands(ns: str) -> None:
