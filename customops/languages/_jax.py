@@ -68,7 +68,7 @@ def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
             )
         tensor = tensor.contiguous()
     try:
-        array = jax.dlpack.from_dlpack(tensor)
+        array = _shared(tensor)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=_described(tensor)) from error
     if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
@@ -81,10 +81,30 @@ def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
     return array
 
 
+def _shared(tensor: Tensor) -> Any:
+    """The memory of a tensor as an array."""
+    if tensor.is_contiguous() or _strides_are_read():
+        return jax.dlpack.from_dlpack(tensor)
+    order = _order(tensor)
+    array = jax.dlpack.from_dlpack(tensor.permute(order))
+    return array.transpose([order.index(dim) for dim in range(tensor.dim())])
+
+
+@functools.cache
+def _strides_are_read() -> bool:
+    """Does JAX read a transposed tensor as it is? Versions such as 0.6 take its memory for contiguous."""
+    tensor = torch.arange(6, dtype=torch.int32, device="cpu").view(2, 3).t()
+    return bool((jax.dlpack.from_dlpack(tensor) == tensor.numpy()).all())
+
+
 def _is_permuted(tensor: Tensor) -> bool:
     """Is it contiguous, but for the order of its dimensions?"""
-    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
-    return tensor.permute(order).is_contiguous()
+    return tensor.permute(_order(tensor)).is_contiguous()
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """The dimensions from that of the largest stride to that of the smallest."""
+    return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
 
 
 def _described(tensor: Tensor) -> str:

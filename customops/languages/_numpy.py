@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from customops.errors import KernelError, name_of, where
+from customops.errors import KernelError, innermost, name_of, where
 from customops.languages._arguments import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,7 +79,7 @@ def _array(arguments: Arguments, writable: frozenset[str], tensor: Tensor, name:
 def _return_hints(fn: Callable[..., Any]) -> Any:
     """The hint of what a function returns, or the tuple of the hints of what it returns several of."""
     try:
-        hint = typing.get_type_hints(fn).get("return")
+        hint = typing.get_type_hints(innermost(fn)).get("return")
     except (NameError, TypeError):  # of a name that is not there: `custom_op` says so. Or of something else than hints
         return None
     return typing.get_args(hint) if typing.get_origin(hint) is tuple else hint

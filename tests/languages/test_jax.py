@@ -46,7 +46,7 @@ def test_an_op(tanh: Any) -> None:
 
 def test_memory_is_shared() -> None:
     seen = []
-    x = torch.randn(3, 4).t()
+    x = torch.randn(3, 4)  # JAX 0.6 does not take transposed memory, and is given a copy of that
     from_jax(lambda x: seen.append(x.unsafe_buffer_pointer()))(x)
     assert seen == [x.data_ptr()]
 
