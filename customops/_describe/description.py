@@ -151,7 +151,7 @@ def place_of_others(qualname: str) -> str:
 def doc_of(fn: Any) -> str:
     """The docstring of a function; not that of the class of another callable."""
     doc = getattr(fn, "__doc__", None)
-    return inspect.cleandoc(doc) if isinstance(doc, str) and doc is not type(fn).__doc__ else ""
+    return inspect.cleandoc(doc) if isinstance(doc, str) and doc != type(fn).__doc__ else ""
 
 
 def _options(op: Any) -> Iterator[str]:

@@ -300,7 +300,7 @@ def _is_of_class(name: str) -> bool:
 
 _NOT_OF_CLASS = frozenset(
     """__dict__ __weakref__ __doc__ __module__ __annotations__ __annotations_cache__ __annotate__ __annotate_func__
-    __firstlineno__ __static_attributes__""".split()
+    __firstlineno__ __static_attributes__ __orig_bases__""".split()
 )
 
 
