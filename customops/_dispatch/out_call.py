@@ -89,6 +89,7 @@ class Checked:
     def __init__(self, fn: Fn, schema: Schema, op: str, rule: HasForesight, inplace: frozenset[str]) -> None:
         self.fn, self.op, self.rule = fn, op, rule
         self.__wrapped__ = fn
+        self.inplace = inplace
         self.names = out_names(schema)
         self.positions = [i for i, argument in enumerate(schema.positional) if argument.name in inplace]
         self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]

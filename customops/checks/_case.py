@@ -15,6 +15,7 @@ Kind = Literal[
     "layout",  # other strides, storage offsets, alignment, conjugate and negative views
     "dtype",
     "value",  # other elements
+    "padding",  # -1 among integers, if it stands for none of them
     "number",  # another number among the arguments
     "choice",  # a member of an enum or Literal, a bool, a dtype argument
     "optional",  # an optional argument that is absent

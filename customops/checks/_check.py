@@ -71,9 +71,20 @@ def _is_steered(trial: Trial, sample: Trial) -> bool:
     )
 
 
+def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs with other integers and bools in tensors, and the numbers of floating point of the sample."""
+    found = [case for case in steered(cases, effort) if case.kind == "value"]
+    return found if effort == "thorough" else found[:6]
+
+
 def both(first: Selection, second: Selection) -> Selection:
-    """What one picks, then what the other picks."""
-    return lambda cases, effort: itertools.chain(first(cases, effort), second(cases, effort))
+    """What one picks, then what only the other picks."""
+
+    def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        picked = {id(case): case for case in itertools.chain(first(cases, effort), second(cases, effort))}
+        return picked.values()
+
+    return select
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class Function:
         passed = _compat.tracing.tree_leaves((trial.args, trial.kwargs))
         without = arguments_without_gradient(trial)
         inputs, positions = [], []
-        for name, label, tensor in _named_tensors(trial):
+        for name, label, tensor in named_tensors(trial):
             at = [i for i, value in enumerate(passed) if value is tensor]
             if name in without or tensor.dtype not in _WIDE or not is_plain(tensor) or at in positions:
                 continue
@@ -234,7 +234,8 @@ def derived_from(trial: Trial, kind: str = "backward") -> Callable[..., Any] | N
     return recompute.derived_from(formula.fn) if formula else None
 
 
-def _named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
+def named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Each tensor, with the argument that it is or is part of, and what to call it: ``xs[1]``."""
     for name, value in trial.arguments.items():
         tensors = tensors_in(value)
         for i, tensor in enumerate(tensors):

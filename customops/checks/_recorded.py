@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from customops.checks._function import OTHER_SEED, Function, Tensors, place_of_formula
+from customops.checks._function import OTHER_SEED, Function, Tensors, named_tensors, place_of_formula, recording
 from customops.checks._inputs import seeded
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._trial import failed_call
+from customops.checks._trial import Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users
 
 Gradients = list[torch.Tensor | None]
@@ -138,6 +138,19 @@ def differentiable_inputs(function: Function) -> list[int]:
     if not recorded.tracked:
         raise NotExercised("no output requires grad: the operator has no gradient formula, or says that it has none")
     return accepted
+
+
+def requiring_grad(trial: Trial) -> Trial:
+    """The same call, with all inputs that may requiring grad.
+
+    Raises:
+        NotExercised: none may.
+    """
+    with recording():
+        function = Function.of(trial)
+        labels = {function.inputs[i].label for i in differentiable_inputs(function)}
+    chosen = {id(tensor) for _, label, tensor in named_tensors(trial) if label in labels}
+    return trial.map_tensors(lambda _, x: x.detach().requires_grad_() if id(x) in chosen else x)
 
 
 def _accepts(function: Function, i: int) -> bool:

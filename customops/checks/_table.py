@@ -22,6 +22,7 @@ from customops.checks import (
     layouts,
     modes,
     permutations,
+    pointwise,
     precision,
     schema,
     second_order,
@@ -34,7 +35,7 @@ from customops.checks import (
     vmap,
     writes,
 )
-from customops.checks._check import Check, both, everything, of_kinds, steered
+from customops.checks._check import Check, both, everything, indexed, of_kinds, steered
 
 #: What explains failures of many others: a call that writes what it must not, or is not the same twice.
 _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_state")
@@ -131,6 +132,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "elements against the same ones in another order",
             after=(*_CALL, "test_batches", "test_precision"),
         ),
+        "test_pointwise": Check(
+            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+        ),
         "test_stability": Check(
             stability.check,
             "float32 against float64, on values for which formulas overflow on the way",
@@ -142,7 +146,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            of_kinds("value", "size", "choice", "same", "optional", "list", each=4, number=8, broadcast=4),
+            both(
+                of_kinds(
+                    "value", "choice", "same", "optional", "padding", "broadcast", each=4, number=8, size=8, list=6
+                ),
+                indexed,
+            ),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -166,7 +175,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            of_kinds("choice", "optional", "list", "value", "number", "layout", "size", each=2),
+            of_kinds("choice", "optional", "list", "value", "number", "layout", "size", "padding", each=2),
             after=(*_KERNEL, "test_grad_modes"),
         ),
         "test_empty_batch": Check(
@@ -185,6 +194,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
+        ),
+        "test_aot_backward": Check(
+            aot_dispatch.check_backward,
+            "gradients, where samples ask for none, against AOTDispatcher with symbolic sizes",
+            after=(*_GRADIENTS, *_FAKE, "test_symbolic_sizes", "test_grad_modes", "test_aot_dispatch_dynamic"),
         ),
         "test_aot_dispatch_static": Check(
             functools.partial(aot_dispatch.check, dynamic=False),

@@ -94,7 +94,7 @@ class Trial:
         args = tuple(mapped(name, value) for name, value in zip(names, self.args, strict=False))
         return replace(self, args=args, kwargs={name: mapped(name, value) for name, value in self.kwargs.items()})
 
-    def with_arguments(self, **values: Any) -> Trial:
+    def with_arguments(self, /, **values: Any) -> Trial:
         """The same call with other values for some arguments."""
         names = [argument.name for argument in self.schema.positional]
         args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))

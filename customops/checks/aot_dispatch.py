@@ -17,8 +17,10 @@ from typing import Any, Literal
 import torch
 
 from customops import _compat
+from customops.checks._function import has_formula
 from customops.checks._inputs import copy_tensors, is_plain, seeded
 from customops.checks._outcome import NotExercised
+from customops.checks._recorded import requiring_grad
 from customops.checks._trial import Trial, failed_call, is_untraceable, resolve
 from customops.errors import CheckError
 
@@ -54,6 +56,15 @@ def check(trial: Trial, *, dynamic: bool) -> None:
         if dynamic and is_about_data and is_untraceable(trial.op):
             raise NotExercised("the operator is tagged as depending on data, and is left out of traces") from error
         raise
+
+
+def check_backward(trial: Trial) -> None:
+    """The same, with gradients, where the sample asks for none."""
+    if any(tensor.requires_grad for tensor in trial.tensors):
+        raise NotExercised("an input requires grad, so test_aot_dispatch_dynamic compares gradients")
+    if not has_formula(trial):
+        raise NotExercised("the operator has no gradient formula")
+    check(requiring_grad(trial), dynamic=True)
 
 
 def aot_autograd_check(

@@ -39,6 +39,9 @@ _AGREES_WITH_BACKWARD = 1e-3
 _OF_FUNC = 1e-6
 
 
+_FIX = "correct the jvp formula; the tangent of an input that has none is None, or zeros, and must not count"
+
+
 def check(trial: Trial) -> None:
     with recording():
         _Forward(Function.of(trial)).run()
@@ -55,6 +58,7 @@ class _Forward:
     def run(self) -> None:
         moving, tracked = self._by_backward()
         tracked = self._with_tangents(moving, tracked)
+        self._compare_primals(moving)
         self._compare_with_func(moving)
         ways = [moving, *([i] for i in moving if len(moving) > 1)]
         verdicts = [self._compare(way, tracked) for way in ways]
@@ -80,6 +84,22 @@ class _Forward:
         if not have:
             raise NotExercised("no output has a tangent: the operator has no formula for forward mode")
         return sorted(have.union(tracked))
+
+    def _compare_primals(self, moving: Sequence[int]) -> None:
+        """A tangent changes nothing about the results, and a formula nothing about the tangents that it is given."""
+        direction = self._direction(moving)
+        given = [u.clone() for u in direction]
+        with forward_ad.dual_level():
+            pairs = enumerate(zip(self.function.values, given, strict=True))
+            duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]
+            found = [forward_ad.unpack_dual(output).primal.detach().clone() for output in self.function(duals)]
+        fix = "the jvp formula writes to what was saved, or to a tangent: compute new tensors"
+        differs = difference(found, self.function.base, rtol=_OF_FUNC)
+        if differs:
+            raise self._report("a call with tangents has other results than one without", "the same", differs, fix)
+        differs = None if self.function.writes else difference(given, direction, exact=True)
+        if differs:
+            raise self._report("the formula writes to the tangents that it is given", "the same", differs, fix)
 
     def _direction(self, moving: Sequence[int], *, symmetric: bool = False) -> Tensors:
         random = zip(random_like(self.function.values, self.numbers), self.scales, strict=True)
@@ -177,9 +197,8 @@ class _Forward:
                 break
         return self._report(problem, *texts)
 
-    def _report(self, problem: str, expected: str, got: str) -> CheckError:
+    def _report(self, problem: str, expected: str, got: str, fix: str = _FIX) -> CheckError:
         trial = self.function.trial
-        fix = "correct the jvp formula; the tangent of an input that has none is None, or zeros, and must not count"
         where = place_of_formula(trial, "jvp")
         return CheckError(problem, op=trial.name, expected=expected, got=got, where=where, fix=fix)
 

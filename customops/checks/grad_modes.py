@@ -30,6 +30,7 @@ _BATCH = 2
 _STATE = "save what backward needs with ctx.save_for_backward, or as an attribute of ctx; keep nothing outside of it"
 _SAVE = "save inputs and outputs with ctx.save_for_backward, as they are: autograd then sees that they were written"
 _BUFFER = "return new tensors from the formula, and keep none of them: a buffer is overwritten while it is in use"
+_GRAD = "return the gradients; leave .grad to autograd, which adds them to it where that is asked for"
 _FORMULA = "have the formula use nothing but what ctx has saved and the gradient it is given"
 
 
@@ -70,6 +71,7 @@ class _Modes:
                 "with saved tensors packed by torch.autograd.graph.saved_tensors_hooks", self._packed, _FORMULA
             )
         self._compare("in half, of two backward runs added up in .grad", self._accumulated, _STATE)
+        self._compare("by torch.autograd.grad, where inputs have a .grad already", self._beside_grads, _GRAD)
         self._compare("in one of a batch, by is_grads_batched=True", self._batched, _FORMULA, may_raise=True)
         if not self.function.writes:  # torch.func does not know of writes that torch.library makes
             self._compare("by torch.func.vjp", self._by_func, _FORMULA, may_raise=True)
@@ -218,6 +220,12 @@ class _Modes:
         for _ in range(2):  # each with its own: .grad may be a view of the gradient that was given
             torch.autograd.backward(of, self._given(), retain_graph=True)
         return [None if leaf.grad is None else leaf.grad / 2 for leaf in leaves]
+
+    def _beside_grads(self) -> Gradients:
+        leaves = self._leaves()
+        for i in self.wanted:
+            leaves[i].grad = torch.ones_like(leaves[i])
+        return self._gradients(self.function(leaves), leaves)
 
     def _batched(self) -> Gradients:
         batch = [v if v is None else torch.stack([v * n for n in range(_BATCH)]) for v in self.cotangents]

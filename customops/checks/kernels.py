@@ -245,21 +245,44 @@ def _check_out_variant(trial: Trial) -> bool:
             continue
         tried = True
         outs = [_filled(value) for value in right.values() if isinstance(value, torch.Tensor)]
-        copy, names = changed.copy(), [argument.name for argument in variant.schema.mutated]
-        try:
-            variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
-        except Exception as error:
-            raise failed_call(trial.name, "the out variant fails on inputs that the operator takes", error) from error
-        _judge(
-            changed,
-            "the out variant writes other results than the operator returns",
-            dict(zip(right, outs, strict=True)),
-            right,
-            "write every element of out, and the same as the operator returns",
-            expected="the results of the operator",
-            where=where(variant._init_fn),
-        )
+        _judge_out(variant, changed.copy(), outs, right, "write every element of out, and the same as the operator")
+        for name, i in _in_place(variant, changed, outs):
+            copy = changed.copy()
+            replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
+            fix = f"do not read {name} where out was written before; or leave it out of inplace="
+            _judge_out(variant, copy, replaced, right, fix, f" where out is {name}")
     return tried
+
+
+def _judge_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> None:
+    names = [argument.name for argument in variant.schema.mutated]
+    try:
+        variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
+    except Exception as error:
+        raise failed_call(copy.name, f"the out variant fails{how} on inputs that the operator takes", error) from error
+    _judge(
+        copy,
+        f"the out variant writes other results than the operator returns{how}",
+        dict(zip(right, outs, strict=True)),
+        right,
+        fix,
+        expected="the results of the operator",
+        where=where(variant._init_fn),
+    )
+
+
+def _in_place(variant: Any, trial: Trial, outs: list[torch.Tensor]) -> Iterator[tuple[str, int]]:
+    """The arguments that are declared to serve as out, with the outs that they may be."""
+    declared = {name for kernel in variant._rules.kernel.kernels.values() for name in getattr(kernel, "inplace", ())}
+    for name in sorted(declared):
+        given = trial.arguments[name]
+        for i, out in enumerate(outs):
+            if isinstance(given, torch.Tensor) and (given.shape, given.dtype, given.device) == (
+                out.shape,
+                out.dtype,
+                out.device,
+            ):
+                yield name, i
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:

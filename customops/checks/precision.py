@@ -1,16 +1,17 @@
 """test_precision: a result is near that of the same call in a wider dtype.
 
-A result of integers that has room for more than the inputs has to be that for int64. One of floating point has to be
-near that for float64. How near is learnt: the call in float64 on inputs that are changed by what the narrower dtype
-resolves shows how steep the operator is there. Sums of many elements in a dtype of 16 bits must not stand still.
-Elements that are not finite in the narrower dtype are left out, and results of integers, which may be steps.
+A result of integers that has room for more than the inputs has to be that for int64, or int32. One of floating point
+has to be near that for float64, or, of 16 bits where float64 is not accepted, near that for float32. How near is
+learnt: the wider call on inputs that are changed by what the narrower dtype resolves shows how steep the operator is
+there. Sums of many elements in a dtype of 16 bits must not stand still. Elements that are not finite in the narrower
+dtype are left out, and results of integers, which may be steps.
 
 The other way round, a result in float64 has to depend on more of its inputs than float32 resolves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from customops.checks._trial import Trial
 from customops.errors import CheckError
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
-_WIDER = {torch.uint8: torch.int64, torch.int8: torch.int64, torch.int16: torch.int64, torch.int32: torch.int64}
+_NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 #: How many times what a change of the inputs by rounding does the error of a result may be.
 _STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
 _LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they are made
@@ -32,7 +33,7 @@ _LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they 
 def check(trial: Trial) -> None:
     trial = trial.detached()
     expected = steady_results(trial)
-    tried = [_check_integers(trial, expected), _check_float64(trial, expected)]
+    tried = [_check_integers(trial, expected), _check_wider(trial, expected)]
     if not any(tried):
         raise NotExercised("the operator takes no wider dtype than that of these inputs, or has no results in it")
 
@@ -47,13 +48,15 @@ def check_resolution(trial: Trial) -> None:
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
     """A result that has room for more than the inputs is that of wider inputs."""
-    narrow = {tensor.dtype for tensor in trial.tensors if tensor.dtype in _WIDER}
+    narrow = {tensor.dtype for tensor in trial.tensors if tensor.dtype in _NARROW_INTS}
     if len(narrow) != 1:
         return False
     (dtype,) = narrow
-    wide = attempt(trial.map_tensors(lambda _name, tensor: tensor.long() if tensor.dtype is dtype else tensor))
-    if wide is None:
+    wider = [each for each in (torch.int64, torch.int32) if each.itemsize > dtype.itemsize]
+    found_wide = _first_accepted(trial, wider, lambda tensor: tensor.dtype is dtype)
+    if found_wide is None:
         return False
+    wide_dtype, _, wide = found_wide
     tried = False
     for name, value in wide.items():
         actual = expected[name]
@@ -65,9 +68,9 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
         found = difference(actual, value, rtol=trial.rtol)
         if found and not is_tie_of_indices(trial, value, actual):
             raise CheckError(
-                "a result for narrow integers differs from that for the same numbers in int64",
+                f"a result for narrow integers differs from that for the same numbers in {_name(wide_dtype)}",
                 op=trial.name,
-                expected=f"the result for int64, as it is returned in {value.dtype} for both",
+                expected=f"the result for {_name(wide_dtype)}, as it is returned in {value.dtype} for both",
                 got=f"{name}, for {dtype}: {found}",
                 where=where_of(trial),
                 fix="the numbers overflow, or are read as another type, on the way: convert to the dtype of the "
@@ -76,20 +79,36 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
     return tried
 
 
-def _check_float64(trial: Trial, expected: Results) -> bool:
-    """A result in a narrow dtype is near that of float64."""
+def _first_accepted(
+    trial: Trial, dtypes: Sequence[torch.dtype], is_converted: Callable[[torch.Tensor], bool]
+) -> tuple[torch.dtype, Trial, Results] | None:
+    """The first of some dtypes that the operator takes in the place of its own, the call with it, and the results."""
+    for dtype in dtypes:
+        changed = trial.map_tensors(lambda _name, x, to=dtype: x.to(to) if is_converted(x) else x)  # type: ignore[misc]
+        results = attempt(changed)
+        if results is not None:
+            return dtype, changed, results
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_wider(trial: Trial, expected: Results) -> bool:
+    """A result in a narrow dtype is near that of a wider one."""
     dtypes = {tensor.dtype for tensor in trial.tensors if tensor.is_floating_point() or tensor.is_complex()}
     if len(dtypes) != 1 or not dtypes <= set(_NARROW):
         return False
     if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in trial.tensors):
         return False
     (dtype,) = dtypes
-    tried = _compare_with_float64(trial, dtype, expected)
+    tried = _compare_with_wider(trial, dtype, expected)
     if dtype is not torch.float32 and tried:
         for large in _enlarged(trial):
             results = attempt(large)
             if results is not None:
-                _compare_with_float64(large, dtype, results)
+                _compare_with_wider(large, dtype, results)
     return tried
 
 
@@ -109,11 +128,12 @@ def _enlarged(trial: Trial) -> Iterator[Trial]:
             yield trial.map_tensors(larger)
 
 
-def _compare_with_float64(trial: Trial, dtype: torch.dtype, expected: Results) -> bool:
-    wide = trial.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
-    truth = attempt(wide)
-    if truth is None:
+def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> bool:
+    wider = (torch.float64, torch.float32) if dtype.itemsize < torch.float32.itemsize else (torch.float64,)
+    found_wide = _first_accepted(trial, wider, torch.Tensor.is_floating_point)
+    if found_wide is None:
         return False
+    wide_dtype, wide, truth = found_wide
     names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
     if not names:
         return False
@@ -123,9 +143,9 @@ def _compare_with_float64(trial: Trial, dtype: torch.dtype, expected: Results) -
         found = _beyond(expected[name], truth[name], near, dtype)
         if found:
             raise CheckError(
-                f"a result for {dtype} is far from that for the same numbers in float64",
+                f"a result for {dtype} is far from that for the same numbers in {_name(wide_dtype)}",
                 op=trial.name,
-                expected="what float64 gives, but for rounding",
+                expected=f"what {_name(wide_dtype)} gives, but for rounding",
                 got=f"{name}: {found}",
                 where=where_of(trial),
                 fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "

@@ -11,6 +11,8 @@ Operators whose results are random, or differ between equal calls, are not compa
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,7 @@ from customops.errors import CheckError
 
 _COPIES = 3
 _SPARES = 256
+_LARGEST_CACHE = 140  #: functools.lru_cache holds 128
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -44,6 +47,7 @@ def check(trial: Trial) -> None:
     if other is not None:
         _check_caches(trial, other)
         _check_kept(trial, other)
+        _check_released(trial)
         _check_rewritten(trial, other)
         _check_shapes(trial, other)
     _check_again(trial, expected)
@@ -116,6 +120,36 @@ def _check_kept(trial: Trial, other: Trial) -> None:
             "keep no tensors that a call was given",
         )
     _check_returned_again(trial, first, outputs, later)
+
+
+def _check_released(trial: Trial) -> None:
+    """The tensors of calls that are over go, but for those of the last few calls, which a cache may hold."""
+    calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
+    if all(map(_is_alive, calls)):
+        for _ in range(_LARGEST_CACHE):
+            _tensors_of_a_call(trial)
+        gc.collect()
+        if all(map(_is_alive, calls)):
+            raise _error(
+                trial,
+                "each call keeps tensors alive: the memory of the program grows",
+                f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
+                "hold arguments and results by weakref.ref, or in a cache of a fixed size",
+            )
+
+
+def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
+    copy = trial.copy()
+    try:
+        outputs = call(copy)
+    except Exception:  # it may not take the same inputs twice
+        return []
+    given = set(map(id, trial.tensors))
+    return [weakref.ref(tensor) for tensor in tensors_in((copy.args, copy.kwargs, outputs)) if id(tensor) not in given]
+
+
+def _is_alive(tensors: list[weakref.ref[torch.Tensor]]) -> bool:
+    return any(tensor() is not None for tensor in tensors)
 
 
 def _inputs(trial: Trial) -> Results:

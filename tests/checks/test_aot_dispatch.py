@@ -8,8 +8,10 @@ import pytest
 import torch
 from helpers.libraries import Ops
 
-from customops.checks import NotExercised, _memory, aot_autograd_check, aot_dispatch_check
+import customops
+from customops.checks import NotExercised, Trial, _memory, aot_autograd_check, aot_dispatch_check
 from customops.checks._inputs import tensors_in
+from customops.checks.aot_dispatch import check_backward
 from customops.errors import CheckError
 
 aten = torch.ops.aten
@@ -242,3 +244,52 @@ def test_functions_that_differ(x: torch.Tensor) -> None:
     counter = Counter()
     with pytest.raises(CheckError, match="output differs in eager-mode PyTorch vs AOTDispatcher"):
         aot_autograd_check(lambda x: counter(x), (x,), {}, dynamic=False)
+
+
+# -- gradients that the sample does not ask for --------------------------------------------------
+
+
+def sine(registry: customops.Registry, ns: str, fake_of_backward: Any) -> Any:
+    def slope(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        return grad * x.cos()
+
+    backward = registry.custom_op(f"{ns}::sine_backward", slope, mutates_args=())
+    backward.register_fake(fake_of_backward)
+    op = registry.custom_op(f"{ns}::sine", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    op.register_autograd(lambda ctx, grad: backward(ctx.saved_tensors[0], grad), setup_context=save_first)
+    return op
+
+
+def save_first(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def test_a_backward_that_cannot_be_traced(registry: customops.Registry, ns: str) -> None:
+    right = sine(registry, ns, lambda x, grad: torch.empty_like(x))
+    check_backward(Trial(right._opoverload, (torch.randn(3, 4),)))
+    wrong = sine(registry, f"{ns}_wrong", lambda x, grad: x.new_empty(x.shape[1:]))
+    with pytest.raises(CheckError):
+        check_backward(Trial(wrong._opoverload, (torch.randn(3, 4),)))
+
+
+def test_a_backward_that_looks_at_values(registry: customops.Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::cube", lambda x: x**3, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.zeros_like(x) if not grad.any() else 3 * x * x * grad
+
+    op.register_autograd(backward, setup_context=save_first)
+    with pytest.raises(CheckError, match="when traced"):
+        check_backward(Trial(op._opoverload, (torch.randn(3),)))
+
+
+def test_gradients_that_are_compared_elsewhere(registry: customops.Registry, ns: str, x: torch.Tensor) -> None:
+    op = sine(registry, ns, lambda x, grad: torch.empty_like(x))
+    with pytest.raises(NotExercised, match="test_aot_dispatch_dynamic"):
+        check_backward(Trial(op._opoverload, (x,)))
+    bare = registry.custom_op(f"{ns}::bare", torch.cos, mutates_args=(), schema="(Tensor x) -> Tensor")
+    with pytest.raises(NotExercised):
+        check_backward(Trial(bare._opoverload, (torch.randn(3),)))

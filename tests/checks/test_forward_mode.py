@@ -117,3 +117,28 @@ def test_functions_of_symmetric_matrices() -> None:
         check(trial_of(aten._linalg_eigh.default, R(3, 3)))
     except NotExercised:
         pass
+
+
+def test_a_formula_that_writes_to_what_was_saved(ns: str) -> None:
+    @custom_op(f"{ns}::tanh", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    op.register_autograd(saved(lambda grad, y: (1 - y * y) * grad), setup_context=setup)
+    op.register_jvp(saved(lambda dx, y: y.square_().neg_().add_(1) * dx), setup_context=setup)
+    with pytest.raises(CheckError, match="with tangents has other results"):
+        check(trial_of(op, R(3)))
+
+
+def test_a_formula_that_writes_to_its_tangents(ns: str) -> None:
+    @custom_op(f"{ns}::triple", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    op.register_jvp(lambda ctx, dx: dx.mul_(3).clone())
+    with pytest.raises(CheckError, match="writes to the tangents"):
+        check(trial_of(op, R(3)))

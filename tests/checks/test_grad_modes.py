@@ -141,3 +141,17 @@ def test_one_buffer_for_all_gradients(ns: str) -> None:
 )
 def test_aten(op: Any, args: tuple[Any, ...]) -> None:
     check(trial_of(op, *args))
+
+
+def test_backward_that_adds_to_grad_by_itself(ns: str) -> None:
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        (ctx.weight,) = inputs
+
+    def accumulate(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        if ctx.weight.grad is None:
+            return 2 * grad
+        ctx.weight.grad.add_(2 * grad)
+        return torch.zeros_like(grad)
+
+    op = op_of(ns, ONE, lambda x: x * 2, accumulate, setup)
+    assert "where inputs have a .grad already" in find(op, R(3))

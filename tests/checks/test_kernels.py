@@ -121,3 +121,20 @@ def write(x: Tensor, factor: int) -> None:
 
 def test_one_kernel_is_nothing_to_compare(op: Finds) -> None:
     op.has_nothing(doubled, torch.randn(3), match="one kernel")
+
+
+@pytest.mark.parametrize("inplace", [(), ("x",)], ids=str)
+def test_an_out_variant_that_reads_what_it_has_written(op: Finds, inplace: Any) -> None:
+    made = op.define(lambda x: x - x.roll(1), schema="(Tensor x) -> Tensor")
+    made.register_fake(torch.empty_like)
+
+    @made.register_out(inplace=inplace)
+    def _(x: Tensor, *, out: Tensor) -> None:
+        last = x[-1].clone()
+        for i in range(len(x)):
+            out[i] = x[i] - (x[i - 1] if i else last)
+
+    if inplace:
+        op.finds(made, torch.randn(5), match="where out is x")
+    else:
+        op.passes(made, torch.randn(5))

@@ -91,3 +91,23 @@ def test_right_operators(op: Finds, dtype: torch.dtype, f: Any, shapes: Any) -> 
         op.has_nothing(f, *args)
     else:
         op.passes(f, *args)
+
+
+def test_a_dtype_taken_for_another_where_float64_is_refused(op: Finds) -> None:
+    def narrow(x: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            raise ValueError("float64 is not supported")
+        return (x.view(torch.float16) if x.dtype is torch.bfloat16 else x).tanh().to(x.dtype)
+
+    op.finds(narrow, torch.randn(5).bfloat16(), match="same numbers in float32")
+    op.passes(narrow, torch.randn(5).half())
+
+
+def test_integers_taken_for_others_where_int64_is_refused(op: Finds) -> None:
+    def dequantized(q: Tensor) -> Tensor:
+        if q.dtype is torch.int64:
+            raise ValueError("int64 is not supported")
+        return (q.view(torch.int8) if q.dtype is torch.uint8 else q) * 0.5
+
+    op.finds(dequantized, torch.tensor([3, 200], dtype=torch.uint8), match="same numbers in int32")
+    op.passes(dequantized, torch.tensor([3, -7], dtype=torch.int8))

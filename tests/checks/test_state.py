@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,23 @@ def test_the_default_dtype(op: Finds) -> None:
 )
 def test_operators_of_torch(op: Finds, overload: Any, args: Any) -> None:
     op.passes(overload, *args)
+
+
+def test_tensors_that_are_kept(op: Finds) -> None:
+    log: list[Tensor] = []
+
+    def logged(x: Tensor) -> Tensor:
+        log.append(x)
+        return x * 2
+
+    op.finds(logged, torch.randn(3), match="keeps tensors alive")
+
+
+def test_caches_of_a_fixed_size(op: Finds) -> None:
+    recent: collections.deque[Tensor] = collections.deque(maxlen=128)
+
+    def f(x: Tensor) -> Tensor:
+        recent.append(x)
+        return x * 2
+
+    op.passes(f, torch.randn(3))

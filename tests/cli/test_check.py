@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import pickle
@@ -16,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from helpers.command_line import BARE, BROKEN, GOOD, RAISING, ROOT, Command, Result, in_shell, write
+from helpers.command_line import BARE, BROKEN, GOOD, RAISING, Command, Result, in_shell, write
 from helpers.functions import BELOW_DECORATOR
 
 import customops
@@ -406,12 +405,9 @@ def _():
 
 
 @pytest.mark.process
-def test_examples_pass() -> None:
+def test_several_examples() -> None:
     """In a pipe there are no escape codes."""
-    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py"))
-    files = [file for file in files if not file.endswith("_device.py")]  # these define no op
-    needs = {"triton": "triton", "numba": "numba", "tvm": "tvm_ffi", "jax": "jax", "warp": "warp"}
-    files = [file for file in files if importlib.util.find_spec(needs.get(Path(file).stem.split("_")[0], "torch"))]
+    files = [f"examples/{name}.py" for name in ("linear_gelu", "lists", "rotary")]  # `make demo` checks all of them
     code, out, err = in_shell("check", *files, "--effort", "quick", COLUMNS="60")
     assert code == 0, out + err
     assert "\x1b" not in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,17 +16,29 @@ from customops.checks.inputs._parts import Parts
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH, ranks
 from customops.checks.inputs.declared import declared, holds
 from customops.checks.inputs.dtypes import dtypes
-from customops.checks.inputs.layouts import layouts
+from customops.checks.inputs.layouts import ODD_STRIDES, ROWS_APART, layouts
 from customops.checks.inputs.numbers import numbers
 from customops.checks.inputs.sizes import sizes
 from customops.checks.inputs.structure import devices, lists, optionals, same
-from customops.checks.inputs.values import values
+from customops.checks.inputs.values import padding, values
 from customops.checks.inputs.variation import Variation
 
 #: What makes inputs: those of a rank, in an order of its own.
 Subject = Callable[[Parts, int], Iterator[Case]]
 
-_SUBJECTS: tuple[Subject, ...] = (declared, sizes, layouts, numbers, optionals, lists, dtypes, values, same, devices)
+_SUBJECTS: tuple[Subject, ...] = (
+    declared,
+    sizes,
+    layouts,
+    numbers,
+    optionals,
+    lists,
+    dtypes,
+    values,
+    padding,
+    same,
+    devices,
+)
 
 
 def derive(
@@ -53,6 +66,8 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
     """Two changes at once."""
     if rank == NORMAL:
         yield from _both(parts, sizes, layouts, at_most=2)
+        yield from _odd_rows_apart(parts)
+        yield from _ones_with_odd_strides(parts)
         yield from _long_sums(parts)
     elif rank == THOROUGH:
         for first in (sizes, dtypes, lists, numbers, optionals):
@@ -61,6 +76,27 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _both(parts, numbers, sizes, at_most=16)
         yield from _both(parts, numbers, dtypes, at_most=8)
         yield from _both(parts, dtypes, values, at_most=4)
+
+
+def _odd_rows_apart(parts: Parts) -> Iterator[Case]:
+    """Rows of an odd size, with gaps in between: a kernel that works on whole vectors reaches into these."""
+    for case in itertools.islice(sizes(parts, QUICK), 1):
+        for other in layouts(Parts(case.trial, parts.variation), NORMAL):
+            if other.label.endswith(ROWS_APART):
+                yield Case(other.trial, other.kind, f"{case.label}; {other.label}")
+
+
+def _ones_with_odd_strides(parts: Parts) -> Iterator[Case]:
+    """Dimensions of one element, whose strides mean nothing, among others."""
+    for case in itertools.chain(sizes(parts, QUICK), sizes(parts, NORMAL)):
+        shapes = [tensor.shape for tensor in case.trial.tensors]
+        keeps_ranks = list(map(len, shapes)) == [tensor.dim() for tensor in parts.trial.tensors]
+        has_ones = any(1 in shape and max(shape) > 1 for shape in shapes)
+        if keeps_ranks and has_ones and not any(0 in shape for shape in shapes):
+            for other in layouts(Parts(case.trial, parts.variation), NORMAL):
+                if other.label.endswith(ODD_STRIDES):
+                    yield Case(other.trial, other.kind, f"{case.label}; {other.label}")
+            return
 
 
 def _long_sums(parts: Parts) -> Iterator[Case]:

@@ -129,6 +129,9 @@ def _filled(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return first.expand(torch.Size(shape).numel()).reshape(shape).clone()
 
 
+ODD_STRIDES = "with odd strides of dimensions of size 1"
+ROWS_APART = "with gaps between the rows"
+
 #: Tried with all tensors alike.
 TOGETHER: dict[int, Mapping[str, Layout]] = {
     QUICK: {"transposed": transposed, "with a step of 2": sliced, "at an odd storage offset": offset},
@@ -136,11 +139,11 @@ TOGETHER: dict[int, Mapping[str, Layout]] = {
         "expanded": expanded,
         "with its dimensions reversed in memory": reversed_dims,
         "channels last": channels_last,
-        "with gaps between the rows": rows_apart,
+        ROWS_APART: rows_apart,
         "a conjugate view": conjugate_view,
         "a negative view": negative_view,
         "in a larger storage": long_storage,
-        "with odd strides of dimensions of size 1": odd_strides,
+        ODD_STRIDES: odd_strides,
     },
     THOROUGH: {},
 }
@@ -150,7 +153,7 @@ ALONE: dict[int, Mapping[str, Layout]] = {
     NORMAL: {"transposed": transposed, "with a step of 2": sliced, "expanded": expanded},
     THOROUGH: {
         "at an odd storage offset": offset,
-        "with gaps between the rows": rows_apart,
+        ROWS_APART: rows_apart,
         "a negative view": negative_view,
         "a conjugate view": conjugate_view,
         "channels last": channels_last,

@@ -104,6 +104,7 @@ def _floats(parts: Parts, value: Any, rank: int) -> Iterator[float]:
     yield from {QUICK: (0.0, -1.0), NORMAL: (1.0, 0.5, 2.0), THOROUGH: (1e-6, -0.5, 1e4, float("inf"))}[rank]
     if rank == NORMAL and isinstance(value, float):
         yield -value
+        yield 0.6 * value
 
 
 def _scalars(parts: Parts, value: Any, rank: int) -> Iterator[Any]:

@@ -109,6 +109,7 @@ def _shorter_lists(parts: Parts) -> Iterator[Trial]:
         is_free = not place.is_bound and place.length is None and parts.variation.allows("list", name)
         if isinstance(value, list | tuple) and len(value) > 1 and is_free:
             yield parts.with_arguments({name: list(value[:1])})
+            yield parts.with_arguments({name: list(value[: len(value) // 2])})
             yield parts.with_arguments({name: list(value[:-1])})
 
 

@@ -74,6 +74,8 @@ def _guesses(parts: Parts, place: Place) -> Iterator[Any]:
         yield from _NUMBERS.get(python_type(place), ())
 
 
+#: Of tensors in a long list.
+_MANY = 40
 #: Python type of an optional argument -> values where the sample has None.
 _NUMBERS: dict[Any, tuple[Any, ...]] = {
     int: (1, 0),
@@ -157,12 +159,19 @@ def _tensor_lists(parts: Parts, name: str, items: list[Any], rank: int) -> Itera
         found.append(("empty", []))
         if spots and not spots[0].is_written:
             found.append(("one tensor twice", [*items, items[-1]]))
+        if spots:
+            found.append((f"{_MANY} tensors", _many(items)))
         found += [(f"tensors of unequal sizes in dimension {dim}", new) for dim, new in _unequal(spots, items)]
     elif rank == THOROUGH:
         found.append(("in reverse order", items[::-1]))
     for label, new in found:
         if len(new) != len(items) or any(a is not b for a, b in zip(new, items, strict=True)):
             yield Case(parts.with_arguments({name: new}), "list", f"{name}: {label}")
+
+
+def _many(items: list[Any]) -> list[Any]:
+    """More tensors than a launch of one kernel takes: what is passed by value has a limit."""
+    return [item.clone() for item, _ in zip(itertools.cycle(items), range(_MANY), strict=False)]
 
 
 def _unequal(spots: list[Spot], items: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -30,6 +30,18 @@ def values(parts: Parts, rank: int) -> Iterator[Case]:
                     yield from _alone(parts, spot, table[rank - 1])
 
 
+def padding(parts: Parts, rank: int) -> Iterator[Case]:
+    """-1 in the place of one of the integers, which may be indices."""
+    if rank != NORMAL or parts.is_careful:
+        return
+    for spot in parts.resizable("value"):
+        tensor = spot.tensor
+        if _is_integer(tensor) and tensor.dtype.is_signed and tensor.numel() and int(wide(tensor).min()) >= 0:
+            trial = parts.each([spot], _in_its_dtype(_first(-1)))
+            if trial is not None:
+                yield Case(trial, "padding", f"{spot.label}: -1 in the first place")
+
+
 def _tables(parts: Parts) -> Iterator[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bool]]]:
     yield from _TABLES
     if not parts.is_careful:

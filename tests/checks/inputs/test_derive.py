@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import customops
 from customops.checks import Trial
 from customops.checks._case import Case
 from customops.checks._check import EFFORTS
@@ -164,3 +165,29 @@ def test_a_fake_impl_that_refuses_more_is_noted() -> None:
 def test_probing_ends_in_time() -> None:
     cases = derive(Trial(aten.mul.Tensor, (torch.randn(3, 4), torch.randn(3, 4))))
     assert len(probe(cases, at_most=7).accepted) == 7
+
+
+def test_lists_of_many_tensors() -> None:
+    cases = accepted(aten._foreach_abs.default, [torch.randn(3)])
+    assert max(len(case.trial.tensors) for case in cases) >= 40
+
+
+def test_odd_rows_have_gaps_between_them() -> None:
+    tensors = [case.trial.tensors[0] for case in accepted(aten.sin.default, torch.randn(3, 4))]
+    assert any(x.dim() == 2 and x.shape[1] % 2 and x.stride(1) == 1 and x.stride(0) > x.shape[1] for x in tensors)
+
+
+def test_strides_of_dimensions_of_one_element() -> None:
+    tensors = [case.trial.tensors[0] for case in accepted(aten.sin.default, torch.randn(3, 4))]
+    assert any(1 in x.shape and x.numel() > 1 and x.is_contiguous() and max(x.stride()) > x.numel() for x in tensors)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_minus_one_is_tried_where_it_stands_for_no_index(padded: bool, registry: customops.Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::rows_at", mutates_args=())
+    def rows_at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        found = x[index]
+        return found.where((index >= 0)[:, None], 0) if padded else found
+
+    cases = accepted(rows_at._opoverload, torch.randn(4, 3), torch.tensor([0, 3]))
+    assert ("padding" in [case.kind for case in cases]) == padded
