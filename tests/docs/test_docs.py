@@ -67,7 +67,8 @@ def test_blocks_are_marked_one_way(page: Path) -> None:
 
 
 @every_page
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     for package in NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
     if page.stem in SINCE:
@@ -76,10 +77,9 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
     if page.stem in APART:
         run_isolated(run_blocks, page, cwd=tmp_path, timeout=300)
         return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        patch.setitem(sys.modules, f"docs_page_{page.stem}", None)  # to be gone afterwards
-        run_blocks(page)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, f"docs_page_{page.stem}", None)  # to be gone afterwards
+    run_blocks(page)
 
 
 class Printed:
@@ -92,8 +92,8 @@ class Printed:
 
 
 def without_files(text: str) -> str:
-    """Without the file and line in brackets: in a page they are those of the page."""
-    return re.sub(r"\([^()\s]+:\d+\)", "(file)", text).strip()
+    """Without files and lines, on a line of their own where they are long: in a page they are those of the page."""
+    return re.sub(r"\s*\(?[^()\s]+\.(py|md):\d+\)?", " (file)", text).strip()
 
 
 def run_blocks(page: Path) -> None:
