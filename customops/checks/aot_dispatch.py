@@ -19,7 +19,7 @@ import torch
 from customops import _compat
 from customops.checks._function import has_formula
 from customops.checks._inputs import copy_tensors, is_plain, seeded
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, in_short
 from customops.checks._recorded import requiring_grad
 from customops.checks._trial import Trial, failed_call, is_untraceable, resolve
 from customops.errors import CheckError
@@ -64,7 +64,12 @@ def check_backward(trial: Trial) -> None:
         raise NotExercised("an input requires grad, so test_aot_dispatch_dynamic compares gradients")
     if not has_formula(trial):
         raise NotExercised("the operator has no gradient formula")
-    check(requiring_grad(trial), dynamic=True)
+    try:
+        check(requiring_grad(trial), dynamic=True)
+    except CheckError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            raise NotExercised(f"backward refuses to be traced: {in_short(error.__cause__, 200)}") from error
+        raise
 
 
 def aot_autograd_check(

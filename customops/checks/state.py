@@ -30,7 +30,7 @@ from customops.errors import CheckError
 
 _COPIES = 3
 _SPARES = 256
-_LARGEST_CACHE = 140  #: functools.lru_cache holds 128
+_LARGEST_CACHE = 600  #: calls
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -125,16 +125,16 @@ def _check_kept(trial: Trial, other: Trial) -> None:
 def _check_released(trial: Trial) -> None:
     """The tensors of calls that are over go, but for those of the last few calls, which a cache may hold."""
     calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
-    if all(map(_is_alive, calls)):
+    if _are_alive(calls):
         for _ in range(_LARGEST_CACHE):
             _tensors_of_a_call(trial)
         gc.collect()
-        if all(map(_is_alive, calls)):
+        if _are_alive(calls):
             raise _error(
                 trial,
                 "each call keeps tensors alive: the memory of the program grows",
                 f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
-                "hold arguments and results by weakref.ref, or in a cache of a fixed size",
+                f"hold arguments and results by weakref.ref, or in a cache of less than {_LARGEST_CACHE} of them",
             )
 
 
@@ -148,8 +148,10 @@ def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
     return [weakref.ref(tensor) for tensor in tensors_in((copy.args, copy.kwargs, outputs)) if id(tensor) not in given]
 
 
-def _is_alive(tensors: list[weakref.ref[torch.Tensor]]) -> bool:
-    return any(tensor() is not None for tensor in tensors)
+def _are_alive(calls: list[list[weakref.ref[torch.Tensor]]]) -> bool:
+    """Is a tensor of each call alive, another one each time?"""
+    alive = [{id(tensor()) for tensor in tensors if tensor() is not None} for tensors in calls]
+    return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
 
 def _inputs(trial: Trial) -> Results:

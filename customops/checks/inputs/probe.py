@@ -7,6 +7,7 @@ where the fake impl alone refuses it, that is kept, for a check to judge.
 from __future__ import annotations
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Iterable
@@ -115,8 +116,9 @@ def kernel_error(trial: Trial) -> tuple[BaseException | None, list[torch.Tensor]
 
 def _stands_for_an_index(trial: Trial, result: list[torch.Tensor]) -> bool:
     """Is the result for -1 that for another number, as where it counts from the end, or is clamped to 0?"""
-    sizes = {size for tensor in trial.tensors for size in tensor.shape if size}
-    for index in {0, *(size - 1 for size in sizes)}:
+    shapes = [tensor.shape for tensor in trial.tensors]
+    sizes = {math.prod(shape[i:j]) for shape in shapes for i in range(len(shape)) for j in range(i + 1, len(shape) + 1)}
+    for index in sorted({0, *(size - 1 for size in sizes if size)}):
         error, other = kernel_error(trial.map_tensors(functools.partial(_with_index, index)))
         if error is None and difference(result, other, exact=True) is None:
             return True
