@@ -24,6 +24,16 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + int(last + 1) * tensor.element_size()
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """May two elements lie at the same place?"""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def is_addressable(tensor: torch.Tensor) -> bool:
     """Is there a storage that holds the elements?
 

@@ -141,10 +141,10 @@ def differentiable_inputs(function: Function) -> list[int]:
 
 
 def requiring_grad(trial: Trial) -> Trial:
-    """The same call, with all inputs that may requiring grad.
+    """The same call, in which every differentiable input requires grad.
 
     Raises:
-        NotExercised: none may.
+        NotExercised: no input is differentiable.
     """
     with recording():
         function = Function.of(trial)

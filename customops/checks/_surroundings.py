@@ -50,13 +50,10 @@ class Surrounded:
         return None
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """May each element be written by itself? Those of an expanded tensor are one."""
-    return all(step != 0 or size <= 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
 def can_surround(trial: Trial) -> bool:
     """Have the tensors a storage each, and elements that can be copied one by one?"""
     distinct = list({id(tensor): tensor for tensor in trial.tensors}.values())
     alone = not any(_memory.share_storage(one, other) for i, one in enumerate(distinct) for other in distinct[:i])
-    return bool(distinct) and alone and all(_is_dense(t) and not t.is_conj() and not t.is_neg() for t in distinct)
+    return (
+        bool(distinct) and alone and not any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in distinct)
+    )

@@ -86,13 +86,12 @@ class _Forward:
         return sorted(have.union(tracked))
 
     def _compare_primals(self, moving: Sequence[int]) -> None:
-        """A tangent changes nothing about the results, and a formula nothing about the tangents that it is given."""
+        """Results are the same with and without tangents, and the formula writes to no tangent that it is given."""
         direction = self._direction(moving)
         given = [u.clone() for u in direction]
         with forward_ad.dual_level():
-            pairs = enumerate(zip(self.function.values, given, strict=True))
-            duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]
-            found = [forward_ad.unpack_dual(output).primal.detach().clone() for output in self.function(duals)]
+            outputs = self._dual_outputs(self.function.values, given, moving)
+            found = [output.primal.detach().clone() for output in outputs]
         fix = "the jvp formula writes to what was saved, or to a tangent: compute new tensors"
         differs = difference(found, self.function.base, rtol=_OF_FUNC)
         if differs:
@@ -108,10 +107,14 @@ class _Forward:
 
     def _tangents(self, point: Tensors, direction: Tensors, moving: Sequence[int]) -> Gradients:
         with forward_ad.dual_level():
-            pairs = enumerate(zip(point, direction, strict=True))
-            duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]
-            outputs = self.function(duals)
-            return [_value(forward_ad.unpack_dual(output).tangent) for output in outputs]
+            return [_value(output.tangent) for output in self._dual_outputs(point, direction, moving)]
+
+    def _dual_outputs(
+        self, point: Tensors, direction: Tensors, moving: Sequence[int]
+    ) -> list[forward_ad.UnpackedDualTensor]:
+        pairs = enumerate(zip(point, direction, strict=True))
+        duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]
+        return [forward_ad.unpack_dual(output) for output in self.function(duals)]
 
     def _compare(self, moving: Sequence[int], tracked: list[int]) -> Verdict:
         point = self.function.values

@@ -45,7 +45,7 @@ from customops.errors import CheckError, name_of
 
 _LARGE_STEPS = (0.3, 1.0, 3.0)
 _MOST_ELEMENTS = 64
-_MOST_DOUBTS = 5
+_MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a mismatch
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
 
 
@@ -240,7 +240,7 @@ class Comparison:
         label = self.function.inputs[i].label
         wrong = self._worst_element(i, k, point, ones=True)
         if wrong is None or math.isclose(wrong.numeric, wrong.analytic, rel_tol=1e-3):
-            # Elements that took each other's places, say: these show where outputs differ in their gradients.
+            # Wrong elements may cancel in the sum, as where two are exchanged: weigh the outputs at random.
             wrong = self._worst_element(i, k, point, ones=False) or wrong
         derived = derived_from(self.function.trial)
         if not self._has_gradient(i, k, point):

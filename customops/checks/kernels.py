@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from customops import _compat
+from customops._dispatch.out_call import Checked
+from customops.checks import _memory
 from customops.checks._caches import functions_of
 from customops.checks._calls import (
     Results,
@@ -250,7 +252,7 @@ def _check_out_variant(trial: Trial) -> bool:
         for name, i in _in_place(variant, changed, outs):
             copy = changed.copy()
             replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
-            fix = f"do not read {name} where out was written before; or leave it out of inplace="
+            fix = f"read each element of {name} before that of out is written; or leave {name} out of inplace="
             _judge_out(variant, copy, replaced, right, fix, f" where out is {name}")
     return tried
 
@@ -274,10 +276,10 @@ def _judge_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: 
 
 def _in_place(variant: Any, trial: Trial, outs: list[torch.Tensor]) -> Iterator[tuple[str, int]]:
     """The arguments that are declared to serve as out, with the outs that they may be."""
-    declared = {name for kernel in variant._rules.kernel.kernels.values() for name in getattr(kernel, "inplace", ())}
-    for name in sorted(declared):
+    kernels = [kernel for kernel in variant._rules.kernel.kernels.values() if isinstance(kernel, Checked)]
+    for name in sorted(frozenset().union(*(kernel.inplace for kernel in kernels))):
         given = trial.arguments[name]
-        if not isinstance(given, torch.Tensor) or not are_plain(trial) or 0 in given.stride():
+        if not isinstance(given, torch.Tensor) or not are_plain(trial) or _memory.overlaps_itself(given):
             continue
         for i, out in enumerate(outs):
             if (given.shape, given.dtype, given.device) == (out.shape, out.dtype, out.device):

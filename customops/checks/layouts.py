@@ -26,7 +26,7 @@ from customops.checks._calls import (
 )
 from customops.checks._compare import difference
 from customops.checks._inputs import is_plain
-from customops.checks._memory import bits, byte_range, share_storage
+from customops.checks._memory import bits, byte_range, overlaps_itself, share_storage
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.errors import CheckError
@@ -159,14 +159,4 @@ def _check_margins(trial: Trial) -> None:
 def _can_be_guarded(tensor: Any) -> bool:
     if not is_plain(tensor) or tensor.is_conj() or tensor.numel() == 0:
         return False
-    return not _overlaps_itself(tensor)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """May two elements lie at the same place?"""
-    reach = 0
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
+    return not overlaps_itself(tensor)

@@ -7,11 +7,13 @@ broadcast to, and nowhere else.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, steady_results, where_of
+from customops.checks._calls import attempt, steady_results, where_of
 from customops.checks._compare import difference
+from customops.checks._function import named_tensors
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
@@ -26,43 +28,47 @@ def check(trial: Trial) -> None:
         raise NotExercised("an input is not a plain strided tensor")
     expected = steady_results(trial)
     tried = False
-    for tensor in trial.tensors:
+    for _, label, tensor in named_tensors(trial):
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
-        label = next(name for name, value in trial.arguments.items() if _is_or_has(value, tensor))
         for place in (0, -1):
             at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
             at.view(-1)[place] = True
             actual = attempt(trial.map_tensors(functools.partial(_changed, tensor, at)))
-            if actual is not None:
-                tried = True
-                _judge(trial, label, expected, actual, at)
+            for name in expected if actual is not None else ():
+                tried = _is_judged(trial, label, name, (expected[name], actual[name]), at) or tried  # type: ignore[index]
     if not tried:
-        raise NotExercised("there is no input of floating point with several elements")
+        raise NotExercised(
+            "no input of floating point has several elements and the sizes of a result, but for broadcast"
+        )
 
 
 def _changed(which: torch.Tensor, at: torch.Tensor, _name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.where(~at, tensor * 1.5 + 1) if tensor is which else tensor
 
 
-def _is_or_has(value: object, tensor: torch.Tensor) -> bool:
-    return value is tensor or (isinstance(value, (list, tuple)) and any(each is tensor for each in value))
+def _is_judged(trial: Trial, label: str, name: str, results: tuple[Any, Any], at: torch.Tensor) -> bool:
+    """Is the changed input broadcast to this result, which was the first before the change, and is the second after?
 
-
-def _judge(trial: Trial, label: str, before: Results, after: Results, at: torch.Tensor) -> None:
-    for name, value in before.items():
-        try:
-            others = ~at.expand(value.shape)
-        except (AttributeError, RuntimeError):  # no tensor, or its sizes are not those of a broadcast input
-            continue
-        found = difference(after[name][others], value[others], exact=True) if after[name].shape == value.shape else None
-        if found:
-            raise CheckError(
-                "the operator is tagged as pointwise, and an element of the result depends on other elements",
-                op=trial.name,
-                argument=label,
-                expected=f"no change of {name} beside the place of the element that was changed",
-                got=found,
-                where=where_of(trial),
-                fix="leave out torch.Tag.pointwise",
-            )
+    Raises:
+        CheckError: another element of it has changed.
+    """
+    before, after = results
+    try:
+        others = ~at.expand(before.shape)
+    except (AttributeError, RuntimeError):  # it is a number, or of sizes to which the input is not broadcast
+        return False
+    if after.shape != before.shape:
+        return False
+    found = difference(after[others], before[others], exact=True)
+    if found:
+        raise CheckError(
+            "the operator is tagged as pointwise, and an element of the result depends on other elements",
+            op=trial.name,
+            argument=label,
+            expected=f"no change of {name} beside the place of the element that was changed",
+            got=found,
+            where=where_of(trial),
+            fix="leave out torch.Tag.pointwise",
+        )
+    return True

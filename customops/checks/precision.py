@@ -21,6 +21,7 @@ from customops.checks._compare import difference, tolerance_of
 from customops.checks._nudges import Nudge, nudges
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
+from customops.checks.inputs.dtypes import name_of
 from customops.errors import CheckError
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -56,7 +57,7 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
     wider = [each for each in (torch.int64, torch.int32) if each.itemsize > dtype.itemsize]
     accepted = list(_accepted(trial, wider, lambda tensor: tensor.dtype is dtype))
     if not accepted or first_difference(accepted[0][2], accepted[-1][2], rtol=trial.rtol):
-        return False  # the width of the dtype is part of what it computes
+        return False  # int64 and int32 differ as well: the result depends on the width of the dtype
     wide_dtype, _, wide = accepted[0]
     tried = False
     for name, value in wide.items():
@@ -67,12 +68,13 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
             continue
         tried = True
         found = difference(actual, value, rtol=trial.rtol)
-        in_units = actual * float(torch.iinfo(dtype).max), value * float(torch.iinfo(wide_dtype).max)
-        if found and not is_tie_of_indices(trial, value, actual) and difference(*in_units, rtol=1e-3):
+        # Some ops divide by the largest number of the dtype, as conversions of images do.
+        whole = actual * float(torch.iinfo(dtype).max), value * float(torch.iinfo(wide_dtype).max)
+        if found and not is_tie_of_indices(trial, value, actual) and difference(*whole, rtol=1e-3):
             raise CheckError(
-                f"a result for narrow integers differs from that for the same numbers in {_name(wide_dtype)}",
+                f"a result for narrow integers differs from that for the same numbers in {name_of(wide_dtype)}",
                 op=trial.name,
-                expected=f"the result for {_name(wide_dtype)}, as it is returned in {value.dtype} for both",
+                expected=f"the result for {name_of(wide_dtype)}, as it is returned in {value.dtype} for both",
                 got=f"{name}, for {dtype}: {found}",
                 where=where_of(trial),
                 fix="the numbers overflow, or are read as another type, on the way: convert to the dtype of the "
@@ -90,10 +92,6 @@ def _accepted(
         results = attempt(changed)
         if results is not None:
             yield dtype, changed, results
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _check_wider(trial: Trial, expected: Results) -> bool:
@@ -144,9 +142,9 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
         found = _beyond(expected[name], truth[name], near, dtype)
         if found:
             raise CheckError(
-                f"a result for {dtype} is far from that for the same numbers in {_name(wide_dtype)}",
+                f"a result for {dtype} is far from that for the same numbers in {name_of(wide_dtype)}",
                 op=trial.name,
-                expected=f"what {_name(wide_dtype)} gives, but for rounding",
+                expected=f"what {name_of(wide_dtype)} gives, but for rounding",
                 got=f"{name}: {found}",
                 where=where_of(trial),
                 fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "
@@ -185,7 +183,8 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
     steepness = steepness_of(truth, near)
     allowed = 4 * tolerance_of(dtype) * scale + _STEPS[dtype] * steepness
     wrong = comparable & ((actual - truth).abs() > allowed)
-    if int(wrong.sum()) <= wrong.numel() // 1000:  # of many elements, a few lie at the steps of a function
+    # Of thousands of elements, a few may lie where the function jumps, which quantization does.
+    if int(wrong.sum()) <= wrong.numel() // 1000:
         return None
     at = tuple(wrong.nonzero()[0].tolist())
     count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: "

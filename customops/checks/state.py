@@ -30,7 +30,7 @@ from customops.errors import CheckError
 
 _COPIES = 3
 _SPARES = 256
-_LARGEST_CACHE = 600  #: calls
+_LARGEST_CACHE = 600  #: calls whose tensors may be kept
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -123,7 +123,7 @@ def _check_kept(trial: Trial, other: Trial) -> None:
 
 
 def _check_released(trial: Trial) -> None:
-    """The tensors of calls that are over go, but for those of the last few calls, which a cache may hold."""
+    """Tensors of earlier calls are freed; a cache may hold those of the last few hundred calls."""
     calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
     if _are_alive(calls):
         for _ in range(_LARGEST_CACHE):
@@ -134,7 +134,7 @@ def _check_released(trial: Trial) -> None:
                 trial,
                 "each call keeps tensors alive: the memory of the program grows",
                 f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
-                f"hold arguments and results by weakref.ref, or in a cache of less than {_LARGEST_CACHE} of them",
+                f"hold arguments and results by weakref.ref, or in a cache of fewer than {_LARGEST_CACHE} entries",
             )
 
 
@@ -180,19 +180,20 @@ def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) 
 
 def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
-    # The ids of tensors that earlier calls were given are in use by these, so that no cache knows those made below.
+    if trial.mutated:
+        return
+    # New tensors get the ids of freed ones, which a cache may know from earlier calls. These take such ids first.
     spares = [torch.empty(0) for _ in range(_SPARES)]
     # All are kept, so that each has memory of its own: at some address the other values may have been seen before.
     reused = [trial.copy() for _ in range(_COPIES)]
     expected = attempt(other)
-    if expected is None or trial.mutated:
+    del spares
+    if expected is None:
         return
     try:
         found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
     except Exception:  # tensors whose elements overlap cannot be written
         return
-    finally:
-        spares.clear()
     if found:
         raise _error(trial, _EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
 

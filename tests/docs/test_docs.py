@@ -92,7 +92,7 @@ class Printed:
 
 
 def without_files(text: str) -> str:
-    """Without files and lines, on a line of their own where they are long: in a page they are those of the page."""
+    """Replace each ``file:line``, and the line break before a long one: the examples stand in a page, not in ops.py."""
     return re.sub(r"\s*\(?[^()\s]+\.(py|md):\d+\)?", " (file)", text).strip()
 
 

@@ -391,7 +391,7 @@ def leaves(device):
 
 def run(*scripts: str) -> None:
     """Run scripts in a fresh interpreter: a process has one private-use backend, for good."""
-    # Past the end of the interpreter: torch may abort there, where threads of a backward still run.
+    # os._exit skips the shutdown of the interpreter, in which torch may abort while threads of a backward run.
     script = "\n".join([*map(textwrap.dedent, scripts), "import os, sys", "sys.stderr.flush()", "os._exit(0)"])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

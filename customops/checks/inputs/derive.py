@@ -16,7 +16,7 @@ from customops.checks.inputs._parts import Parts
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH, ranks
 from customops.checks.inputs.declared import declared, holds
 from customops.checks.inputs.dtypes import dtypes
-from customops.checks.inputs.layouts import ODD_STRIDES, ROWS_APART, layouts
+from customops.checks.inputs.layouts import ODD_STRIDES, ROWS_APART, in_layout, layouts
 from customops.checks.inputs.numbers import numbers
 from customops.checks.inputs.sizes import sizes
 from customops.checks.inputs.structure import devices, lists, optionals, same
@@ -81,22 +81,23 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
 def _odd_rows_apart(parts: Parts) -> Iterator[Case]:
     """Rows of an odd size, with gaps in between: a kernel that works on whole vectors reaches into these."""
     for case in itertools.islice(sizes(parts, QUICK), 1):
-        for other in layouts(Parts(case.trial, parts.variation), NORMAL):
-            if other.label.endswith(ROWS_APART):
-                yield Case(other.trial, other.kind, f"{case.label}; {other.label}")
+        yield from _laid_out(case, parts.variation, ROWS_APART)
 
 
 def _ones_with_odd_strides(parts: Parts) -> Iterator[Case]:
-    """Dimensions of one element, whose strides mean nothing, among others."""
+    """A dimension of one element, whose stride means nothing, beside larger ones."""
     for case in itertools.chain(sizes(parts, QUICK), sizes(parts, NORMAL)):
         shapes = [tensor.shape for tensor in case.trial.tensors]
         keeps_ranks = list(map(len, shapes)) == [tensor.dim() for tensor in parts.trial.tensors]
         has_ones = any(1 in shape and max(shape) > 1 for shape in shapes)
         if keeps_ranks and has_ones and not any(0 in shape for shape in shapes):
-            for other in layouts(Parts(case.trial, parts.variation), NORMAL):
-                if other.label.endswith(ODD_STRIDES):
-                    yield Case(other.trial, other.kind, f"{case.label}; {other.label}")
+            yield from _laid_out(case, parts.variation, ODD_STRIDES)
             return
+
+
+def _laid_out(case: Case, variation: Variation, layout: str) -> Iterator[Case]:
+    for other in in_layout(Parts(case.trial, variation), layout):
+        yield replace(other, label=f"{case.label}; {other.label}")
 
 
 def _long_sums(parts: Parts) -> Iterator[Case]:

@@ -12,7 +12,7 @@ import torch
 
 from customops.checks._case import Case
 from customops.checks.inputs._elements import is_inexact
-from customops.checks.inputs._parts import Parts
+from customops.checks.inputs._parts import Parts, Spot
 from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
 
 Layout = Callable[[torch.Tensor], torch.Tensor | None]
@@ -26,11 +26,21 @@ def layouts(parts: Parts, rank: int) -> Iterator[Case]:
         groups += [([spot], ALONE[rank]) for spot in spots]
     for group, table in groups:
         for name, layout in table.items():
-            may_have = [spot for spot in group if not (spot.is_written and layout is expanded)]
-            trial = parts.each(may_have, layout)
-            if trial is not None:
-                label = "all tensors" if len(may_have) > 1 else may_have[0].label
-                yield Case(trial, "layout", f"{label}: {name}")
+            yield from _in_layout(parts, group, name, layout)
+
+
+def in_layout(parts: Parts, name: str) -> Iterator[Case]:
+    """All tensors in one layout, by its name in `TOGETHER`."""
+    layout = next(table[name] for table in TOGETHER.values() if name in table)
+    yield from _in_layout(parts, parts.resizable("layout"), name, layout)
+
+
+def _in_layout(parts: Parts, spots: list[Spot], name: str, layout: Layout) -> Iterator[Case]:
+    may_have = [spot for spot in spots if not (spot.is_written and layout is expanded)]
+    trial = parts.each(may_have, layout)
+    if trial is not None:
+        label = "all tensors" if len(may_have) > 1 else may_have[0].label
+        yield Case(trial, "layout", f"{label}: {name}")
 
 
 def permuted(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor | None:

@@ -170,8 +170,12 @@ def _tensor_lists(parts: Parts, name: str, items: list[Any], rank: int) -> Itera
 
 
 def _many(items: list[Any]) -> list[Any]:
-    """More tensors than a launch of one kernel takes: what is passed by value has a limit."""
-    return [item.clone() for item, _ in zip(itertools.cycle(items), range(_MANY), strict=False)]
+    """More tensors than one launch of a kernel can get: its parameters have a limit of some kilobytes."""
+    return [_copied(item) for item, _ in zip(itertools.cycle(items), range(_MANY), strict=False)]
+
+
+def _copied(item: torch.Tensor | None) -> torch.Tensor | None:
+    return item if item is None else item.detach().clone().requires_grad_(item.requires_grad)
 
 
 def _unequal(spots: list[Spot], items: list[Any]) -> Iterator[tuple[int, list[Any]]]:

@@ -191,3 +191,11 @@ def test_minus_one_is_tried_where_it_stands_for_no_index(padded: bool, registry:
 
     cases = accepted(rows_at._opoverload, torch.randn(4, 3), torch.tensor([0, 3]))
     assert ("padding" in [case.kind for case in cases]) == padded
+
+
+def test_lists_of_many_tensors_that_may_be_absent() -> None:
+    xs, index = torch.randn(4, requires_grad=True), [None, torch.tensor([0, 2])]
+    trial = Trial(aten.index.Tensor, (torch.randn(3, 4), index))
+    assert any(len(case.trial.args[1]) >= 40 for case in derive(trial))
+    cases = list(derive(Trial(aten._foreach_abs.default, ([xs],))))
+    assert all(x.is_leaf for case in cases for x in case.trial.tensors)
