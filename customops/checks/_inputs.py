@@ -7,6 +7,8 @@ alignment, memory shared with another input, whether it requires grad and whethe
 from __future__ import annotations
 
 import contextlib
+import mmap
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -28,11 +30,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _compat.tracing.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def copy_tensors(tree: _T, *, leaves: bool = False) -> _T:
-    """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`."""
+def copy_tensors(tree: _T, *, leaves: bool = False, unseen: bool = False) -> _T:
+    """Copy the tensors in nested lists, tuples and dicts.
+
+    With `leaves`, all become leaves of autograd. With `unseen`, copies on the CPU are at addresses that no tensor had.
+    """
     values, spec = _compat.tracing.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-    blocks = _copy_storages(originals.values())
+    blocks = _copy_storages(originals.values(), unseen)
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
     copied: _T = _compat.tracing.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
@@ -44,13 +49,14 @@ class _Block:
     And of those that they would use if no dimension had a stride of 0: who overlooks that reads what is there.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], unseen: bool) -> None:
         ranges = [_range_if_dense(tensor) for tensor in tensors]
         self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
         size = max(end for _, end in ranges) - self.start
         with torch.no_grad():
             original = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
-            copy = original.set_(tensors[0].untyped_storage(), self.start, (size,), (1,)).clone()
+            copy = original.set_(tensors[0].untyped_storage(), self.start, (size,), (1,))
+            copy = _unseen.bytes(size).copy_(copy) if unseen and copy.device.type == "cpu" and size else copy.clone()
             # Kernels that read host memory from a device insist on it. (Without CUDA the question can fail.)
             if torch.cuda.is_available() and tensors[0].is_pinned():
                 copy = copy.pin_memory()
@@ -61,6 +67,30 @@ class _Block:
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(self.storage, offset, tuple(tensor.shape), tensor.stride())
         return copy.conj() if tensor.is_conj() else copy
+
+
+class _UnseenMemory:
+    """Memory whose addresses were not handed out before.
+
+    An allocator returns freed memory at once, and a kernel with a cache by address then takes a tensor for an earlier
+    one. Here a region is handed out from its start to its end, once; it is no part of an allocator's heap.
+    """
+
+    _REGION = 16 * 1024 * 1024  # a page costs memory from the first write to it
+
+    def __init__(self) -> None:
+        self._region, self._used, self._lock = mmap.mmap(-1, 1), 1, threading.Lock()
+
+    def bytes(self, size: int) -> torch.Tensor:
+        with self._lock:
+            if self._used + size > len(self._region):
+                self._region, self._used = mmap.mmap(-1, max(size, self._REGION)), 0
+            region, start = self._region, self._used
+            self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return torch.frombuffer(region, dtype=torch.uint8, offset=start, count=size)
+
+
+_unseen = _UnseenMemory()
 
 
 def _range_if_dense(tensor: torch.Tensor) -> tuple[int, int]:
@@ -81,12 +111,12 @@ class _Computed(torch.autograd.Function):
         return None, None
 
 
-def _copy_storages(tensors: Iterable[torch.Tensor]) -> dict[int, _Block]:
+def _copy_storages(tensors: Iterable[torch.Tensor], unseen: bool) -> dict[int, _Block]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         if is_plain(tensor):
             groups.setdefault(_compat.memory.storage_id(tensor), []).append(tensor)
-    return {storage: _Block(group) for storage, group in groups.items()}
+    return {storage: _Block(group, unseen) for storage, group in groups.items()}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -109,9 +109,9 @@ class Trial:
         """The same call on tensors that do not require grad."""
         return self.map_tensors(lambda _name, tensor: tensor.detach())
 
-    def copy(self, *, leaves: bool = False) -> Trial:
-        """The same call on copies of the tensors. With `leaves`, all copies are leaves of autograd."""
-        args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves)
+    def copy(self, *, leaves: bool = False, unseen: bool = False) -> Trial:
+        """The same call on copies of the tensors; see `copy_tensors`."""
+        args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves, unseen=unseen)
         return replace(self, args=args, kwargs=kwargs)
 
     def run(self) -> Any:

@@ -29,7 +29,7 @@ from customops.checks._trial import Trial
 from customops.errors import CheckError
 
 _COPIES = 3
-_SPARES = 256
+_SPARES = 2048
 _LARGEST_CACHE = 600  #: calls whose tensors may be kept
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
@@ -183,13 +183,15 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
     if trial.mutated:
         return
     # New tensors get the ids of freed ones, which a cache may know from earlier calls. These take such ids first.
+    # For the same reason all copies are in memory that was not used before.
     spares = [torch.empty(0) for _ in range(_SPARES)]
-    # All are kept, so that each has memory of its own: at some address the other values may have been seen before.
-    reused = [trial.copy() for _ in range(_COPIES)]
-    expected = attempt(other)
-    del spares
-    if expected is None:
+    reused = [trial.copy(unseen=True) for _ in range(_COPIES)]
+    fresh = other.copy(unseen=True)
+    try:
+        expected = results_in(fresh, call(fresh))
+    except Exception:  # a derived input need not be accepted
         return
+    del spares
     try:
         found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
     except Exception:  # tensors whose elements overlap cannot be written

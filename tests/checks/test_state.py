@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ class Scaled:
         return x / self.cache[key].to(x.dtype)
 
 
+def kernel_of(scaled: Scaled) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        return scaled(x)
+
+    return f
+
+
+DTYPES = (torch.float32, torch.float64)
+
 KEYS = {
     "shape": lambda x: x.shape,
     "shape and dtype": lambda x: (x.shape, x.dtype),
@@ -53,12 +63,16 @@ KEYS = {
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
 def test_caches_that_do_not_know_the_values(op: Finds, key: Any) -> None:
-    scaled = Scaled(key)
+    op.finds(kernel_of(Scaled(key)), torch.randn(5), match=DEPENDS)
 
-    def f(x: Tensor) -> Tensor:
-        return scaled(x)
 
-    op.finds(f, torch.randn(5), match=DEPENDS)
+def test_addresses_that_earlier_calls_had(op: Finds) -> None:
+    scaled, x = Scaled(torch.Tensor.data_ptr), torch.randn(5)
+    before = [x.repeat(count).to(dtype) for count in (1, 2, 3) for dtype in DTYPES for _ in range(3000)]
+    for tensor in before:
+        scaled(tensor)
+    del tensor, before  # the allocator hands these addresses out again
+    op.finds(kernel_of(scaled), x, match=DEPENDS)
 
 
 def test_caches_of_what_depends_on_the_key(op: Finds) -> None:
