@@ -46,8 +46,8 @@ def test_other_tags_leave_the_schema_alone() -> None:
 @pytest.mark.parametrize(
     ("fn", "mutates_args", "match"),
     [
-        (hints(ret=Tensor), (), "Tag.inplace needs a positional argument"),
-        (hints(_=None, x=Tensor, ret=Tensor), ("x",), "Tag.inplace needs a positional argument"),
+        (hints(ret=Tensor), (), r"torch\.Tag\.inplace needs a positional argument"),
+        (hints(_=None, x=Tensor, ret=Tensor), ("x",), r"torch\.Tag\.inplace needs a positional argument"),
         (hints(n=int, x=Tensor, ret=Tensor), ("x",), "first positional argument must be a Tensor, 'n' is SymInt"),
         (hints(x=List[Tensor], ret=Tensor), ("x",), r"first positional argument must be a Tensor, 'x' is Tensor\[\]"),
         (hints(x=Optional[Tensor], ret=Tensor), ("x",), r"first positional argument .* is Tensor\?"),
