@@ -107,7 +107,7 @@ def test_no_argument_named_self(ns: str, schema: str) -> None:
         legacy.custom_op(f"{ns}::foo", schema)
 
 
-@pytest.mark.parity(11)
+@pytest.mark.parity(11, 67)
 @pytest.mark.parametrize("custom_op", [legacy.custom_op, objects.custom_op])
 def test_types_that_only_the_new_api_takes(ns: str, custom_op: Any) -> None:
     def pair(x: Tensor, y: Tuple[int, int]) -> Tensor: ...
