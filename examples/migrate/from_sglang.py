@@ -144,12 +144,19 @@ def own_results(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        given = {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
+        given = (*args, *kwargs.values())
         if isinstance(result, (list, tuple)):
-            return type(result)(x.clone() if id(x) in given else x for x in result)
-        return result.clone() if id(result) in given else result
+            return type(result)(own(x, given) for x in result)
+        return own(result, given)
 
     return kernel
+
+
+def own(result: Any, given: tuple[Any, ...]) -> Any:
+    for value in given:
+        if value is result and isinstance(value, Tensor):
+            return value.clone()
+    return result
 
 
 def without(fn: Fn, computed_args: Mapping[str, Fn]) -> Fn:

@@ -140,6 +140,10 @@ def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x, y + 1
 
 
+def counted(x: Tensor, n: int) -> tuple[Tensor, int]:
+    return x, n
+
+
 def double_to(x: Tensor, out: Optional[Tensor] = None) -> Tensor:
     out = torch.empty_like(x) if out is None else out
     return out.copy_(x * 2)
@@ -152,6 +156,7 @@ def add_(x: Tensor, y: Tensor) -> Tensor:
 RETURN_ARGUMENTS: list[tuple[Any, ...]] = [
     (same, [], torch.empty_like, lambda n: (torch.randn(n),)),
     (both, [], lambda x, y: (torch.empty_like(x), torch.empty_like(y)), lambda n: (torch.randn(n), torch.randn(n))),
+    (counted, [], lambda x, n: (torch.empty_like(x), n), lambda n: (torch.randn(n), 3)),
     (double_to, ["out"], lambda x, out=None: torch.empty_like(x), lambda n: (torch.randn(n), torch.zeros(n))),
     (double_to, ["out"], lambda x, out=None: torch.empty_like(x), lambda n: (torch.randn(n),)),
     (add_, ["x"], lambda x, y: x, lambda n: (torch.randn(n), torch.randn(n))),
