@@ -221,7 +221,8 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
     for argument in schema.arguments:
         if "(" in argument.type:  # what is left of an alias annotation
             raise SchemaError(
-                "only tensors can be written, or returned as views: torch has alias annotations for no other type",
+                "a schema only supports Tensor arguments that are written, or returned as views: torch has "
+                "alias annotations for no other type",
                 op=op,
                 argument=argument.name,
                 got=argument.type,

@@ -202,7 +202,7 @@ def test_a_write_to_what_is_no_tensor(registry: Registry, ns: str, schema: str, 
     if mutates_args == "out":
         mutates_args = ("out",)
     text = message(register, SchemaError)
-    assert "only tensors can be written" in text
+    assert "a schema only supports Tensor arguments that are written" in text
     assert "(of no dimensions, for a number), or drop the annotation" in text
 
 

@@ -136,7 +136,7 @@ def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "
     """The error for a kernel (or fake impl) of an in-place op that did not return its first argument."""
     first = schema.positional[0].name
     return KernelError(
-        f"a {role} of an op with Tag.inplace must return its first argument",
+        f"a {role} of an op with torch.Tag.inplace must return its first argument",
         op=op,
         argument=first,
         expected=f"{first} itself",
@@ -150,7 +150,7 @@ def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kern
     """The error for a kernel (or fake impl) of an out op that did not return its out arguments."""
     names = ", ".join(argument.name for argument in schema.mutated)
     return KernelError(
-        f"a {role} of an op with Tag.out must return its mutable keyword-only arguments",
+        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
         op=op,
         expected=names,
         got=describe(result),

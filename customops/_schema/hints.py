@@ -280,7 +280,7 @@ class HintReader:
         hints = self._hints_of(cls, path)
         if missing := [key for key in cls._fields if key not in hints]:
             self.fail(
-                f"{self._what(path)}: the field {missing[0]} of {cls.__name__} has no type",
+                f"{self._what(path)} has unsupported type {show(cls)}: its field {missing[0]} has no type",
                 fix=f"class {cls.__name__}(NamedTuple): ..., with a type for each field",
             )
         fields = {key: hints[key] for key in cls._fields}

@@ -139,12 +139,12 @@ class _Reader:
                     f"a method cannot be an op: its first parameter is {name}",
                     fix="take a function that the method calls, with what it needs of the object as arguments",
                 )
-            hint = f"{name}: torch.Tensor"
+            what, hint = f"parameter {name}", f"{name}: torch.Tensor"
             if kind is inspect.Parameter.VAR_POSITIONAL:
-                hint = f"*{hint}"
+                what, hint = f"varargs (*{name})", f"*{hint}"
             elif kind is inspect.Parameter.VAR_KEYWORD:
-                hint = f"**{name}: Unpack[Options], of a class Options(TypedDict)"
-            self.fail(f"parameter {name} must have a type annotation", fix=f"e.g. {hint}")
+                what, hint = f"varkwargs (**{name})", f"**{name}: Unpack[Options], of a class Options(TypedDict)"
+            self.fail(f"{what} must have a type annotation", fix=f"e.g. {hint}")
         return replace(self, argument=name)._annotated(name, kind, parameter.annotation, default)
 
     def _annotated(self, name: str, kind: Any, annotation: Any, default: Any) -> Parameter:

@@ -34,7 +34,7 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
             )
     result = tuple(dict.fromkeys(given))
     if Tag.inplace in result and Tag.out in result:
-        raise TagError("Tag.inplace and Tag.out are mutually exclusive", argument="tags")
+        raise TagError("torch.Tag.inplace and torch.Tag.out are mutually exclusive", argument="tags")
     return result
 
 
@@ -51,16 +51,16 @@ def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> N
 
 def _inplace_problem(schema: Schema) -> str | None:
     if not schema.positional:
-        return "Tag.inplace needs a positional argument of type Tensor to write to"
+        return "torch.Tag.inplace needs a positional argument of type Tensor to write to"
     first = schema.positional[0]
     if first.type != "Tensor":
-        return f"Tag.inplace: the first positional argument must be a Tensor, {first.name!r} is {first.type}"
+        return f"torch.Tag.inplace: the first positional argument must be a Tensor, {first.name!r} is {first.type}"
     if schema.mutated != (first,):
         names = [a.name for a in schema.mutated]
-        return f"Tag.inplace: mutates_args must hold the first argument {first.name!r} alone, not {names}"
+        return f"torch.Tag.inplace: mutates_args must hold the first argument {first.name!r} alone, not {names}"
     if [r.type for r in schema.returns] != ["Tensor"] or schema.returns[0].alias != first.alias:
         return (
-            f"Tag.inplace: the one return must alias the first argument {first.name!r}: "
+            f"torch.Tag.inplace: the one return must alias the first argument {first.name!r}: "
             "the return annotation is torch.Tensor, in a manual schema Tensor(a!)"
         )
     return None
@@ -69,18 +69,18 @@ def _inplace_problem(schema: Schema) -> str | None:
 def _out_problem(schema: Schema) -> str | None:
     outs = schema.mutated
     if not outs:
-        return "Tag.out needs at least one mutated argument: name it in mutates_args"
+        return "torch.Tag.out needs at least one mutated argument: name it in mutates_args"
     for out in outs:
         if not out.kwarg_only:
-            return f"Tag.out: the mutated argument {out.name!r} must be keyword-only (after the *)"
+            return f"torch.Tag.out: the mutated argument {out.name!r} must be keyword-only (after the *)"
         if out.type != "Tensor":
-            return f"Tag.out only supports Tensor outputs: {out.name!r} is {out.type}"
+            return f"torch.Tag.out only supports Tensor outputs: {out.name!r} is {out.type}"
     if [r.type for r in schema.returns] != ["Tensor"] * len(outs) or [r.alias for r in schema.returns] != [
         a.alias for a in outs
     ]:
         names = ", ".join(a.name for a in outs)
         return (
-            f"Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation is "
+            f"torch.Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation is "
             f"{'torch.Tensor' if len(outs) == 1 else 'a tuple of torch.Tensor, one each'}, each aliasing its argument"
         )
     return None

@@ -19,7 +19,9 @@ from customops._rules import Rules
 from customops._rules.fake import FakeRule
 from customops._schema.infer import read
 from customops._schema.model import Schema
+from customops._schema.nodes import Signature
 from customops._schema.parse import parse
+from customops._schema.spelling import show
 from customops._schema.tags import with_pt2_compliant
 from customops.errors import (
     DefinitionError,
@@ -111,8 +113,7 @@ def define(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, .
         assert fn is not None
         schema, _, signature = read(fn, (), op=op)
         if signature is not None:
-            problem = "these types are lowered to others, which is for ops of customops.custom_op alone"
-            raise UnsupportedError(problem, op=op, got=str(schema), where=where(fn), fix="customops.custom_op")
+            raise _unsupported(signature, fn, op)
     _refuse(schema, op)
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
@@ -142,6 +143,20 @@ def _parse(name: Name, text: str) -> Schema:
     raise InvalidSchemaError(
         f"Invalid function schema: {named}", op=str(name), expected='e.g. "(Tensor x) -> Tensor"'
     ) from reason
+
+
+def _unsupported(signature: Signature, fn: Fn, op: str) -> SchemaError:
+    """The error for what a schema alone cannot hold: the older API has no function to hand it to."""
+    parameter = next((each for each in signature.parameters if not each.is_plain), None)
+    hints = inspect.signature(fn)
+    if parameter is None:
+        what, hint = "the return", hints.return_annotation
+    else:
+        what, hint = f"parameter {parameter.name}", hints.parameters[parameter.name].annotation
+    problem = f"{what} has unsupported type {hint if isinstance(hint, str) else show(hint)}"
+    if parameter is not None and (parameter.node.is_plain or parameter.stars):
+        problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
+    return SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
 
 
 def _refuse(schema: Schema, op: str) -> None:

@@ -2,23 +2,38 @@
 
 SGLang defines ops as vLLM does, derives the fake of most of them from one argument, leaves alone an op that is there,
 and, with ``eager=False``, defines an op on its first call, which must then not be under `torch.compile`. Here `like`
-declares the fake, and lazy ops are found by compilers, too.
+declares the fake, and lazy ops are found by compilers, too. With ``SGLANG_KERNEL_API_LOGLEVEL`` calls are logged.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
-from customops import CustomOpDef, custom_op, helper, like
+from customops import CustomOpDef, adopt, custom_op, helper, like
+from customops.logging import dump, log
 
 NAMESPACE = "examples_sglang"
 Fn = Callable[..., Any]
+
+#: The logs that are open, for as long as the process runs.
+LOGS = ExitStack()
+
+
+@helper
+def direct_register_custom_op(
+    op_name: str, op_func: Fn, mutates_args: list[str], fake_impl: Fn | None = None, target_lib: Library | None = None
+) -> None:
+    """Define an op with a kernel for the device of the platform, unless it is there."""
+    _register(op_func, op_name, mutates_args, None, fake_impl, library=target_lib)
 
 
 @helper
@@ -39,7 +54,7 @@ def register_custom_op(
     options = {"mutates_args": mutates_args, "out_shape": out_shape, "fake_impl": fake_impl}
     if fn is None:
         return functools.partial(register_custom_op, op_name=op_name, eager=eager, **options)
-    return _register(fn, op_name or fn.__name__, lazy=not eager, **options)
+    return logged(_register(fn, op_name or fn.__name__, lazy=not eager, **options))
 
 
 @helper
@@ -59,7 +74,21 @@ def register_custom_op_from_extern(
     """
     if computed_args:
         fn = without(fn, computed_args)
-    return _register(fn, op_name or fn.__name__, mutates_args, out_shape, fake_impl, out_dtype=out_dtype)
+    return logged(_register(fn, op_name or fn.__name__, mutates_args, out_shape, fake_impl, out_dtype=out_dtype))
+
+
+def debug_torch_op(op_func: Fn, op_name: str, *, namespace: str = NAMESPACE) -> CustomOpDef[..., Any]:
+    """The object of an op, whose calls are logged if the environment says so: no wrapper is needed for that."""
+    return logged(adopt(f"{namespace}::{op_name}"))
+
+
+def logged(op: CustomOpDef[..., Any]) -> CustomOpDef[..., Any]:
+    level = int(os.environ.get("SGLANG_KERNEL_API_LOGLEVEL", "0"))
+    if level > 0:
+        LOGS.enter_context(log("calls" if level < 5 else "times", op))
+    if level >= 10:
+        LOGS.enter_context(dump(os.environ.get("SGLANG_KERNEL_API_DUMP_DIR", "kernel_api_dumps"), ops=op, when="all"))
+    return op
 
 
 @helper
@@ -72,13 +101,22 @@ def _register(
     *,
     out_dtype: torch.dtype | None = None,
     lazy: bool = False,
+    library: Library | None = None,
 ) -> CustomOpDef[..., Any]:
     if out_shape is not None and fake_impl is not None:
         raise TypeError(f"{name}: out_shape and fake_impl both say what the result is; give one of them")
+    kernel = own_results(fn)
     op = custom_op(
-        f"{NAMESPACE}::{name}", fn, mutates_args=mutates_args or (), bypass=True, on_conflict="skip", lazy=lazy
+        f"{NAMESPACE if library is None else library.ns}::{name}",
+        kernel,
+        mutates_args=mutates_args or (),
+        device_types=device_of_platform(),
+        bypass=True,
+        on_conflict="skip",
+        lazy=lazy,
+        lib=library,
     )
-    if getattr(op, "__wrapped__", None) is not fn:
+    if getattr(op, "__wrapped__", None) is not kernel:
         return op  # one that was there
     if out_shape is not None:
         argument = out_shape if isinstance(out_shape, str) else [*inspect.signature(fn).parameters][out_shape]
@@ -86,6 +124,39 @@ def _register(
     elif fake_impl is not None:
         op.register_fake(fake_impl)
     return op
+
+
+def device_of_platform() -> str:
+    """Where the kernel runs: SGLang has the keys PrivateUse1, XPU and CUDA by hand."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+
+
+def own_results(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which returns a copy where it would return an argument.
+
+    A schema without aliases says that results are new memory, and inductor writes into it: by hand, compiled code then
+    changes the argument.
+    """
+    if inspect.signature(fn).return_annotation in (None, "None"):
+        return fn
+
+    @functools.wraps(fn)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        if isinstance(result, (list, tuple)):
+            return type(result)(own(x, given) for x in result)
+        return own(result, given)
+
+    return kernel
+
+
+def own(result: Any, given: tuple[Any, ...]) -> Any:
+    for value in given:
+        if value is result and isinstance(value, Tensor):
+            return value.clone()
+    return result
 
 
 def without(fn: Fn, computed_args: Mapping[str, Fn]) -> Fn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator
-from typing import Any, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import pytest
 import torch
@@ -28,6 +28,11 @@ def _clean(ns: str) -> Iterator[None]:
     yield
     for key in [key for key in objects.global_registry if key.startswith(f"{ns}")]:
         objects.global_registry[key]._destroy()
+
+
+class Named(NamedTuple):
+    low: Tensor
+    high: Tensor
 
 
 # Names ----------------------------------------------------------------------------------------------------------
@@ -100,6 +105,27 @@ def test_only_functional_ops(ns: str, schema: str) -> None:
 def test_no_argument_named_self(ns: str, schema: str) -> None:
     with pytest.raises(ValueError, match="self"):
         legacy.custom_op(f"{ns}::foo", schema)
+
+
+@pytest.mark.parity(11, 67)
+@pytest.mark.parametrize("custom_op", [legacy.custom_op, objects.custom_op])
+def test_types_that_only_the_new_api_takes(ns: str, custom_op: Any) -> None:
+    def pair(x: Tensor, y: Tuple[int, int]) -> Tensor: ...
+    def named(x: Tensor) -> Named: ...
+    def first(x: Tensor, /) -> Tensor: ...
+    def several(*x: Tensor) -> Tensor: ...
+
+    for fn, problem in {
+        pair: r"parameter y has unsupported type Tuple\[int, int\]",
+        named: "the return has unsupported type .*Named",
+        first: "parameter x: positional-only parameters, varargs and varkwargs are not supported",
+        several: "parameter x: positional-only parameters, varargs and varkwargs are not supported",
+    }.items():
+        name = f"{ns}::{fn.__name__}"
+        with pytest.raises(ValueError, match=rf"{name}: {problem}(.|\n)*test_define\.py(.|\n)*customops\.custom_op"):
+            custom_op(name)(fn)
+        assert not torch._C._dispatch_has_kernel(name)
+        assert name not in objects.global_registry
 
 
 @pytest.mark.parity(67)

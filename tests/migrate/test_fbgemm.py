@@ -66,6 +66,45 @@ def test_kernels_by_dispatch_key(helpers: ModuleType, by_hand: ModuleType, lib: 
     Twins(ours, theirs, jagged_sum, jagged).check()
 
 
+def permute_1d_sparse_data(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    starts = lengths.cumsum(0) - lengths
+    index = torch.cat([torch.arange(int(lengths[i])) + starts[i] for i in permute])
+    return lengths[permute], values[index], None if weights is None else weights[index]
+
+
+def permute_1d_sparse_data_meta(
+    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None = None, permuted_lengths_sum: Any = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    total = torch.library.get_ctx().new_dynamic_size() if permuted_lengths_sum is None else permuted_lengths_sum
+    permuted = None if weights is None else weights.new_empty(total)
+    return lengths.new_empty(len(permute)), values.new_empty(total), permuted
+
+
+def test_the_permutation_of_fbgemm(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library) -> None:
+    """Its schema, and its test: against lists, with weights and without."""
+    schema = (
+        "(Tensor permute, Tensor lengths, Tensor values, Tensor? weights=None, SymInt? permuted_lengths_sum=None)"
+        " -> (Tensor, Tensor, Tensor?)"
+    )
+    kernels = {"CPU": permute_1d_sparse_data, "Meta": permute_1d_sparse_data_meta}
+    permute, lengths, values = torch.tensor([2, 0, 1]), torch.tensor([2, 1, 3]), torch.arange(6)
+    for op in (
+        register(helpers, lib, "permute_1D_sparse_data", schema, kernels),
+        by_hand.fbgemm(hand, "permute_1D_sparse_data", schema, kernels),
+    ):
+        for weights in (None, torch.arange(6) / 2):
+            results = op(permute, lengths, values, weights, 6)
+            assert [results[0].tolist(), results[1].tolist()] == [[3, 2, 1], [3, 4, 5, 0, 1, 2]]
+            assert results[2] is None if weights is None else results[2].tolist() == [1.5, 2, 2.5, 0, 0.5, 1]
+            with FakeTensorMode() as mode:
+                fakes = [None if x is None else mode.from_tensor(x) for x in (permute, lengths, values, weights)]
+                assert op(*fakes, 6)[1].shape == (6,)
+        compiled = torch.compile(lambda *args, op=op: op(*args, 6)[:2], fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(permute, lengths, values, values), results[:2])
+
+
 def test_a_gradient_as_a_kernel(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library) -> None:
     kernels = KERNELS | {"AutogradCPU": JaggedSum.apply}
     values, offsets = jagged(3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -34,6 +34,54 @@ def test_same_as_by_hand(helpers: ModuleType, by_hand: ModuleType, ns: str, name
         f"{ns}::{name}", kernel, ours._abstract_fn, mutates_args=writes, device_types="cpu"
     )
     Twins(ours, theirs, kernel, {"forward": forward_args, "backward": backward_args}[name]).check()
+
+
+def flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Optional[Tensor],
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    return out, scores.logsumexp(-1), q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+
+
+def flash_attn_forward_fake(q: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1])
+    return torch.empty_like(q), lse, q.new_empty(0), torch.empty(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_forward_of_flash_attention(helpers: ModuleType, by_hand: ModuleType, ns: str, causal: bool) -> None:
+    """Its signature, and its test: against torch's attention, of sequences before heads."""
+    options: dict[str, Any] = {"mutates_args": (), "device_types": "cpu"}
+    ours = helpers.custom_op_wrapper(f"{ns}::_flash_attn_forward", flash_attn_forward, **options)
+    helpers.register_fake_wrapper(f"{ns}::_flash_attn_forward", flash_attn_forward_fake)
+    theirs = by_hand.flash_attention(f"{ns}_hand::forward", flash_attn_forward, flash_attn_forward_fake, **options)
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        return *torch.randn(3, 2, n, 3, 4), 0.0, 0.5, causal, -1, -1, 0.0, None, False
+
+    for op in (ours, theirs):
+        args = arguments(3)
+        q, k, v = (x.transpose(1, 2) for x in args[:3])
+        expected = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.5).transpose(1, 2)
+        torch.testing.assert_close(op(*args)[0], expected)
+    text = [signature(op).partition("(")[2] for op in (ours, theirs)]
+    assert text[0] == text[1]
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (3, 5):
+        torch.testing.assert_close(compiled(*(args := arguments(n))), flash_attn_forward(*args))
 
 
 # Dynamo makes an instance of each `autograd.Function` that it traces.

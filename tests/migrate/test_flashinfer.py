@@ -53,6 +53,41 @@ def test_same_as_by_hand(
     Twins(ours, theirs, fn, arguments).check()
 
 
+def softmax(
+    workspace_buffer: Tensor,
+    logits: Tensor,
+    maybe_temperature_arr: Optional[Tensor],
+    temperature_val: float,
+    enable_pdl: bool,
+) -> Tensor:
+    workspace_buffer.zero_()
+    temperature = temperature_val if maybe_temperature_arr is None else maybe_temperature_arr[:, None]
+    return (logits.float() / temperature).softmax(-1)
+
+
+def softmax_fake(workspace_buffer: Tensor, logits: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(logits, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("has_array", [True, False])
+def test_the_softmax_of_flashinfer(helpers: ModuleType, by_hand: ModuleType, ns: str, has_array: bool) -> None:
+    """Its signature, and its test: against torch's own, with one temperature or one for each row, and with -inf."""
+    options: dict[str, Any] = {"mutates_args": ("workspace_buffer",)}
+    ours = helpers.register_custom_op(f"{ns}::softmax", **options)(softmax)
+    helpers.register_fake_op(f"{ns}::softmax")(softmax_fake)
+    theirs = by_hand.flashinfer(f"{ns}_hand::softmax", softmax, softmax_fake, **options)
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        return torch.ones(2), torch.randn(n, 5).half(), torch.rand(n) + 0.5 if has_array else None, 0.5, True
+
+    Twins(ours, theirs, softmax, arguments).check()
+    workspace, logits, array, one, pdl = arguments(3)
+    logits[1, 2] = float("-inf")
+    expected = torch.softmax(logits.float() / (array[:, None] if has_array else one), -1)
+    torch.testing.assert_close(ours(workspace, logits, array, one, pdl), expected)
+    assert workspace.tolist() == [0, 0]
+
+
 def test_a_fake_that_comes_first(helpers: ModuleType, ns: str) -> None:
     helpers.register_fake_op(f"{ns}::top_k", top_k_fake)
     op = helpers.register_custom_op(f"{ns}::top_k", top_k, mutates_args=())

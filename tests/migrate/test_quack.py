@@ -51,6 +51,49 @@ def test_same_as_by_hand(
     assert ours.__wrapped__ is fn
 
 
+def rmsnorm_fwd(
+    x: Tensor,
+    weight: Optional[Tensor],
+    out: Tensor,
+    bias: Optional[Tensor] = None,
+    rstd: Optional[Tensor] = None,
+    mean: Optional[Tensor] = None,
+    residual: Optional[Tensor] = None,
+    residual_out: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    is_layernorm: bool = False,
+) -> None:
+    x = x if residual is None else x + residual
+    inverse = (x.square().mean(-1) + eps).rsqrt()
+    y = x * inverse[:, None] * (1 if weight is None else weight)
+    out.copy_(y if bias is None else y + bias)
+    for written, value in ((rstd, inverse), (residual_out, x)):
+        if written is not None:
+            written.copy_(value)
+
+
+def test_the_rmsnorm_of_quack(helpers: ModuleType, by_hand: ModuleType, ns: str) -> None:
+    """Its signature, its schema, and its test: against torch's own, with a residual that comes out, too."""
+    schema = (
+        "(Tensor x, Tensor? weight, Tensor(a2!) out, Tensor? bias, Tensor(a4!)? rstd, Tensor(a5!)? mean, "
+        "Tensor? residual, Tensor(a7!)? residual_out, float eps=1e-6, bool is_layernorm=False) -> ()"
+    )
+    options: dict[str, Any] = {"mutates_args": ("out", "rstd", "mean", "residual_out"), "schema": schema}
+    op = helpers.torch_library_op(f"{ns}::_rmsnorm_fwd", device_types="cpu", **options)(rmsnorm_fwd)
+    theirs = by_hand.quack(f"{ns}_hand::_rmsnorm_fwd", rmsnorm_fwd, device_types="cpu", **options)
+    theirs._op_of = getattr(torch.ops, f"{ns}_hand")._rmsnorm_fwd
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        return torch.randn(n, 4), torch.randn(4), torch.zeros(n, 4), None, torch.zeros(n), None, torch.randn(n, 4), None
+
+    Twins(op, theirs, rmsnorm_fwd, arguments).check()
+    x, residual, weight = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4)
+    out, residual_out = torch.zeros(3, 4), torch.zeros(3, 4)
+    op(x, weight, out, None, None, None, residual, residual_out)
+    torch.testing.assert_close(out, torch.nn.functional.rms_norm(x + residual, (4,), weight, eps=1e-6))
+    torch.testing.assert_close(residual_out, x + residual)
+
+
 def test_a_schema_by_hand(helpers: ModuleType, ns: str) -> None:
     schema = "(Tensor x, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
     op = helpers.torch_library_op(f"{ns}::f", mutates_args=("out", "lse"), schema=schema)(softmax_fwd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, List, Optional, Union
 
 import pytest
 import torch
@@ -59,6 +59,41 @@ def test_kept_whole(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand
     for library in (lib, hand):
         (helpers._register_meta_op(library, "quantize"))(lambda x, scale: torch.empty_like(x, dtype=torch.int8))
     Twins(ours, theirs, _quantize, lambda n: (torch.randn(n, 4), torch.rand(n, 1) + 1)).check()
+
+
+def _quantize_affine(
+    input: Tensor,
+    block_size: List[int],
+    scale: Tensor,
+    zero_point: Optional[Tensor],
+    output_dtype: torch.dtype,
+    quant_min: Optional[Union[int, float, bool]] = None,
+    quant_max: Optional[Union[int, float, bool]] = None,
+) -> Tensor:
+    quantized = torch.round(input / scale) + (0 if zero_point is None else zero_point)
+    return torch.clamp(quantized, quant_min, quant_max).to(output_dtype)
+
+
+def test_the_quantization_of_torchao(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library) -> None:
+    """Its signature, kept whole, and its test: against torch's own quantization of each row."""
+    ours, theirs = (
+        helpers._register_custom_op(lib, False)(_quantize_affine),
+        by_hand.torchao(hand, "quantize_affine", _quantize_affine, False),
+    )
+    for library in (lib, hand):
+
+        @helpers._register_meta_op(library, "quantize_affine")
+        def _(input: Tensor, block_size: Any, scale: Any, zero_point: Any, output_dtype: Any, *others: Any) -> Tensor:
+            return torch.empty_like(input, dtype=output_dtype)
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        zeros = torch.zeros(n, 1, dtype=torch.int64)
+        return torch.randn(n, 4), [1, 4], torch.rand(n, 1) + 0.1, zeros, torch.int8, -128, 127
+
+    Twins(ours, theirs, _quantize_affine, arguments).check()
+    x, block, scale, zeros, *others = arguments(3)
+    expected = torch.fake_quantize_per_channel_affine(x, scale[:, 0], zeros[:, 0].int(), 0, -128, 127)
+    torch.testing.assert_close(ours(x, block, scale, zeros, *others) * scale, expected)
 
 
 def test_names_for_functions_of_torch(helpers: ModuleType, by_hand: ModuleType, ns: str) -> None:

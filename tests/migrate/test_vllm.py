@@ -7,13 +7,14 @@ from typing import Any, Optional
 
 import pytest
 import torch
-from helpers.migration import Twins, message, overload
+from helpers.migration import Twins, message, outcome, overload
 from torch import Tensor
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 from torch.library import Library
+from torch.testing import assert_close
 
-from customops.errors import AliasError, AutogradError, CallbackError, DefinitionError, SchemaError
+from customops.errors import AliasError, AutogradError, CallbackError, DefinitionError, RegistrationError, SchemaError
 
 pytestmark = pytest.mark.compile
 
@@ -124,6 +125,119 @@ def graph_of_layer(op: Any, layer: str) -> str:
     return graphs[0]
 
 
+# What comes back, and keys ---------------------------------------------------------------------------------------
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def first_rows(x: Tensor) -> Tensor:
+    return x[:2]
+
+
+def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x, y + 1
+
+
+def counted(x: Tensor, n: int) -> tuple[Tensor, int]:
+    return x, n
+
+
+def double_to(x: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    out = torch.empty_like(x) if out is None else out
+    return out.copy_(x * 2)
+
+
+def add_(x: Tensor, y: Tensor) -> Tensor:
+    return x.add_(y)
+
+
+RETURN_ARGUMENTS: list[tuple[Any, ...]] = [
+    (same, [], torch.empty_like, lambda n: (torch.randn(n),)),
+    (both, [], lambda x, y: (torch.empty_like(x), torch.empty_like(y)), lambda n: (torch.randn(n), torch.randn(n))),
+    (counted, [], lambda x, n: (torch.empty_like(x), n), lambda n: (torch.randn(n), 3)),
+    (double_to, ["out"], lambda x, out=None: torch.empty_like(x), lambda n: (torch.randn(n), torch.zeros(n))),
+    (double_to, ["out"], lambda x, out=None: torch.empty_like(x), lambda n: (torch.randn(n),)),
+    (add_, ["x"], lambda x, y: x, lambda n: (torch.randn(n), torch.randn(n))),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*_hand.*must not also be an input")  # torch, of what is compiled by hand
+@pytest.mark.parametrize(("fn", "mutates", "fake", "arguments"), RETURN_ARGUMENTS)
+def test_an_op_may_return_an_argument(
+    helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library, fn: Any, mutates: Any, fake: Any,
+    arguments: Any,
+) -> None:  # fmt: skip
+    helpers.direct_register_custom_op(fn.__name__, fn, mutates, fake, lib)
+    ours = getattr(getattr(torch.ops, lib.ns), fn.__name__)
+    Twins(ours, by_hand.vllm(hand, fn.__name__, fn, mutates, fake), fn, arguments).check()
+    args = arguments(3)
+    with torch.inference_mode():
+        assert_close(outcome(ours, args), outcome(fn, args))
+
+
+def test_inductor_leaves_the_arguments_that_come_back(helpers: ModuleType, lib: Library) -> None:
+    """It writes into what it takes for new; by hand `x` becomes 2, and `out` 3."""
+    for fn, mutates in ((same, []), (double_to, ["out"])):
+        helpers.direct_register_custom_op(fn.__name__, fn, mutates, lambda x, out=None: torch.empty_like(x), lib)
+    ours, x, out = getattr(torch.ops, lib.ns), torch.ones(3), torch.zeros(3)
+    program = torch.compile(lambda x, out: (ours.same(x) + 1, ours.double_to(x, out) + 1), fullgraph=True)
+    assert [each.tolist() for each in program(x, out)] == [[2] * 3, [3] * 3]
+    assert (x.tolist(), out.tolist()) == ([1] * 3, [2] * 3)
+
+
+def test_a_kernel_that_autograd_and_compilers_trace(
+    helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library
+) -> None:
+    key = "CompositeImplicitAutograd"
+    helpers.direct_register_custom_op("experts", experts, target_lib=lib, dispatch_key=key)
+    ours, theirs = getattr(torch.ops, lib.ns).experts, by_hand.vllm(hand, "experts", experts, (), None, key)
+    Twins(ours, theirs, experts, lambda n: (torch.randn(n, 4), torch.randn(2, 4, 6), torch.arange(n) % 2)).check()
+    x, w, ids = torch.randn(3, 4, requires_grad=True), torch.randn(2, 4, 6, requires_grad=True), torch.arange(3) % 2
+    assert torch.autograd.gradcheck(lambda x, w: ours(x, w, ids), (x.double(), w.double()))
+    helpers.direct_register_custom_op("same", same, target_lib=lib, dispatch_key=key)
+    assert getattr(torch.ops, lib.ns).same(x) is x
+    with pytest.raises(RegistrationError, match="traced through"):
+        helpers.direct_register_custom_op("no", same, fake_impl=same, target_lib=lib, dispatch_key=key)
+    assert "CompositeImplicitAutograd" in message(lambda: by_hand.vllm(hand, "no", same, (), same, key))
+
+
+# A test of vLLM's own: a model with an attention that counts its calls, compiled whole ----------------------------
+
+
+def test_a_model_of_layers_that_count(helpers: ModuleType, lib: Library) -> None:
+    calls = 0
+
+    def silly_attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        out.copy_(q + k + v)
+
+    helpers.direct_register_custom_op(
+        op_name="attention",
+        op_func=silly_attention,
+        mutates_args=["out"],
+        fake_impl=lambda q, k, v, out: None,
+        target_lib=lib,
+        tags=(torch.Tag.cudagraph_unsafe,),
+    )
+    op = getattr(torch.ops, lib.ns).attention
+
+    def model(x: Tensor) -> Tensor:
+        for step in (1, 2):
+            x = x + step
+            out = torch.empty_like(x)
+            op(x, x, x, out)
+            x = out
+        return x + 3
+
+    x = torch.randn(2)
+    assert_close(torch.compile(model, fullgraph=True)(x), 9 * x + 18)
+    assert calls == 2
+    assert torch.Tag.cudagraph_unsafe in op.default.tags
+
+
 # Mistakes -------------------------------------------------------------------------------------------------------
 
 
@@ -146,18 +260,15 @@ def test_twice(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Lib
 
 
 def test_what_goes_unnoticed_by_hand(helpers: ModuleType, by_hand: ModuleType, lib: Library, hand: Library) -> None:
-    def same(x: Tensor) -> Tensor:
-        return x
-
     with pytest.raises(CallbackError, match="same: the fake impl does not fit the operator"):
         helpers.direct_register_custom_op("same", same, fake_impl=lambda: None, target_lib=lib)
     x = torch.ones(2, requires_grad=True)
-    helpers.direct_register_custom_op("alias", same, fake_impl=torch.empty_like, target_lib=lib)
+    helpers.direct_register_custom_op("alias", first_rows, fake_impl=torch.empty_like, target_lib=lib)
     helpers.direct_register_custom_op("attention", attention, ["output"], target_lib=lib)
     ours = getattr(torch.ops, lib.ns)
     with pytest.raises(AliasError, match="argument 'x'"):
         ours.alias(x.detach())
-    assert by_hand.vllm(hand, "alias", same)(x.detach()).data_ptr() == x.data_ptr()
+    assert by_hand.vllm(hand, "alias", first_rows)(x.detach()).data_ptr() == x.data_ptr()
 
     # A gradient that nobody wrote: by hand it is that of the torch operations in the kernel, if there are any.
     output = torch.zeros(2) * x

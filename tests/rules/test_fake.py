@@ -275,10 +275,10 @@ def test_a_fake_on_an_inplace_or_out_op_warns_and_counts(registry: Registry, ns:
         assert inplace(x) is x
         assert out(x, out=y) is y
     calls = []
-    with pytest.warns(UserWarning, match=re.escape("Tag.inplace")) as warned:
+    with pytest.warns(UserWarning, match=re.escape("torch.Tag.inplace")) as warned:
         inplace.register_fake(lambda x: calls.append("inplace") or x)
     assert warned[0].filename == __file__
-    with pytest.warns(UserWarning, match=re.escape("Tag.out")):
+    with pytest.warns(UserWarning, match=re.escape("torch.Tag.out")):
         out.register_fake(lambda x, *, out: calls.append("out") or out)
     with FakeTensorMode():
         inplace(torch.ones(2))
@@ -296,8 +296,8 @@ def test_a_fake_that_does_not_return_what_is_mutated(registry: Registry, ns: str
     inplace.register_fake(wrong)
     out.register_fake(lambda x, *, out: wrong(x))
     calls = {
-        "Tag.inplace must return its first argument": lambda x: inplace(x.clone()),
-        "Tag.out must return its mutable keyword-only arguments": lambda x: out(x, out=torch.empty_like(x)),
+        "torch.Tag.inplace must return its first argument": lambda x: inplace(x.clone()),
+        "torch.Tag.out must return its mutable keyword-only arguments": lambda x: out(x, out=torch.empty_like(x)),
     }
     for text, call in calls.items():
         with FakeTensorMode(), pytest.raises(KernelError, match=re.escape(f"a fake impl of an op with {text}")):

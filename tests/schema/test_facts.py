@@ -123,8 +123,8 @@ def test_inplace_and_out_exclude_each_other() -> None:
 
 
 INPLACE_PROBLEMS = [
-    ("() -> Tensor", "Tag.inplace needs a positional argument"),
-    ("(*, Tensor(a!) x) -> Tensor(a!)", "Tag.inplace needs a positional argument"),
+    ("() -> Tensor", r"torch\.Tag\.inplace needs a positional argument"),
+    ("(*, Tensor(a!) x) -> Tensor(a!)", r"torch\.Tag\.inplace needs a positional argument"),
     ("(int n, Tensor(a!) x) -> Tensor(a!)", "first positional argument must be a Tensor, 'n' is int"),
     ("(Tensor(a!)? x) -> Tensor(a!)", r"first positional argument must be a Tensor, 'x' is Tensor\?"),
     ("(Tensor(a!)[] x) -> Tensor(a!)", r"first positional argument must be a Tensor, 'x' is Tensor\[\]"),
@@ -163,7 +163,7 @@ def test_tag_and_schema_disagree(tag: torch.Tag, text: str, match: str) -> None:
     with pytest.raises(SchemaError, match=match) as caught:
         check_tags(parse(text), (tag,), op="ns::op", where="op (file.py:1)")
     message = str(caught.value)
-    assert message.startswith(f"ns::op: {tag}")
+    assert message.startswith(f"ns::op: torch.{tag}")
     assert "file.py:1" in message
     assert str(parse(text)) in message
     assert len(message.splitlines()) < 8

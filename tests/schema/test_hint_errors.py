@@ -31,8 +31,12 @@ def test_varkwargs() -> None:
 @pytest.mark.parity(10)
 def test_unannotated_parameter() -> None:
     def fn(x: Tensor, y) -> Tensor: ...  # type: ignore[no-untyped-def]
+    def several(*args) -> Tensor: ...  # type: ignore[no-untyped-def]
+    def named(**kwargs) -> Tensor: ...  # type: ignore[no-untyped-def]
 
     complaint(fn, "parameter y must have a type annotation")
+    complaint(several, r"varargs \(\*args\) must have a type annotation")
+    complaint(named, r"varkwargs \(\*\*kwargs\) must have a type annotation")
 
 
 @pytest.mark.parity(10)
@@ -383,7 +387,7 @@ def test_message_for_an_inplace_tag() -> None:
     assert_expected_inline(
         complaint(scale_, mutates_args={"y"}, tags=Tag.inplace),
         """\
-scale_: Tag.inplace: mutates_args must hold the first argument 'x' alone, not ['y']
+scale_: torch.Tag.inplace: mutates_args must hold the first argument 'x' alone, not ['y']
   got:      (Tensor x, Tensor(a1!) y) -> Tensor
   at:       FUNCTION (FILE:LINE)""",
     )
@@ -395,7 +399,7 @@ def test_message_for_an_out_tag() -> None:
     assert_expected_inline(
         complaint(scale, mutates_args={"out"}, tags=Tag.out),
         """\
-scale: Tag.out: the returns must be the mutated arguments (out) in order: the return annotation is torch.Tensor, each aliasing its argument
+scale: torch.Tag.out: the returns must be the mutated arguments (out) in order: the return annotation is torch.Tensor, each aliasing its argument
   got:      (Tensor x, *, Tensor(a1!) out) -> ((Tensor(a1!)))
   at:       FUNCTION (FILE:LINE)""",  # noqa: E501
     )
@@ -409,6 +413,6 @@ def test_message_for_contradicting_tags() -> None:
     assert_expected_inline(
         str(caught.value),
         """\
-Tag.inplace and Tag.out are mutually exclusive
+torch.Tag.inplace and torch.Tag.out are mutually exclusive
   argument: tags""",
     )

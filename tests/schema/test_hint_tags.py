@@ -42,12 +42,16 @@ def test_other_tags_leave_the_schema_alone() -> None:
     assert infer_schema(fn, mutates_args=(), tags=tags) == "(Tensor x) -> Tensor"
 
 
+def add_to_nothing(x: Tensor = None) -> Tensor: ...  # type: ignore[assignment]
+def write_to_nothing(x: Tensor, *, out: Tensor = None) -> Tensor: ...  # type: ignore[assignment]
+
+
 @pytest.mark.parity(33)
 @pytest.mark.parametrize(
     ("fn", "mutates_args", "match"),
     [
-        (hints(ret=Tensor), (), "Tag.inplace needs a positional argument"),
-        (hints(_=None, x=Tensor, ret=Tensor), ("x",), "Tag.inplace needs a positional argument"),
+        (hints(ret=Tensor), (), r"torch\.Tag\.inplace needs a positional argument"),
+        (hints(_=None, x=Tensor, ret=Tensor), ("x",), r"torch\.Tag\.inplace needs a positional argument"),
         (hints(n=int, x=Tensor, ret=Tensor), ("x",), "first positional argument must be a Tensor, 'n' is SymInt"),
         (hints(x=List[Tensor], ret=Tensor), ("x",), r"first positional argument must be a Tensor, 'x' is Tensor\[\]"),
         (hints(x=Optional[Tensor], ret=Tensor), ("x",), r"first positional argument .* is Tensor\?"),
@@ -59,6 +63,7 @@ def test_other_tags_leave_the_schema_alone() -> None:
         (hints(x=Tensor, ret=Tuple[Tensor, Tensor]), ("x",), "return annotation"),
         (hints(x=Tensor, ret=Tuple[Tensor]), ("x",), "return annotation"),
         (hints(x=Tensor, ret=int), ("x",), "return annotation"),
+        (add_to_nothing, ("x",), r"first positional argument .* is Tensor\?"),
         (hints(x=Tensor, ret=List[Tensor]), ("x",), "return annotation"),
     ],
 )
@@ -82,6 +87,7 @@ def test_inplace_tag_wants(registry: customops.Registry, ns: str, fn: Any, mutat
         (hints(x=Tensor, _=None, a=Tensor, b=Tensor, ret=Tensor), ("a", "b"), "return annotation"),
         (hints(x=Tensor, _=None, out=Tensor, ret=Tuple[Tensor]), ("out",), "return annotation"),
         (hints(x=Tensor, _=None, out=Tensor, ret=None), ("out",), "return annotation"),
+        (write_to_nothing, ("out",), r"only supports Tensor.*Tensor\?"),
         (hints(x=Tensor, _=None, out=Tensor, ret=Tuple[Tensor, Tensor]), ("out",), "return annotation"),
         (hints(x=Tensor, _=None, a=Tensor, b=Tensor, ret=Tuple[Tensor, int]), ("a", "b"), "return annotation"),
     ],

@@ -169,8 +169,8 @@ HINTS = [
     Case("y: Optional[Sometimes]", "parameter y: which keys are there could not be told from whether there is a dict",
          "y: Sometimes", "", "y={}"),
     # Forms of parameters.
-    Case("*y", "parameter y must have a type annotation", "e.g. *y: torch.Tensor", "*y: torch.Tensor", "x, x"),
-    Case("**y", "parameter y must have a type annotation", "e.g. **y: Unpack[Options]", "**y: Unpack[Options]", "k=1"),
+    Case("*y", "varargs (*y) must have a type annotation", "e.g. *y: torch.Tensor", "*y: torch.Tensor", "x, x"),
+    Case("**y", "varkwargs (**y) must have a type", "e.g. **y: Unpack[Options]", "**y: Unpack[Options]", "k=1"),
     Case("y", "parameter y must have a type annotation", "e.g. y: torch.Tensor", "y: torch.Tensor", "x"),
     Case("**y: Tensor", "varkwargs (**y) are not supported", "**y: Unpack[Options]", "", "k=1"),
     Case("**y: Unpack[Config]", "varkwargs (**y) are not supported", "**y: Unpack[Options]", "", "k=1"),
