@@ -22,11 +22,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean
+.PHONY: help demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients house clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients clean"
+	@echo "targets: demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients house clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -120,6 +120,10 @@ bench-import: $(TESTING)
 # Needs git, and a network for what is not in build/clients yet; takes hours. CLIENTS="bitsandbytes aimnet" runs some.
 bench-clients: $(TESTING)
 	$(BIN)/python benchmarks/clients/run.py $(CLIENTS)
+
+# The size of the package, and of ten walks through it: how many calls of its functions, and changes of file.
+house: $(TESTING)
+	$(BIN)/python tests/helpers/house.py
 
 # Leaves the virtual environments: they are slow to rebuild and never stale.
 clean:
