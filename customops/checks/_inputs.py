@@ -28,11 +28,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _compat.tracing.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def copy_tensors(tree: _T, *, leaves: bool = False) -> _T:
-    """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`."""
+def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False) -> _T:
+    """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`.
+
+    Between their elements, the copies have what is in the original memory, or zeros if `bare`.
+    """
     values, spec = _compat.tracing.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-    blocks = _copy_storages(originals.values())
+    blocks = _copy_storages(originals.values(), bare=bare)
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
     copied: _T = _compat.tracing.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
@@ -44,7 +47,7 @@ class _Block:
     And of those that they would use if no dimension had a stride of 0: who overlooks that reads what is there.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], *, bare: bool) -> None:
         ranges = [_range_if_dense(tensor) for tensor in tensors]
         self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
         size = max(end for _, end in ranges) - self.start
@@ -54,13 +57,24 @@ class _Block:
             # Kernels that read host memory from a device insist on it. (Without CUDA the question can fail.)
             if torch.cuda.is_available() and tensors[0].is_pinned():
                 copy = copy.pin_memory()
-        self.storage = copy.untyped_storage()
+            self.storage = copy.untyped_storage()
+            if bare:
+                copy.zero_()
+                for tensor in tensors:
+                    _once(self.copy_of(tensor)).copy_(_once(tensor))
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         offset = tensor.storage_offset() - self.start // tensor.element_size()
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(self.storage, offset, tuple(tensor.shape), tensor.stride())
         return copy.conj() if tensor.is_conj() else copy
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the dimensions that repeat elements, in which torch refuses to write."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] else tensor
+    return tensor
 
 
 def _range_if_dense(tensor: torch.Tensor) -> tuple[int, int]:
@@ -81,12 +95,12 @@ class _Computed(torch.autograd.Function):
         return None, None
 
 
-def _copy_storages(tensors: Iterable[torch.Tensor]) -> dict[int, _Block]:
+def _copy_storages(tensors: Iterable[torch.Tensor], *, bare: bool) -> dict[int, _Block]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         if is_plain(tensor):
             groups.setdefault(_compat.memory.storage_id(tensor), []).append(tensor)
-    return {storage: _Block(group) for storage, group in groups.items()}
+    return {storage: _Block(group, bare=bare) for storage, group in groups.items()}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
