@@ -89,7 +89,9 @@ class Watch(TorchFunctionMode):
         return result
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if not runs_operator(func) or str(func).partition(".")[0] in _compat.namespaces.TORCHS:  # as old as torch, and not what a suite is there to test
+        if (
+            not runs_operator(func) or str(func).partition(".")[0] in _compat.namespaces.TORCHS
+        ):  # as old as torch, and not what a suite is there to test
             return None
         try:
             return self._copied(func, args, kwargs)

@@ -228,7 +228,9 @@ def test_mutated_arguments_by_name(registry: Registry, ns: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["part", "strided", "expanded", "transposed", "conj", "empty", "sparse", "shared"])
-def test_only_the_elements_of_a_view_are_written(op: Any, registry: Registry, ns: str, tmp_path: Path, kind: str) -> None:
+def test_only_the_elements_of_a_view_are_written(
+    op: Any, registry: Registry, ns: str, tmp_path: Path, kind: str
+) -> None:
     buffer = torch.full((1_000_000,), 42.0)
     buffer[:16] = torch.arange(16.0)
     views = {
@@ -324,7 +326,9 @@ def test_files_with_other_contents_are_refused(contents: Any, tmp_path: Path, na
     with pytest.raises(ArgumentError, match="was not written by"):
         customops.logging.load(_with_contents(tmp_path / "x.pt", contents | {name: value}))
     with pytest.raises(ArgumentError, match="was not written by"):
-        customops.logging.load(_with_contents(tmp_path / "x.pt", {k: v for k, v in contents.items() if k != name} | {"x": ""}))
+        customops.logging.load(
+            _with_contents(tmp_path / "x.pt", {k: v for k, v in contents.items() if k != name} | {"x": ""})
+        )
 
 
 def test_deeply_nested_files_are_refused(contents: Any, tmp_path: Path) -> None:
