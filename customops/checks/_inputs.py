@@ -7,6 +7,8 @@ alignment, memory shared with another input, whether it requires grad and whethe
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +23,25 @@ _T = TypeVar("_T")
 #: Copies start at a multiple of this many bytes from the original's storage, as CUDA's allocator aligns.
 _ALIGNMENT = 512
 _SEED = 0
+
+
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One thread at a time: checks change settings and generators of the whole program, and put them back."""
+    with _lock:
+        yield
+
+
+def _renew() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
+    os.register_at_fork(after_in_child=_renew)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
