@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from customops import _compat, _spec
+from customops._dispatch import first_use
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo
 from customops._dispatch.spec import OpSpec
@@ -53,6 +54,12 @@ def replaced(qualname: str, place: str) -> UnregisteredError:
     return UnregisteredError(f"the op was replaced by the definition at {place}", op=qualname, fix=AGAIN)
 
 
+def destroyed(qualname: str) -> UnregisteredError:
+    """What calls of an op raise whose library others destroyed."""
+    problem = "the library of the op was destroyed (torch.library.custom_op redefining its name does that)"
+    return UnregisteredError(problem, op=qualname)
+
+
 def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     """Define an op in the place of another; the other comes back if that fails."""
     old = _compat.registries.torch_op_of(spec.qualname)
@@ -65,7 +72,7 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     except BaseException:
         undo()
         raise
-    owner.enter(op, functools.partial(swap_back, op, old))
+    owner.enter(op, functools.partial(end, op, old))
     return op
 
 
@@ -91,10 +98,16 @@ def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     return op
 
 
-def swap_back(new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
-    new._owner.drop(new)
-    name = Name.parse(new._qualname)
-    if not _compat.libraries.is_defined(name.packet, name.overload):
+def end(op: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any] | None = None) -> None:
+    """Remove an op for good: its scope or library has ended. `old`, which it replaced, comes back.
+
+    If another op has taken the name in the meantime, `old` waits until that one ends, in its own scope.
+    """
+    op._instead = (old,)
+    op._owner.drop(op)
+    while old is not None and old._instead:
+        (old,) = old._instead
+    if old is not None and not first_use.exists(Name.parse(old._qualname)):
         old._owner.restore(old)
 
 
