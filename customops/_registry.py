@@ -218,7 +218,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         if _compat.libraries.is_defined(name.packet, name.overload) or (old is not None and on_conflict != "replace"):
             return self._define(name, on_conflict, options, fn)
         if old is not None:
-            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn)))
+            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn), fn))
         op: CustomOpDef[Any, Any] = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
         self.enter(op, functools.partial(_conflict.end, op, old))
         return op
@@ -240,7 +240,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     def add(self, spec: OpSpec, rules: Rules | None = None, make: _spec.Make = _spec.make) -> CustomOpDef[Any, Any]:
         """Define an op whose name is free."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _conflict.replaced(spec.qualname, spec.place))
+            self.drop(stale, _conflict.replaced(spec.qualname, spec.place, spec.fn))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
