@@ -313,12 +313,6 @@ def _read_profile(data: dict[str, Any]) -> OpProfile:
     )
 
 
-def _read_profiles(name: Any, profiles: Any) -> tuple[str, set[OpProfile]]:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of an op is {brief(name)}")
-    return name, set(map(_read_profile, _list(profiles)))
-
-
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
     """Read profiles from text written by `generate_yaml_from_profiles`, or by torch's function of that name.
 
@@ -333,7 +327,9 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
     try:
         version, operators = str(data["torch_version"]), data["operators"]
         if version == get_torch_version():
-            return dict(_read_profiles(*item) for item in operators.items())
+            if not all(isinstance(name, str) for name in operators):
+                raise TypeError("the name of an op is no string")
+            return {name: set(map(_read_profile, _list(items))) for name, items in operators.items()}
     except ProfileError:
         raise
     except Exception as error:
