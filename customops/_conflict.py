@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
 
 from customops import _compat, _spec
+from customops._describe.screen import shorter_place
+from customops._dispatch import first_use
 from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo
 from customops._dispatch.spec import OpSpec
-from customops._lifetime import Owner
+from customops._lifetime import Owner, in_scope
 from customops._op import CustomOpDef
 from customops._schema.model import Schema
-from customops.errors import DefinitionError, UnregisteredError, where
+from customops.errors import DefinitionError, UnregisteredError, name_of, where
+
+log = logging.getLogger("customops")
 
 AGAIN = "define it again, or use the new object"
 
@@ -48,9 +53,16 @@ def check_same(
         )
 
 
-def replaced(qualname: str, place: str) -> UnregisteredError:
-    """What calls of an op raise once the one of this place has its name."""
-    return UnregisteredError(f"the op was replaced by the definition at {place}", op=qualname, fix=AGAIN)
+def replaced(qualname: str, place: str, fn: Any = None) -> UnregisteredError:
+    """What calls of an op raise once the one of this place, and this function, has its name."""
+    by = "" if fn is None else f" ({name_of(fn)})"
+    return UnregisteredError(f"the op was replaced by the definition at {place}{by}", op=qualname, fix=AGAIN)
+
+
+def destroyed(qualname: str) -> UnregisteredError:
+    """What calls of an op raise whose library others destroyed."""
+    problem = "the library of the op was destroyed (torch.library.custom_op redefining its name does that)"
+    return UnregisteredError(problem, op=qualname)
 
 
 def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
@@ -59,20 +71,32 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     if not isinstance(old, CustomOpDef):
         return _replace_torchs(spec, owner)
     _spec.check_spec(spec)
-    undo = put_aside(old, spec.qualname, spec.place)
+    dropped = (
+        _dropped(old) if old.source != spec.source and not in_scope(owner) else ""
+    )  # else the same code runs again
+    undo = put_aside(old, spec.qualname, spec.place, spec.fn)
     try:
         op = _spec.define_op(spec, owner)
     except BaseException:
         undo()
         raise
-    owner.enter(op, functools.partial(swap_back, op, old))
+    op._rules.fake.follow(old._rules.fake, spec.source)
+    if dropped:
+        log.warning("%s: defined again at %s, which drops what was registered: %s", spec.qualname, spec.source, dropped)
+    owner.enter(op, functools.partial(end, op, old))
     return op
 
 
-def put_aside(old: CustomOpDef[Any, Any], qualname: str, place: str) -> Undo:
+def _dropped(old: CustomOpDef[Any, Any]) -> str:
+    """What was registered on an op, and where."""
+    rules = [rule for rule in old.describe().rules if rule.origin == "registered"]
+    return ", ".join(f"{rule.kind} ({shorter_place(rule.registered or rule.where)})" for rule in rules)
+
+
+def put_aside(old: CustomOpDef[Any, Any], qualname: str, place: str, fn: Any = None) -> Undo:
     """Remove an op, for one that is defined at a place; what is returned brings it back."""
     owner = old._owner
-    owner.drop(old, replaced(qualname, place))
+    owner.drop(old, replaced(qualname, place, fn))
     return functools.partial(owner.restore, old)
 
 
@@ -86,15 +110,21 @@ def _replace_torchs(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     overload = _compat.libraries.find_overload(spec.name.packet, spec.name.overload)
     _compat.libraries.destroy_library(library)
     if overload is not None:
-        _compat.libraries.retire_overload(overload, replaced(spec.qualname, spec.place))
+        _compat.libraries.retire_overload(overload, replaced(spec.qualname, spec.place, spec.fn))
     op: CustomOpDef[Any, Any] = owner.add(spec)
     return op
 
 
-def swap_back(new: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any]) -> None:
-    new._owner.drop(new)
-    name = Name.parse(new._qualname)
-    if not _compat.libraries.is_defined(name.packet, name.overload):
+def end(op: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any] | None = None) -> None:
+    """Remove an op for good: its scope or library has ended. `old`, which it replaced, comes back.
+
+    If another op has taken the name in the meantime, `old` waits until that one ends, in its own scope.
+    """
+    op._instead = (old,)
+    op._owner.drop(op)
+    while old is not None and old._instead:
+        (old,) = old._instead
+    if old is not None and not first_use.exists(Name.parse(old._qualname)):
         old._owner.restore(old)
 
 

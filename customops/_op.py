@@ -69,6 +69,8 @@ class CustomOpDef(Described[P], Register[P, R]):
     _opoverload: OpOverload
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
     _complete: Callable[..., Any] | None = None
+    #: Of an op whose scope has ended: what is restored in its place, if anything is.
+    _instead: tuple[CustomOpDef[Any, Any] | None, ...] = ()
 
     def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
         fn = operator.spec.fn
@@ -344,6 +346,13 @@ class CustomOpDef(Described[P], Register[P, R]):
         if self._rules.has_out:
             self._rules.out.end(error)
         remove(self._definition, error)
+        self._compute_entry()
+
+    def _disconnect(self, error: UnregisteredError) -> None:
+        """Calls raise `error`: an adopted op is gone. What was registered for its name stays, as torch keeps it."""
+        self._definition.removed = error
+        self._definition.recompile()
+        _compat.libraries.disconnect_overload(self._opoverload, error)
         self._compute_entry()
 
     def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
@@ -206,7 +207,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
             reuses = lib is not None and on_conflict == "reuse" and first_use.exists(name)
             op = define(name, on_conflict, options, fn)
             if lib is not None and not reuses:
-                Registration(functools.partial(self.drop, op)).end_with(lib)
+                Registration(functools.partial(_conflict.end, op)).end_with(lib)
         return op
 
     def _declare(
@@ -217,11 +218,9 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         if _compat.libraries.is_defined(name.packet, name.overload) or (old is not None and on_conflict != "replace"):
             return self._define(name, on_conflict, options, fn)
         if old is not None:
-            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn)))
+            old._owner.drop(old, _conflict.replaced(str(name), location_of(fn), fn))
         op: CustomOpDef[Any, Any] = LazyOp(self, name, fn, functools.partial(_spec.spec_of, name, fn, **options))
-        self.enter(
-            op, functools.partial(self.drop, op) if old is None else functools.partial(_conflict.swap_back, op, old)
-        )
+        self.enter(op, functools.partial(_conflict.end, op, old))
         return op
 
     def _define(
@@ -241,12 +240,12 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     def add(self, spec: OpSpec, rules: Rules | None = None, make: _spec.Make = _spec.make) -> CustomOpDef[Any, Any]:
         """Define an op whose name is free."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
-            self.drop(stale, _conflict.replaced(spec.qualname, spec.place))
+            self.drop(stale, _conflict.replaced(spec.qualname, spec.place, spec.fn))
         gone = _compat.registries.torch_library_of(spec.qualname)
         if gone is not None and not _compat.libraries.library_alive(gone):
             _compat.libraries.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
         op = _spec.define_op(spec, self, rules, make)
-        self.enter(op, functools.partial(self.drop, op))
+        self.enter(op, functools.partial(_conflict.end, op))
         return op
 
     def enter(self, op: CustomOpDef[Any, Any], undo: Undo) -> None:
@@ -292,6 +291,10 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
                 self.drop(stale)
             adopted: CustomOpDef[Any, Any] = CustomOpDef(self, OperatorHandle.attach(found, user_source()))
             self._adopted[qualname] = adopted
+            library = _compat.libraries.library_of(qualname)
+            if library is not None:
+                lost = functools.partial(self._lost, qualname, weakref.ref(library))
+                _compat.libraries.on_library_destroyed(library, lost)
             return adopted
 
     # Lifetime ---------------------------------------------------------------------------------------------------
@@ -350,12 +353,15 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
             del self._ops[op._qualname]
-            op._end(
-                UnregisteredError(
-                    "the library of the op was destroyed (torch.library.custom_op redefining its name does that)",
-                    op=op._qualname,
-                )
-            )
+            op._end(_conflict.destroyed(op._qualname))
+
+    def _lost(self, qualname: str, library: weakref.ref[Library]) -> None:
+        """The library of an op that may have been adopted was destroyed, or collected."""
+        found = library()
+        if found is None or not _compat.libraries.library_alive(found):  # else the interpreter exits
+            with lock:
+                if (op := self._adopted.get(qualname)) is not None:
+                    op._disconnect(_conflict.destroyed(qualname))
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

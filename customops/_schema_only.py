@@ -127,8 +127,7 @@ class SchemaOnly(Owner):
             return
         operator = OperatorHandle.define_from_text(name, schema, tags, user_source())
         op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
-        drop = functools.partial(self.drop, op)
-        self.enter(op, drop if old is None else functools.partial(_conflict.swap_back, op, old))
+        self.enter(op, functools.partial(_conflict.end, op, old))
 
     def impl(
         self,

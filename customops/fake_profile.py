@@ -230,7 +230,7 @@ class _Numbers(NamedTuple):
 
     def read(self, number: object) -> Any:
         name = next((name for name, known in self.numbers.items() if known == number), None)
-        if name is None:
+        if name is None or type(number) is not int:
             raise ProfileError(f"the profiles have an unknown {self.what}", got=brief(number))
         return getattr(torch, name)
 
@@ -285,19 +285,30 @@ def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
     return json.dumps({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
 
 
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise TypeError(f"not a list: {brief(data)}")
+    return data
+
+
 def _read_tensor(data: dict[str, Any]) -> TensorMetadata:
-    return TensorMetadata(
-        rank=data["rank"],
-        dtype=_DTYPE_NUMBERS.read(data["dtype"]),
-        device=torch.device(data["device"]),
-        layout=_LAYOUT_NUMBERS.read(data["layout"]),
-    )
+    rank, dtype, layout = data["rank"], _DTYPE_NUMBERS.read(data["dtype"]), _LAYOUT_NUMBERS.read(data["layout"])
+    if type(rank) is not int or rank < 0:
+        raise ProfileError("the profiles have an impossible rank", got=brief(rank))
+    return TensorMetadata(rank, dtype, _read_device(data["device"]), layout)
+
+
+def _read_device(name: Any) -> torch.device:
+    try:
+        return torch.device(str(name))
+    except RuntimeError as error:
+        raise ProfileError("the profiles have an unknown device", got=brief(name)) from error
 
 
 def _read_profile(data: dict[str, Any]) -> OpProfile:
     out = data["out_profile"]
     return OpProfile(
-        args_profile=tuple(_each(data["args_profile"], _read_tensor)),
+        args_profile=tuple(_each(_list(data["args_profile"]), _read_tensor)),
         out_profile=tuple(_each(out, _read_tensor)) if isinstance(out, list) else _read_tensor(out),
     )
 
@@ -309,16 +320,20 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
     call.
 
     Raises:
-        ProfileError: the text was written with another version of torch, or contains no profiles.
+        ProfileError: the text was written with another version of torch, contains no profiles, or is damaged.
         CustomOpsError: the text is not JSON, and PyYAML is not installed.
     """
     data = _parse(yaml_str)
     try:
         version, operators = str(data["torch_version"]), data["operators"]
         if version == get_torch_version():
-            return {name: {_read_profile(item) for item in items} for name, items in operators.items()}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ProfileError("the text holds no profiles", got=f"{type(error).__name__}: {error}") from error
+            if not all(isinstance(name, str) for name in operators):
+                raise TypeError("the name of an op is no string")
+            return {name: set(map(_read_profile, _list(items))) for name, items in operators.items()}
+    except ProfileError:
+        raise
+    except Exception as error:
+        raise ProfileError("the text holds no profiles", got=brief(error, 200)) from error
     raise ProfileError(
         "Unable to load outdated profile: it was written under another version of torch",
         expected=get_torch_version(),
@@ -330,12 +345,12 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         yaml = _pyyaml()
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ProfileError("the text is not YAML", got=str(error)) from error
+    except Exception as error:  # of many kinds: PyYAML lets pass what Python raises for a number, or a date
+        raise ProfileError("the text is not YAML", got=str(error) or brief(error)) from error
 
 
 def _pyyaml() -> Any:
@@ -371,10 +386,14 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
     """
     if isinstance(f, (str, os.PathLike)):
         with open(f, "rb") as file:
-            return read_profiles_from_yaml(file.read().decode())
-    if hasattr(f, "read"):
-        return read_profiles_from_yaml(f.read().decode())
-    raise _no_file(f)
+            data = file.read()
+    elif not hasattr(f, "read") or not isinstance(data := f.read(), bytes):
+        raise _no_file(f)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ProfileError("the text is not UTF-8", got=str(error)) from error
+    return read_profiles_from_yaml(text)
 
 
 def _no_file(f: object) -> ProfileError:

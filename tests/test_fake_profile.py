@@ -12,6 +12,7 @@ from typing import Any, List, Literal, Optional, Tuple
 import pytest
 import torch
 from helpers.compiling import draft_export
+from helpers.damaged import damaged
 from helpers.functions import add_fn
 from helpers.versions import skip_before
 from torch import Tensor
@@ -443,3 +444,46 @@ def test_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_profiles_from_yaml(generate_yaml_from_profiles(PROFILES)) == PROFILES
     with pytest.raises(CustomOpsError, match="pip install pyyaml"):
         read_profiles_from_yaml("torch_version: '2.13'")
+
+
+@needs_yaml
+def test_damaged_files(tmp_path: Path) -> None:
+    refused, file = 0, tmp_path / "profiles"
+    for data in damaged(generate_yaml_from_profiles({"lib.foo.default": {MATRICES}})):
+        file.write_bytes(data)
+        try:
+            read = load_op_profiles(file)
+        except ProfileError:
+            refused += 1
+        else:  # other profiles, but profiles
+            for each in (each for profiles in read.values() for each in profiles):
+                outputs = each.out_profile if isinstance(each.out_profile, tuple) else (each.out_profile,)
+                assert all(one is None or type(one.rank) is int for one in (*each.args_profile, *outputs))
+    assert refused > 500
+
+
+@needs_yaml
+@pytest.mark.parametrize("text", ["!!bool x", "a: 2001-99-99", "!!int ''", "!!timestamp 'x'", "&a [*a]", "9" * 5000])
+def test_yaml_that_python_refuses(text: str) -> None:
+    with pytest.raises(ProfileError):
+        read_profiles_from_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"cpu"', '"nowhere"', "unknown device\n  got:      'nowhere'"),
+        ('"cpu"', "0", "unknown device\n  got:      0"),
+        ('"rank": 2', '"rank": "x"', "impossible rank\n  got:      'x'"),
+        ('"dtype": 7', '"dtype": true', "unknown dtype\n  got:      True"),
+    ],
+)
+def test_what_no_tensor_has(old: str, new: str, problem: str) -> None:
+    text = generate_yaml_from_profiles({"lib.foo.default": {MATRICES}})
+    with pytest.raises(ProfileError, match=problem):
+        read_profiles_from_yaml(text.replace(old, new))
+
+
+def test_text_files_are_no_binary_buffers() -> None:
+    with pytest.raises(ProfileError, match="a binary buffer"):
+        load_op_profiles(io.StringIO("{}"))  # type: ignore[arg-type]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -101,6 +103,15 @@ def on_library_destroyed(library: Library, callback: Callable[[], object]) -> No
     library._registration_handles.append(handle)
 
 
+def library_of(qualname: str) -> Library | None:
+    """The Library of Python code that defines an op. torch has no table of these, but a finalizer for each."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        library = (finalizer.peek() or (None,))[0]
+        if isinstance(library, Library) and qualname in library._op_defs and library_alive(library):
+            return library
+    return None
+
+
 def library_alive(library: Library) -> bool:
     return library.m is not None
 
@@ -183,10 +194,7 @@ def forget_dispatch(overload: OpOverload) -> None:
 
 def retire_overload(overload: OpOverload, error: Exception) -> None:
     """Make a handle to a removed op raise: the dispatcher's own would read freed memory (a segfault on 2.13)."""
-    dead = _Retired(error)
-    overload._op = dead
-    overload._op_dk = dead
-    overload.__dict__["_handle"] = dead
+    dead = disconnect_overload(overload, error)
     packet = overload._overloadpacket
     packet.__dict__.pop(overload._overloadname, None)
     qualname = packet._qualified_op_name
@@ -201,8 +209,14 @@ def retire_overload(overload: OpOverload, error: Exception) -> None:
         packet._op = dead
 
 
-#: The libraries of operators that stand for removed ones; see `destroy_operator`.
-_stand_ins: list[Library] = []
+def disconnect_overload(overload: OpOverload, error: Exception) -> Any:
+    """The part of it for an op that others removed: torch sees to the packet."""
+    dead = overload._op = overload._op_dk = overload.__dict__["_handle"] = _Retired(error)
+    return dead
+
+
+#: The libraries of operators that stand for removed ones, with their schemas, by name; see `destroy_operator`.
+_stand_ins: dict[str, list[tuple[Library, str]]] = {}
 
 
 def destroy_operator(library: Library, qualname: str) -> None:
@@ -224,16 +238,30 @@ def destroy_operator(library: Library, qualname: str) -> None:
 
 #: How the overload of an operator is called that stands for a removed one.
 _STANDS_IN = "customops_removed_"
+_numbers = itertools.count()
 
 
 def _stand_in(qualname: str, schema: str) -> None:
     namespace, name = qualname.split("::")
-    overload = f"{name}.{_STANDS_IN}{len(_stand_ins)}"
+    overload = f"{name}.{_STANDS_IN}{next(_numbers)}"
     library = Library(namespace, "FRAGMENT")
     library.define(overload + schema[schema.index("(") :])
     library.impl(overload, _raise_removed, "CompositeExplicitAutograd")
-    _stand_ins.append(library)
+    _stand_ins.setdefault(qualname, []).append((library, schema))
     _C._jit_get_schemas_for_operator(qualname)  # the JIT enters what is new when somebody looks
+
+
+def move_stand_ins(qualname: str) -> None:
+    """Put what stands for removed operators behind one that was defined now: torch calls the first that fits."""
+    for library, schema in _stand_ins.pop(qualname, []):
+        types = _types(_C.parse_schema(schema))
+        schemas = _C._jit_get_schemas_for_operator(qualname)
+        shared = any(_types(each) == types for each in schemas if not each.overload_name.startswith(_STANDS_IN))
+        if shared:  # the entry is there, for one of them to be destroyed; else the next stand-in brings it
+            destroy_library(library)
+        _stand_in(qualname, schema)
+        if not shared:
+            destroy_library(library)
 
 
 def _raise_removed(*args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,14 @@ from torch._ops import _OpNamespace
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
+#: Namespaces of torch's own operators.
+TORCHS = frozenset(
+    """aten prim prims c10d _c10d_functional _c10d_functional_autograd c10d_functional _dtensor _native _quantized _test
+    debug_mode_ops debugprims export fsdp higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn onnx
+    prepacked profiler quantization quantized quantized_decomposed rngprims sparse static_runtime streams symm_mem
+    xnnpack""".split()
+)
+
 _ops: Any = torch.ops
 _Ops: Any = type(_ops)
 

@@ -36,6 +36,7 @@ class Description:
         rules: one entry for each kernel and rule, and for each of fake impl, backward, jvp and samples that is missing.
         supports: one entry for each feature of torch: whether it works, and if not, which call adds it.
         removed: True if the op was unregistered.
+        why: what removed it, such as the definition that replaced it; "" if it is there.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Description:
     rules: tuple[Rule, ...]
     supports: tuple[Support, ...]
     removed: bool = False
+    why: str = ""
 
     @classmethod
     def of(cls, op: Any) -> Description:
@@ -65,6 +67,7 @@ class Description:
             tuple(rules),
             () if removed else tuple(supports_of(op, rules)),
             removed,
+            op._definition.removed.problem if removed else "",
         )
 
     def rule(self, kind: str, target: str | None = None) -> Rule | None:
@@ -87,7 +90,7 @@ class Description:
     def _lines(self, width: int) -> Iterator[str]:
         yield entry(self.op, self.schema, width, column=4, indent="")
         if self.removed:
-            yield entry("unregistered", "calls of it raise UnregisteredError", width)
+            yield entry("unregistered", f"{self.why}; calls of it raise UnregisteredError", width)
         for label, text in self._head():
             yield entry(label, text, width)
         if self.rules:
@@ -177,7 +180,7 @@ def _options(op: Any) -> Iterator[str]:
 def in_words(rule: Rule, width: int = 100) -> str:
     """``scale_cpu (ops.py:12), derived``: a rule without its kind and target."""
     if rule.origin == "missing":
-        return "none"
+        return f"none: {rule.note}" if rule.note else "none"
     place = shorter_place(rule.where, max(20, width - 30))
     if rule.origin == "others":
         return f"registered outside customops ({place})"

@@ -92,7 +92,7 @@ def _fake(op: Any) -> Iterator[Rule]:
     elif not op._definition.has_own_rules and (place := _fake_of_others(qualname)) is not None:
         yield Rule("fake", where=place, origin="others")
     else:
-        yield Rule("fake", origin="missing")
+        yield Rule("fake", origin="missing", note=rule.lost)
 
 
 def _fake_of_others(qualname: str) -> str | None:

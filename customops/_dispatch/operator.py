@@ -376,6 +376,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
     """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
     try:
         library.define(name.local + text, tags=for_dispatcher(tags))
+        _compat.libraries.move_stand_ins(name.packet)
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error

@@ -46,6 +46,17 @@ class FakeRule:
         self._slots: Slots[None, Fake] = Slots(self._install_trampoline, self._tell_torch)
         #: What is called as long as none is registered.
         self.default: Fn | None = None
+        #: What became of the one of an op that this one replaced; "" if that had none.
+        self.lost = ""
+
+    def follow(self, old: FakeRule, place: str) -> None:
+        """The op of another rule was replaced by this one's, at a place."""
+        fake = old._slots.values.get(None)
+        self.lost = old.lost
+        if fake is not None:
+            self.lost = (
+                f"the one registered at {fake.source} is of the op that was replaced by the definition at {place}"
+            )
 
     @property
     def fn(self) -> Fn | None:
@@ -104,6 +115,7 @@ class FakeRule:
             f"There was no fake impl registered for <CustomOpDef({self.operator.qualname})>. "
             "This is necessary for torch.compile/export/fx tracing to work. "
             f"Please use `{author_name}.register_fake` to add an fake impl."
+            + (f" There was one: {self.lost}. Register it again." if self.lost else "")
         )
 
     def _refuse(self, op: str, allow_override: bool) -> None:

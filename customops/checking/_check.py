@@ -14,6 +14,7 @@ from customops.checking._run import Run
 from customops.checking.report import Report
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._check import EFFORTS, Check, Effort
+from customops.checks._inputs import alone
 from customops.checks._outcome import in_short
 from customops.checks._trial import Trial, resolve
 
@@ -33,7 +34,7 @@ def check(
 
     The derived inputs vary the sizes, strides, dtypes, values, optional arguments, lists and choices of the samples.
     Inputs that both the kernel and the fake impl reject count as invalid. See `customops.checks.CHECKS` for what is
-    compared.
+    compared. Checks change settings of the program and put them back, so they run in one thread at a time.
 
     Args:
         op: an OpOverload, an OpOverloadPacket with one overload, or a `CustomOpDef`.
@@ -43,7 +44,8 @@ def check(
         effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" about 2 s; "thorough" tries everything.
             The report lists what was left out.
         reference: a plain PyTorch function of the same arguments; kernels and gradients are compared with it.
-        isolate: run the checks in a separate process, so that a kernel that kills the process is reported as a fault.
+        isolate: run the checks in a separate process, so that a kernel that kills the process, or raises
+            KeyboardInterrupt, is reported as a fault.
             By default this is done for C++ kernels that are not torch's own, unless CUDA is in use.
         progress: show a progress bar on stderr; by default on terminals, after two seconds.
 
@@ -63,10 +65,10 @@ def check(
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
     chosen = _chosen(only, skip, effort, has_reference=reference is not None)
     trials = trials_of(op, samples, reference)
-    start = time.perf_counter()
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
     steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
-    with Progress(run.op, progress) as bar:
+    with alone(), Progress(run.op, progress) as bar:
+        start = time.perf_counter()
         for step in steps:
             bar.step(step.done, step.total, step.what)
     results, failures, left_out = run.outcome()

@@ -7,6 +7,7 @@ import functools
 import os
 import pickle
 import re
+import signal
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 
 from customops import _compat
-from customops.checking._run import Run, Step
+from customops.checking._run import Run, Step, raised_at
 from customops.checks import UsageError
-from customops.errors import CheckError, is_users
+from customops.errors import CheckError, brief, is_users
 from customops.testing._isolation_outcome import IsolationError
 from customops.testing.isolation import in_fork
 
@@ -47,32 +48,45 @@ def isolated(run: Run) -> Iterator[Step]:
         while True:
             yield Step(0, 1, "in a process of its own")
             done = in_fork(lambda: _child(run, place), _TIMEOUT)
-            if not isinstance(done.error, IsolationError) or done.error.returncode is None:
+            error = done.error
+            if isinstance(error, IsolationError) and error.returncode is not None:
+                error = _crash(run, error)
+            if not isinstance(error, CheckError) or not place.exists():  # or it ended before anything was tried
                 run.given = done.get()
                 return
-            _note_crash(run, done.error, place)
+            _note_crash(run, error, place)
 
 
-def _note_crash(run: Run, error: IsolationError, place: Path) -> None:
+def _note_crash(run: Run, error: CheckError, place: Path) -> None:
     """Have the next fork leave out what ended this one, and in the end all that is derived."""
-    if not place.exists():  # it ended before anything was tried
-        raise error
     check, number = pickle.loads(place.read_bytes())
-    run.avoided[check, number] = _crash(run, error)
+    run.avoided[check, number] = error
     if len(run.avoided) == _CRASHES:
         run.samples_only = True
         run.left_out.append(f"derived inputs: {_CRASHES} of them ended the process")
     elif len(run.avoided) > 2 * _CRASHES:
-        raise UsageError("the operator ends the process on its samples", op=run.op, got=error.args[0].splitlines()[0])
+        raise UsageError("the operator ends the process on its samples", op=run.op, got=error.got)
 
 
 def _child(run: Run, place: Path) -> Any:
     faulthandler.disable()  # a library may have put a handler in its place
     faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
+    signal.signal(signal.SIGINT, lambda *_: None)  # a Ctrl-C is for the parent, which ends this process
     run.announce = functools.partial(_write, place)
-    for _ in run.steps():
-        pass
+    try:
+        for _ in run.steps():
+            pass
+    except Exception:
+        raise
+    except BaseException as error:  # the operator's
+        raise CheckError(
+            f"the operator raises {type(error).__name__}, which ends the program",
+            op=run.op,
+            got=brief(error),
+            where=raised_at(error),
+            fix=f"raise another error: {type(error).__name__} passes by `except Exception`",
+        ) from None
     return run.outcome()
 
 

@@ -14,6 +14,7 @@ from customops.checking._run import INPUTS, Run
 from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import Effort
+from customops.checks._inputs import alone
 
 
 class SampleChecks:
@@ -54,8 +55,9 @@ class SampleChecks:
         chosen = {} if check == INPUTS else {check: CHECKS[check]}
         run = replace(self._run, chosen=chosen, results=[], faults={}, given=None, left_out=[], probed=0)
         start = time.perf_counter()
-        for _ in isolated(run) if self._is_isolated else run.steps():
-            pass
+        with alone():
+            for _ in isolated(run) if self._is_isolated else run.steps():
+                pass
         # None from a process of its own, where they stay. What ends it all runs know, by `avoided`.
         self._run.cases, self._run.samples_only = run.cases, run.samples_only
         results, failures, left_out = run.outcome()

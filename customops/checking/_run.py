@@ -195,7 +195,7 @@ class Run:
                 found = (
                     error
                     if isinstance(error, CheckError)
-                    else CheckError(problem, op=self.op, got=in_short(error), where=_raised_at(error))
+                    else CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
                 )
                 self._fault(INPUTS, found, rejection.case, seconds)
             elif isinstance(rejection.kernel_error, SystemExit):
@@ -313,7 +313,7 @@ def _told_by(error: CheckError) -> tuple[str, str]:
     return _VARYING.sub("", error.problem), _VARYING.sub("", raised)
 
 
-def _raised_at(error: BaseException) -> str | None:
+def raised_at(error: BaseException) -> str | None:
     """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
     found, traceback = None, error.__traceback__
     while traceback is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from customops._op import CustomOpDef
 from customops.checks._check import Check
+from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
 from customops.checks._table import CHECKS, DEFAULT_CHECKS
 from customops.checks._trial import Trial, resolve
@@ -99,7 +100,8 @@ def _run(name: str, trial: Trial) -> Outcome:
     start = time.perf_counter()
     outcome = Outcome(name, "passed")
     try:
-        CHECKS[name](trial)
+        with alone():
+            CHECKS[name](trial)
     except NotExercised as nothing:
         outcome = Outcome(name, "not exercised", reason=str(nothing))
     except Exception as error:

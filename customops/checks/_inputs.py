@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,19 +26,39 @@ _ALIGNMENT = 512
 _SEED = 0
 
 
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One thread at a time: checks change settings and generators of the whole program, and put them back."""
+    with _lock:
+        yield
+
+
+def _renew() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
+    os.register_at_fork(after_in_child=_renew)
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in _compat.tracing.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def copy_tensors(tree: _T, *, leaves: bool = False, unseen: bool = False) -> _T:
-    """Copy the tensors in nested lists, tuples and dicts.
+def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: bool = False) -> _T:
+    """Copy the tensors in nested lists, tuples and dicts; all become leaves of autograd if `leaves`.
 
-    With `leaves`, all become leaves of autograd. With `unseen`, copies on the CPU are at addresses that no tensor had.
+    Between their elements, the copies have what is in the original memory, or zeros if `bare`. Copies on the CPU are at
+    addresses that no tensor had before if `unseen`.
     """
     values, spec = _compat.tracing.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-    blocks = _copy_storages(originals.values(), unseen)
+    blocks = _copy_storages(originals.values(), bare=bare, unseen=unseen)
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
     copied: _T = _compat.tracing.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
@@ -49,7 +70,7 @@ class _Block:
     And of those that they would use if no dimension had a stride of 0: who overlooks that reads what is there.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], unseen: bool) -> None:
+    def __init__(self, tensors: list[torch.Tensor], *, bare: bool, unseen: bool) -> None:
         ranges = [_range_if_dense(tensor) for tensor in tensors]
         self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
         size = max(end for _, end in ranges) - self.start
@@ -60,7 +81,11 @@ class _Block:
             # Kernels that read host memory from a device insist on it. (Without CUDA the question can fail.)
             if torch.cuda.is_available() and tensors[0].is_pinned():
                 copy = copy.pin_memory()
-        self.storage = copy.untyped_storage()
+            self.storage = copy.untyped_storage()
+            if bare:
+                copy.zero_()
+                for tensor in tensors:
+                    _once(self.copy_of(tensor)).copy_(_once(tensor))
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         offset = tensor.storage_offset() - self.start // tensor.element_size()
@@ -79,18 +104,23 @@ class _UnseenMemory:
     _REGION = 16 * 1024 * 1024  # a page costs memory from the first write to it
 
     def __init__(self) -> None:
-        self._region, self._used, self._lock = mmap.mmap(-1, 1), 1, threading.Lock()
+        self._region, self._used = mmap.mmap(-1, 1), 1
 
     def bytes(self, size: int) -> torch.Tensor:
-        with self._lock:
-            if self._used + size > len(self._region):
-                self._region, self._used = mmap.mmap(-1, max(size, self._REGION)), 0
-            region, start = self._region, self._used
-            self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return torch.frombuffer(region, dtype=torch.uint8, offset=start, count=size)
+        if self._used + size > len(self._region):
+            self._region, self._used = mmap.mmap(-1, max(size, self._REGION)), 0
+        start, self._used = self._used, self._used + -(-size // _ALIGNMENT) * _ALIGNMENT
+        return torch.frombuffer(self._region, dtype=torch.uint8, offset=start, count=size)
 
 
-_unseen = _UnseenMemory()
+_unseen = _UnseenMemory()  # checks take turns: see `alone`
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the dimensions that repeat elements, in which torch refuses to write."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] else tensor
+    return tensor
 
 
 def _range_if_dense(tensor: torch.Tensor) -> tuple[int, int]:
@@ -111,12 +141,12 @@ class _Computed(torch.autograd.Function):
         return None, None
 
 
-def _copy_storages(tensors: Iterable[torch.Tensor], unseen: bool) -> dict[int, _Block]:
+def _copy_storages(tensors: Iterable[torch.Tensor], *, bare: bool, unseen: bool) -> dict[int, _Block]:
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         if is_plain(tensor):
             groups.setdefault(_compat.memory.storage_id(tensor), []).append(tensor)
-    return {storage: _Block(group, unseen) for storage, group in groups.items()}
+    return {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

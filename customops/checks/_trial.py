@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from customops import _compat
+from customops._op import CustomOpDef
 from customops._schema import model, parse
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
@@ -169,7 +170,10 @@ def resolve(op: Any) -> _compat.libraries.OpOverload:
 
     Raises:
         UsageError: it is not an operator, or it is one with several overloads.
+        UnregisteredError: it was unregistered or replaced.
     """
+    if isinstance(op, CustomOpDef) and op._definition.removed is not None:
+        raise op._definition.removed
     if isinstance(op, _compat.libraries.OpOverloadPacket):
         op = _only_overload(op)
     overload = op if isinstance(op, _compat.libraries.OpOverload) else getattr(op, "_opoverload", None)

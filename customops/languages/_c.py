@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from customops.errors import ArgumentError, name_of
+from customops.errors import ArgumentError, brief, name_of
 from customops.languages._arguments import Arguments
 
 
@@ -59,7 +59,8 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         fn: a function of ``ctypes.CDLL`` with ``argtypes``, or of a cffi library.
 
     Raises:
-        ArgumentError: the types of the parameters of `fn` are unknown.
+        ArgumentError: the types of the parameters of `fn` are unknown; or in a call of a function of ctypes, an integer
+            does not fit its type. (cffi raises an OverflowError.)
         UnsupportedError: in a call, a tensor has another device, dtype or layout.
 
     Example:
@@ -74,6 +75,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
     arguments = Arguments(fn, "C", names=())
     is_ctypes = isinstance(fn, ctypes._CFuncPtr)  # type: ignore[attr-defined]
     converts = _of_ctypes(fn, arguments) if is_ctypes else _of_cffi(fn, arguments)
+    integers = dict(_integers(fn.argtypes)) if is_ctypes else {}
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
@@ -85,6 +87,8 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
                     raise arguments.refusal(f"argument {i}", "the C function takes no tensor here", got="a tensor")
                 passed[i], keep = convert(value, f"argument {i}")
                 alive.append(keep)
+            elif i in integers and hasattr(value, "__index__"):
+                _check_fits(fn, integers[i], value, f"argument {i}")
         return fn(*passed)
 
     return call
@@ -111,6 +115,26 @@ def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
         return functools.partial(_dlpack, arguments, cast)
     dtype = _dtype_of_ctype(target)
     return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
+
+
+def _integers(kinds: Any) -> Iterator[tuple[int, Any]]:
+    """The positions that take an integer or an address, with their types."""
+    for i, kind in enumerate(kinds):
+        if getattr(kind, "_type_", None) in tuple("bhilqBHILQP"):
+            yield i, kind
+
+
+def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
+    """Raise for an integer that a type does not hold: ctypes would drop bits, and say nothing."""
+    if (kind(value).value or 0) != value:
+        bits, signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
+        raise ArgumentError(
+            "an integer does not fit the type of C",
+            op=name_of(fn),
+            argument=name,
+            expected=f"{kind.__name__}: {f'-2**{bits - 1} to 2**{bits - 1} - 1' if signed else f'0 to 2**{bits} - 1'}",
+            got=brief(value),
+        )
 
 
 def _cast(kind: Any, address: int) -> Any:

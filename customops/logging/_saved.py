@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.serialization import config
 
 from customops import _compat
 from customops._dispatch.current_kernel import observe
@@ -22,7 +24,7 @@ from customops._op import CustomOpDef
 from customops._registry import default
 from customops._samples import Sample
 from customops._timing import seconds_per_call
-from customops.checks._inputs import copy_tensors
+from customops.checks._inputs import copy_tensors, quiet
 from customops.errors import ArgumentError, UnsupportedError, brief
 from customops.logging._calls import Call
 from customops.logging._watch import Given, Ops, Watcher
@@ -134,8 +136,10 @@ class _Writer:
         op = default.adopt(call.op)
         told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
         try:
-            with _unseen():
+            # Checksums are the default; `load` needs them.
+            with _unseen(), config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]
                 held = {"args": _encoded(given[0]), "kwargs": {name: _encoded(x) for name, x in given[1].items()}}
+                held = copy_tensors(held, leaves=True, bare=True)  # torch writes all the memory that a view looks at
                 head = {"format": _FORMAT, "op": call.op, "schema": str(op.schema), "source": op.source}
                 torch.save(head | held | told, path)
         except Exception as error:  # must not take the place of what the call does
@@ -167,11 +171,17 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
+    """The inverse, for what a file holds; it raises for everything that `_encoded` does not write."""
     if isinstance(value, list):
         return [_decoded(item) for item in value]
     if isinstance(value, dict):
-        return torch.device(value["device"]) if "device" in value else getattr(torch, value["torch"])
-    return value
+        ((kind, name),) = value.items()
+        value = torch.device(name) if kind == "device" else vars(torch)[name]
+        if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+            return value
+    elif isinstance(value, (Tensor, *_PLAIN)):
+        return value
+    raise TypeError(f"an argument is {brief(value)}")
 
 
 @dataclass(frozen=True)
@@ -199,24 +209,41 @@ class SavedCall:
     def _found(self) -> CustomOpDef[Any, Any]:
         return default.adopt(self.op)
 
+    def _runnable(self, torch_ops: bool) -> CustomOpDef[Any, Any]:
+        """The op, unless the file names one that nobody meant to run: among torch's own are some that create files."""
+        if not torch_ops and self.op.partition("::")[0] in _compat.namespaces.TORCHS:
+            raise UnsupportedError(
+                "the file holds a call of one of torch's own ops, which may do more than compute",
+                op=self.op,
+                fix="pass torch_ops=True if you know where the file comes from",
+            )
+        return self._found()
+
     @property
     def sample(self) -> Sample:
         """A copy of the arguments in the form that the op's object takes: ``customops.check(op, [saved.sample])``."""
         op, (args, kwargs) = self._found(), copy_tensors((self.args, self.kwargs), leaves=True)
         return Sample(args, kwargs) if op._lowering is None else Sample(*op._lowering.restored_call(*args, **kwargs))
 
-    def replay(self) -> Any:
+    def replay(self, *, torch_ops: bool = False) -> Any:
         """Call the op again, on copies of the arguments.
+
+        Args:
+            torch_ops: if True, also run an op of torch's own namespaces, such as ``aten``.
 
         Raises:
             RegistrationError: there is no op of this name. Import the module that defines it first.
+            UnsupportedError: the op is one of torch's own, and `torch_ops` is False.
         """
-        sample = self.sample
-        return self._found()(*sample.args, **sample.kwargs)
+        op, sample = self._runnable(torch_ops), self.sample
+        return op(*sample.args, **sample.kwargs)
 
-    def benchmark(self, seconds: float = 0.2) -> float:
-        """The duration of a call in seconds, the median of several rounds. Mutated arguments are not reset."""
-        sample, op = self.sample, self._found()
+    def benchmark(self, seconds: float = 0.2, *, torch_ops: bool = False) -> float:
+        """The duration of a call in seconds, the median of several rounds. Mutated arguments are not reset.
+
+        The errors, and `torch_ops`, are those of `replay`.
+        """
+        op, sample = self._runnable(torch_ops), self.sample
         return seconds_per_call(lambda: op(*sample.args, **sample.kwargs), seconds)
 
     def __str__(self) -> str:
@@ -230,25 +257,47 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
         map_location: the device for the tensors, as in `torch.load`; for example "cpu" if their device is missing.
 
     Raises:
-        ArgumentError: `dump` did not write the file.
+        ArgumentError: `dump` did not write the file, it is damaged, or the device of a tensor is missing.
     """
-    try:
-        held = torch.load(file, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, EOFError):  # it advises to run the code in the file
-        held = None
-    if not isinstance(held, dict) or held.get("format") != _FORMAT:
-        raise ArgumentError("the file was not written by customops.logging.dump", argument="file", got=str(file))
-    del held["format"]
-    held["args"] = tuple(map(_decoded, held["args"]))
-    held["kwargs"] = {name: _decoded(value) for name, value in held["kwargs"].items()}
-    return SavedCall(**held)
+    with open(file, "rb") as stream, quiet():
+        try:
+            if (damaged := zipfile.ZipFile(stream).testzip()) is not None:  # torch does not verify the checksums
+                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+            stream.seek(0)
+            return _read(torch.load(stream, map_location=map_location, weights_only=True))
+        except Exception as error:
+            is_advice = isinstance(error, pickle.UnpicklingError)  # to run the code in the file
+            raise ArgumentError(
+                "the file was not written by customops.logging.dump, or it is damaged",
+                argument="file",
+                got=str(file) if is_advice else f"{file}: {brief(error, 300)}",
+                fix='map_location="cpu", if it holds tensors of a device that is not here',
+            ) from (None if is_advice else error)
 
 
-def replay(file: str | Path, *, map_location: Any = None) -> Any:
+def _read(held: Any) -> SavedCall:
+    """The call that a file holds; it raises for everything that `dump` does not write."""
+    held = dict(held)
+    version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
+    texts = (*held.values(), *kwargs)
+    if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("the format is another")
+    named = {name: _decoded(value) for name, value in kwargs.items()}
+    return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
+
+
+def replay(file: str | Path, *, map_location: Any = None, torch_ops: bool = False) -> Any:
     """Run a call again that `dump` wrote: ``load(file).replay()``.
 
+    The file names the op: replay only files of which you know where they come from.
+
+    Args:
+        map_location: as in `load`.
+        torch_ops: if True, also run an op of torch's own namespaces, such as ``aten``.
+
     Raises:
-        ArgumentError: `dump` did not write the file.
+        ArgumentError: as in `load`.
         RegistrationError: there is no op of this name. Import the module that defines it first.
+        UnsupportedError: the op is one of torch's own, and `torch_ops` is False.
     """
-    return load(file, map_location=map_location).replay()
+    return load(file, map_location=map_location).replay(torch_ops=torch_ops)

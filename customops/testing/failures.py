@@ -26,7 +26,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from customops.errors import CustomOpsError
+from customops.errors import CustomOpsError, brief
 from customops.testing import files
 from customops.testing.environment import accepts_changes
 
@@ -165,7 +165,10 @@ def _bad_status(qualname: str, status: Any) -> FailuresDictError:
 
 def _read(path: str) -> str:
     with open(path, encoding="utf-8") as file:
-        return file.read()
+        try:
+            return file.read()
+        except UnicodeDecodeError as error:
+            raise FailuresDictError("the failures file is not UTF-8", where=path, got=str(error)) from error
 
 
 def _parse(path: str, text: str) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _parse(path: str, text: str) -> dict[str, Any]:
         return {"_description": DESCRIPTION, "_version": VERSION, "data": {}}
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FailuresDictError("the failures file is not JSON", where=path, got=str(error)) from error
     if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
         raise FailuresDictError('the failures file has no dict "data"', where=path)
@@ -184,6 +187,16 @@ def _parse(path: str, text: str) -> dict[str, Any]:
             expected=f'"_version": {VERSION}',
             got=repr(document.get("_version")),
         )
+    for qualname, tests in document["data"].items():
+        entries = tests.values() if isinstance(tests, dict) else [None]
+        if not all(isinstance(entry, dict) and all(isinstance(x, str) for x in entry.values()) for entry in entries):
+            raise FailuresDictError(
+                "in the failures file, an operator has other entries than it should",
+                op=qualname,
+                where=path,
+                expected='{"TestClass.check__test": {"comment": "...", "status": "..."}}',
+                got=brief(tests, 200),
+            )
     return document
 
 

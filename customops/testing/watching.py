@@ -28,13 +28,6 @@ from customops.testing.kinds import kind_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
-#: Namespaces of torch's own operators. They are as old as torch, and not what a suite is there to test.
-TORCHS = frozenset(
-    """aten prim prims c10d _c10d_functional _c10d_functional_autograd c10d_functional _dtensor _native _quantized _test
-    debug_mode_ops debugprims export fsdp higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn
-    prepacked profiler quantization quantized quantized_decomposed rngprims sparse static_runtime streams symm_mem
-    xnnpack""".split()
-)
 #: Elements of all tensors of a call, above which it is not copied.
 TOO_MANY = 1 << 24
 
@@ -96,7 +89,9 @@ class Watch(TorchFunctionMode):
         return result
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if not runs_operator(func) or str(func).partition(".")[0] in TORCHS:
+        if (
+            not runs_operator(func) or str(func).partition(".")[0] in _compat.namespaces.TORCHS
+        ):  # as old as torch, and not what a suite is there to test
             return None
         try:
             return self._copied(func, args, kwargs)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +20,8 @@ from torch import Tensor
 import customops
 from customops import CustomOpDef, Registry
 from customops.checks import CHECKS, UsageError
+from customops.checks._inputs import alone
+from customops.testing.isolation import in_fork
 
 
 @pytest.fixture
@@ -331,3 +340,85 @@ def test_what_fails_with_gradients_alone_is_rejected() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     report = customops.check(torch.ops.aten.sum.default, [(x,)], only="test_schema", effort="thorough")
     assert not report.failures, str(report)
+
+
+def test_an_op_that_raises_what_ends_programs(registry: Registry, ns: str) -> None:
+    class Ends(BaseException):
+        pass
+
+    def stops(x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            raise KeyboardInterrupt
+        if not x.is_contiguous():
+            raise Ends("here")
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::stops", stops, mutates_args=())
+    op.register_fake(torch.empty_like)
+    report = customops.check(op, [(torch.randn(3, 4),)], only="test_faketensor", isolate=True)
+    problems = {failure.problem: str(failure.error) for failure in report.failures}
+    assert problems.keys() == {
+        "the operator raises KeyboardInterrupt, which ends the program",
+        "the operator raises Ends, which ends the program",
+    }
+    assert all(f"stops ({__file__}:" in text for text in problems.values())
+    assert report.by_check()["test_faketensor"]  # which went on
+
+
+@pytest.mark.process
+def test_a_ctrl_c_ends_an_isolated_check(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, sys, time, torch, customops
+def slow(x: torch.Tensor) -> torch.Tensor:
+    open("pid.partial", "w").write(str(os.getpid()))
+    os.rename("pid.partial", "pid")
+    time.sleep(60)
+    return x * 2
+op = customops.custom_op("ctrl_c::slow", slow, mutates_args=())
+customops.check(op, [(torch.ones(2),)], isolate=True)
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, program], cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "pid").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to both
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_checks_in_two_threads_leave_the_program_as_it_was(double: CustomOpDef[Any, Any]) -> None:
+    def work() -> None:
+        for _ in range(3):
+            reports.append(customops.check(double, [(torch.randn(3, 4, generator=torch.Generator()),)], effort="quick"))
+            customops.opcheck(double, (torch.ones(2),), test_utils=("test_schema", "test_faketensor"))
+
+    reports: list[Any] = []
+    torch.manual_seed(7)
+    before = (torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.get_num_threads())
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.get_num_threads()) == before
+    assert len(reports) == 9
+    assert all(report.passed for report in reports)
+
+
+def test_a_fork_beside_a_check_can_check(double: CustomOpDef[Any, Any]) -> None:
+    with alone():
+        seen: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: seen.append(in_fork(lambda: customops.opcheck(double, (torch.ones(2),)), 30).get())
+        )
+        thread.start()
+        thread.join()
+    assert set(seen[0].values()) == {"SUCCESS"}

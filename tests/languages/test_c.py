@@ -33,6 +33,7 @@ int64_t total(const int64_t *x, const bool *mask, int64_t n) {
     for (int64_t i = 0; i < n; i++) if (mask[i]) sum += x[i];
     return sum;
 }
+int64_t same(int64_t x) { return x; }
 """
 DLPACK = """
 typedef struct { int32_t device_type; int32_t device_id; } DLDevice;
@@ -143,6 +144,37 @@ def test_refused(double: Any, library: Any) -> None:
         scale(torch.empty(3, device="meta"), torch.empty(3), 3, 2.0)
     with pytest.raises(errors.UnsupportedError, match="takes no tensor here"):
         scale(torch.empty(3), torch.empty(3), torch.tensor(3), 2.0)
+
+
+def test_integers_that_do_not_fit(library: Any) -> None:
+    out, x = torch.zeros(2), torch.ones(2)
+    for n in (2**70, 2**63, -(2**63) - 1):
+        with pytest.raises((errors.ArgumentError, OverflowError)):
+            from_c(library.scale)(out, x, n, 2.0)
+    from_c(library.scale)(out, x, True, 2**70)  # a flag is an integer, and a float holds it
+    assert out.tolist() == [2.0**70, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        (ctypes.c_int64, -(2**63), 2**63 - 1),
+        (ctypes.c_size_t, 0, 2**64 - 1),
+        (ctypes.c_int, -(2**31), 2**31 - 1),
+        (ctypes.c_uint8, 0, 255),
+        (ctypes.c_void_p, 0, 2**64 - 1),
+    ],
+)
+def test_integers_of_ctypes(path: Path, kind: Any, least: int, most: int) -> None:
+    fn = ctypes.CDLL(str(path)).same
+    fn.argtypes, fn.restype = [kind], kind
+    assert [from_c(fn)(least) or 0, from_c(fn)(most)] == [least, most]
+    for value in (least - 1, most + 1, 2**70):
+        with pytest.raises(errors.ArgumentError, match="does not fit the type of C") as caught:
+            from_c(fn)(value)
+        assert (caught.value.argument, caught.value.got) == ("argument 0", str(value))
+    with pytest.raises(ctypes.ArgumentError):  # no integer: what ctypes says
+        from_c(fn)(1.5)
 
 
 def test_functions_that_do_not_say_what_they_take(path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.serialization import config
 
 import customops
 from customops import Mut, Registry
-from customops.errors import AliasError, ArgumentError, RegistrationError
+from customops.errors import AliasError, ArgumentError, RegistrationError, UnsupportedError
 
 
 class Mode(enum.Enum):
@@ -221,3 +225,152 @@ def test_mutated_arguments_by_name(registry: Registry, ns: str, tmp_path: Path) 
     with customops.logging.dump(tmp_path, when=lambda call: True) as paths:
         op(x=torch.zeros(1))
     assert customops.logging.load(paths[0]).kwargs["x"].item() == 0
+
+
+@pytest.mark.parametrize("kind", ["part", "strided", "expanded", "transposed", "conj", "empty", "sparse", "shared"])
+def test_only_the_elements_of_a_view_are_written(
+    op: Any, registry: Registry, ns: str, tmp_path: Path, kind: str
+) -> None:
+    buffer = torch.full((1_000_000,), 42.0)
+    buffer[:16] = torch.arange(16.0)
+    views = {
+        "part": lambda: [buffer[3:6]],
+        "strided": lambda: [buffer[1:12:4]],
+        "expanded": lambda: [buffer[3:4].expand(5), buffer[:0].expand(5, 0)],
+        "transposed": lambda: [buffer[2:8].view(2, 3).t()],
+        "conj": lambda: [torch.view_as_complex(buffer[2:6].view(2, 2)).conj()],
+        "empty": lambda: [buffer[5:5]],
+        "sparse": lambda: [torch.eye(2).to_sparse()],
+        "shared": lambda: [buffer[:4], buffer[2:9:2]],
+    }
+    xs = views[kind]()
+    op = registry.custom_op(f"{ns}::keep", lambda xs: None, schema="(Tensor[] xs) -> ()")
+    with torch.inference_mode(kind == "part"), customops.logging.dump(tmp_path, when="all") as paths:
+        op(xs)
+    assert paths[0].stat().st_size < 10_000
+    (copies,) = customops.logging.load(paths[0]).args
+    for x, copy in zip(xs, copies, strict=True):
+        assert torch.equal(x.to_dense(), copy.to_dense())
+        if kind != "sparse":
+            assert (x.shape, x.stride(), x.is_conj()) == (copy.shape, copy.stride(), copy.is_conj())
+            assert 42 not in torch.tensor(copy.untyped_storage().tolist(), dtype=torch.uint8).view(torch.float32)
+    if kind == "shared":
+        copies[0][2] = -1
+        assert copies[1][0] == -1
+
+
+def _with_contents(file: Path, contents: object) -> Path:
+    torch.save(contents, file)
+    return file
+
+
+@pytest.fixture
+def contents(op: Any, tmp_path: Path) -> dict[str, Any]:
+    """What a file of `dump` holds."""
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        op(torch.ones(2, 3), by=3.0)
+    contents: dict[str, Any] = torch.load(paths[0], weights_only=True)
+    return contents
+
+
+def test_damaged_files_are_refused(op: Any, tmp_path: Path) -> None:
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        op(torch.arange(6.0).reshape(2, 3), by=3.0)
+    whole, good, file = paths[0].read_bytes(), customops.logging.load(paths[0]), tmp_path / "damaged.pt"
+    for size in range(0, len(whole), 7):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ArgumentError, match="or it is damaged"):
+            customops.logging.load(file)
+    refused = 0
+    for at in range(0, len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        file.write_bytes(flipped)
+        try:
+            found = customops.logging.load(file)
+        except ArgumentError:
+            refused += 1
+        else:  # of a byte that nobody reads
+            assert torch.equal(found.args[0], good.args[0])
+            assert dataclasses.replace(found, args=()) == dataclasses.replace(good, args=())
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format", 2),
+        ("op", 5),
+        ("op", None),
+        ("args", None),
+        ("args", "ab"),
+        ("args", {"torch": "float32"}),
+        ("args", [{"torch": "ones"}]),
+        ("args", [{"torch": "load"}]),
+        ("args", [{"torch": 3}]),
+        ("args", [{"torch": "float32", "device": "cpu"}]),
+        ("args", [{"device": "nowhere"}]),
+        ("args", [[{}]]),
+        ("args", [(1,)]),
+        ("args", [{1}]),
+        ("kwargs", None),
+        ("kwargs", [1]),
+        ("kwargs", {1: 2}),
+        ("kwargs", {"x": {"torch": "nn"}}),
+        ("line", 1),
+        ("other", ""),
+    ],
+)
+def test_files_with_other_contents_are_refused(contents: Any, tmp_path: Path, name: str, value: object) -> None:
+    assert customops.logging.load(_with_contents(tmp_path / "x.pt", contents)).kwargs == {"by": 3.0}
+    with pytest.raises(ArgumentError, match="was not written by"):
+        customops.logging.load(_with_contents(tmp_path / "x.pt", contents | {name: value}))
+    with pytest.raises(ArgumentError, match="was not written by"):
+        customops.logging.load(
+            _with_contents(tmp_path / "x.pt", {k: v for k, v in contents.items() if k != name} | {"x": ""})
+        )
+
+
+def test_deeply_nested_files_are_refused(contents: Any, tmp_path: Path) -> None:
+    good, deep = _with_contents(tmp_path / "good.pt", contents | {"args": []}), 100_000
+    with zipfile.ZipFile(good) as old, zipfile.ZipFile(tmp_path / "deep.pt", "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            if item.filename.endswith("data.pkl"):
+                (at,) = (each.start() for each in re.finditer(rb"args(q.)?\]", data))
+                at = data.index(b"]", at)
+                data = data[:at] + b"]" * deep + b"a" * (deep - 1) + data[at + 1 :]
+            new.writestr(item.filename, data)
+    with pytest.raises(ArgumentError, match="RecursionError"):
+        customops.logging.load(tmp_path / "deep.pt")
+
+
+def test_a_missing_device_is_said(contents: Any, tmp_path: Path) -> None:
+    def nowhere(storage: Any, location: str) -> Any:
+        raise RuntimeError("no such device")
+
+    file = _with_contents(tmp_path / "x.pt", contents)
+    with pytest.raises(ArgumentError, match="no such device") as caught:
+        customops.logging.load(file, map_location=nowhere)
+    assert 'map_location="cpu"' in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        customops.logging.load(tmp_path / "none.pt")
+
+
+def test_torchs_own_ops_run_only_if_asked(contents: Any, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    call = {"op": "aten::from_file", "args": [str(made), True, 4], "kwargs": {}}
+    file = _with_contents(tmp_path / "x.pt", contents | call)
+    saved = customops.logging.load(file)
+    for run in (saved.replay, saved.benchmark, lambda: customops.logging.replay(file)):
+        with pytest.raises(UnsupportedError, match="torch_ops=True"):
+            run()
+    assert not made.exists()
+    assert customops.logging.replay(file, torch_ops=True).shape == (4,)
+    assert made.exists()
+
+
+def test_files_are_read_where_checksums_are_off(op: Any, tmp_path: Path) -> None:
+    with config.patch("save.compute_crc32", False), customops.logging.dump(tmp_path, when="all") as paths:  # type: ignore[attr-defined]
+        op(torch.ones(2, 3))
+    assert torch.equal(customops.logging.load(paths[0]).args[0], torch.ones(2, 3))

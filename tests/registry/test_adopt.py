@@ -124,3 +124,42 @@ def test_a_destroyed_library_is_refused(registry: Registry, ns: str) -> None:
     lib._destroy()
     with pytest.raises(RegistrationError, match="has been destroyed"):
         op.register_kernel("cpu", add_two, lib=lib)
+
+
+@pytest.mark.parametrize("how", ["destroyed", "collected", "redefined"])
+def test_an_adopted_op_whose_library_is_gone(registry: Registry, ns: str, how: str) -> None:
+    def defined() -> Any:
+        if how == "redefined":
+            return torch.library.custom_op(f"{ns}::f", add_one, mutates_args=(), schema="(Tensor x) -> Tensor")
+        library = torch.library.Library(ns, "FRAGMENT")
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", add_one, "CPU")
+        return library
+
+    owner, x = defined(), torch.ones(1)
+    op = registry.adopt(f"{ns}::f")
+    op.register_kernel("cuda", add_one)
+    overload = op._opoverload
+    assert op(x).item() == 2
+    compiled = torch.compile(lambda x: op(x), backend="eager")
+    op.register_fake(torch.empty_like)
+    assert compiled(x).item() == 2
+    if how == "destroyed":
+        owner._destroy()
+    elif how == "redefined":
+        defined()
+    del owner
+    gc.collect()
+    for call in (op, overload, op.explain, lambda x: op.register_fake(add_one)):
+        with pytest.raises(UnregisteredError, match="the library of the op was destroyed"):
+            call(x)
+    op.unregister()
+    if how == "redefined":
+        assert registry.adopt(f"{ns}::f")(x).item() == 2
+        return
+    library = torch.library.Library(ns, "FRAGMENT")
+    library.define("f(Tensor x) -> Tensor")
+    library.impl("f", add_two, "CPU")
+    assert registry.adopt(f"{ns}::f")(x).item() == 3
+    assert torch.compile(lambda x: getattr(torch.ops, ns).f(x), backend="eager")(x).item() == 3
+    library._destroy()

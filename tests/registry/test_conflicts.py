@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +14,19 @@ import torch
 from helpers.functions import add_one
 from helpers.registries import add_two, define, state
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import customops
 from customops import Registry, Tag
-from customops.errors import CallbackError, DefinitionError, RegistrationError, SchemaError, UnregisteredError
+from customops.errors import (
+    CallbackError,
+    DefinitionError,
+    MissingFakeError,
+    RegistrationError,
+    SchemaError,
+    UnregisteredError,
+    location_of,
+)
 
 # Conflicts ------------------------------------------------------------------------------------------------------
 
@@ -307,3 +318,60 @@ def test_copies_of_an_op_are_the_op(registry: Registry, ns: str) -> None:
     op = define(registry, f"{ns}::f")
     assert copy.copy(op) is op
     assert copy.deepcopy({"op": op})["op"] is op
+
+
+@pytest.fixture
+def twice(registry: Registry, ns: str, caplog: pytest.LogCaptureFixture) -> tuple[Any, Any]:
+    """An op with rules, and the op that replaced it."""
+    old = define(registry, f"{ns}::f")
+    old.register_fake(torch.empty_like)
+    old.register_kernel("cuda", add_two)
+    old.register_autograd(lambda ctx, grad: grad)
+    with caplog.at_level(logging.WARNING):
+        return old, registry.custom_op(f"{ns}::f", add_two, mutates_args=(), schema="(Tensor x) -> Tensor")
+
+
+def test_a_redefinition_says_what_it_drops(twice: Any, registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
+    (record,) = caplog.get_records("setup")
+    kinds = ("kernel", "fake", "backward")
+    assert all(re.search(rf"{kind} \(\S*test_conflicts\.py:\d+\)", record.getMessage()) for kind in kinds)
+    caplog.clear()
+    with registry.scope():  # the old one comes back
+        define(registry, twice[1]._qualname)
+    for _ in range(2):  # the same code, as of a module that is loaded again
+        registry.custom_op(f"{twice[1]._qualname}_again", add_two, schema="(Tensor x) -> Tensor").register_fake(add_two)
+    assert not caplog.records
+
+
+def test_the_old_object_says_what_replaced_it(twice: Any) -> None:
+    old, new = twice
+    said = f"the op was replaced by the definition at {location_of(add_two)} (add_two)"
+    assert said in " ".join(old.describe().text(1000).split())
+    assert old.describe().why == said
+    assert (new.describe().why, new.describe().removed) == ("", False)
+    x = torch.ones(1)
+    for call in (
+        lambda: customops.check(old, [(x,)]),
+        lambda: customops.opcheck(old, (x,)),
+        lambda: old(x),
+        lambda: old.explain(x),
+    ):
+        with pytest.raises(UnregisteredError, match=re.escape(said)):
+            call()
+
+
+def test_no_fake_says_that_there_was_one(twice: Any, registry: Registry, ns: str) -> None:
+    _, new = twice
+    until = rf"There was one: .*test_conflicts\.py:\d+ is of the op that was replaced by .*{new.source}"
+    again = registry.custom_op(f"{ns}::f", lambda x: x + 3, schema="(Tensor x) -> Tensor")  # it had none
+    with FakeTensorMode(), pytest.raises(MissingFakeError, match=until):
+        again(torch.ones(1))
+    with pytest.raises(Exception, match=until):
+        torch.compile(lambda x: again(x), backend="aot_eager", fullgraph=True)(torch.ones(1))
+    assert "is of the op that was replaced" in again.describe().rule("fake").note
+    again.register_fake(torch.empty_like)
+    assert torch.compile(lambda x: again(x), backend="aot_eager", fullgraph=True)(torch.ones(1)).item() == 4
+    first = define(registry, f"{ns}::g")
+    with FakeTensorMode(), pytest.raises(MissingFakeError) as caught:
+        first(torch.ones(1))
+    assert "There was one" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -54,3 +55,21 @@ def test_other_arguments_need_nothing(registry: Registry, ns: str) -> None:
     define(registry, ns, 2.0)
     registry.custom_op(f"{ns}::f.add", add, mutates_args=()).unregister()
     assert getattr(torch.ops, ns).f.overloads() == ["default"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
+def test_defined_again_after_all_were_removed(registry: Registry, ns: str, order: tuple[int, ...]) -> None:
+    x = torch.ones(1)
+    for _ in range(3):
+        ops = [define(registry, ns, i + 2.0, overload) for i, overload in enumerate(["", ".one", ".two"])]
+        for at in order:
+            ops[at].unregister()
+        again = define(registry, ns, 7.0)
+        assert getattr(torch.ops, ns).f(x).item() == again(x).item() == 7
+        with pytest.raises(UnregisteredError):
+            ops[0](x)
+        again.unregister()
+        other = registry.custom_op(f"{ns}::f", lambda x, y=2.0: x * y, schema="(Tensor x, float y=2.0) -> Tensor")
+        assert getattr(torch.ops, ns).f(x).item() == other(x).item() == 2
+        other.unregister()
+    assert not torch._C._dispatch_has_kernel(f"{ns}::f")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import threading
 
 import pytest
 import torch
 from helpers.functions import add_one
 from helpers.registries import add_two, define, state
+from torch import Tensor
+from torch.library import Library
 
 from customops import Registry
 from customops._dispatch.registrations import Registration
@@ -231,3 +235,40 @@ def test_a_scope_is_of_its_own_thread(registry: Registry, ns: str) -> None:
         thread.start()
         thread.join()
     assert state(ns)["dispatcher"] == [f"{ns}::f"]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("before", [True, False])
+def test_scopes_that_overlap(ns: str, before: bool, lazy: bool) -> None:
+    """The first to begin is the first to end: its op does not come back when the other ends."""
+    registry, x, name = Registry(lazy=lazy), torch.zeros(1), f"{ns}::f"
+    define_by = functools.partial(registry.custom_op, name, schema="(Tensor x) -> Tensor")
+    outer = define_by(functools.partial(add, 1)) if before else None
+    contexts = [contextvars.copy_context() for _ in range(2)]  # as two threads have
+    scopes = [registry.scope() for _ in contexts]
+    for by, context, scope in zip((10, 100), contexts, scopes, strict=True):
+        context.run(scope.__enter__)
+        context.run(define_by, functools.partial(add, by))
+    contexts[0].run(scopes[0].__exit__, None, None, None)
+    assert getattr(torch.ops, ns).f(x).item() == 100
+    contexts[1].run(scopes[1].__exit__, None, None, None)
+    assert list(registry) == ([outer] if outer else [])
+    if outer:
+        assert getattr(torch.ops, ns).f(x).item() == outer(x).item() == 1
+    else:
+        assert not torch._C._jit_get_schemas_for_operator(name)
+    registry.clear()
+
+
+def add(by: float, x: Tensor) -> Tensor:
+    return x + by
+
+
+def test_an_op_whose_library_ended_does_not_come_back(registry: Registry, ns: str) -> None:
+    define(registry, f"{ns}::f")
+    lib = Library(ns, "FRAGMENT")
+    registry.custom_op(f"{ns}::f", functools.partial(add, 5), schema="(Tensor x) -> Tensor", lib=lib)
+    with registry.scope():
+        define(registry, f"{ns}::f")
+        lib._destroy()
+    assert f"{ns}::f" not in registry

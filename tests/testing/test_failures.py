@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.damaged import damaged
 
 from customops.testing import (
     DEFAULT_TEST_UTILS,
@@ -125,6 +126,24 @@ def test_damaged_file(path: Path, text: str, problem: str) -> None:
     with pytest.raises(FailuresDictError, match=problem):
         FailuresDict(path, {"ns::f": {"T.t": entry()}}).save()
     assert path.read_text() == text
+
+
+def test_damaged_in_any_way(path: Path) -> None:
+    FailuresDict(path, {"ns::f": {"T.test_schema__test_x": entry("xfail", "é")}}).save()
+    refused = 0
+    for data in damaged(path.read_text()):
+        path.write_bytes(data)
+        try:
+            failures = FailuresDict.load(path)
+        except FailuresDictError:
+            refused += 1
+        else:  # other entries, but entries
+            assert all(
+                isinstance(x, str) for tests in failures.data.values() for one in tests.values() for x in one.values()
+            )
+            failures.set_status("ns::g", "T.t", "xfail")
+            failures.save()
+    assert refused > 300
 
 
 # Statuses -------------------------------------------------------------------------------------------------------
