@@ -6,6 +6,7 @@ another file than the one before. Code that is generated for an op counts as one
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -66,12 +67,7 @@ def backward_of_list(ctx: Any, grad: Tensor) -> Any:
 
 
 def walks() -> dict[str, Walk]:
-    """The ten walks, each of an op that another such op was defined, called and differentiated before."""
-    _walks("first")  # what is made once in a process is there
-    return _walks("second")
-
-
-def _walks(name: str) -> dict[str, Walk]:
+    """The ten walks of the first op of a process: later ops of the same shape find generated code that fits."""
     found: dict[str, Walk] = {}
     registry = customops.Registry()
 
@@ -81,7 +77,7 @@ def _walks(name: str) -> dict[str, Walk]:
 
     x, y = torch.ones(2), torch.ones(2, requires_grad=True)
     with torch.autograd.set_multithreading_enabled(False):  # backward in this thread, to be seen
-        op = step("define", lambda: registry.custom_op(f"house_{name}::scale", scale, mutates_args=()))
+        op = step("define", lambda: registry.custom_op("house::scale", scale, mutates_args=()))
         step("register_fake", op.register_fake, lambda x, by: torch.empty_like(x))
         step("register_autograd", lambda: op.register_autograd(backward, setup_context=setup_context))
         step("first call", op, x)
@@ -92,12 +88,12 @@ def _walks(name: str) -> dict[str, Walk]:
         given.backward(torch.ones(2), retain_graph=True), left_out.backward(torch.ones(2), retain_graph=True)
         step("backward, default given", given.backward, torch.ones(2))
         step("backward, default left out", left_out.backward, torch.ones(2))
-        of_list = registry.custom_op(f"house_{name}::total", total, mutates_args=())
+        of_list = registry.custom_op("house::total", total, mutates_args=())
         of_list.register_autograd(
             backward_of_list, setup_context=lambda ctx, inputs, output: setattr(ctx, "length", len(inputs[0]))
         )
-        of_list([y, y])
-        step("list with gradient", of_list, [y, y])
+        of_list([y, y]).sum().backward()
+        step("list, call and backward", lambda: of_list([y, y]).backward(torch.ones(2)))
     return found
 
 
@@ -107,8 +103,16 @@ def sizes() -> tuple[int, int]:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files), len(files)
 
 
-if __name__ == "__main__":
-    print("{} lines in {} files".format(*sizes()))
+def main() -> None:
+    lines, files = sizes()
+    if "--json" in sys.argv:
+        print(json.dumps({"lines": lines, "files": files, "walks": walks()}))
+        return
+    print(f"{lines} lines in {files} files")
     print(f"{'walk':28}{'calls':>7}{'hops':>7}{'files':>7}")
     for title, found in walks().items():
         print(f"{title:28}{found.calls:7}{found.hops:7}{found.files:7}")
+
+
+if __name__ == "__main__":
+    main()
