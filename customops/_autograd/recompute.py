@@ -78,8 +78,11 @@ class _Run:
         return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
 
     def recorded(self, variable: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
-        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it."""
-        with torch.enable_grad():
+        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it.
+
+        A backward may run in inference mode, where `torch.enable_grad` alone records nothing.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
             variables = [variable(x) for x in self.variables]
             return variables, self(*variables)
 

@@ -245,6 +245,18 @@ def twice(f: Any) -> Any:
     return torch.autograd.grad(y, xs, retain_graph=True), torch.autograd.grad(y, xs)
 
 
+def in_inference_mode(f: Any) -> Any:
+    """`backward` and `autograd.grad` there, with and without recording."""
+    xs = leaves()
+    y = f(*xs).square().sum()
+    with torch.inference_mode():
+        found = torch.autograd.grad(y, xs, retain_graph=True)
+        with torch.enable_grad():
+            recorded = torch.autograd.grad(y, xs, create_graph=True)
+        y.backward(inputs=xs)
+    return found, recorded, [x.grad for x in xs]
+
+
 def batched(f: Any) -> Any:
     xs = leaves()
     return torch.autograd.grad(f(*xs), xs, torch.eye(3, dtype=torch.double), is_grads_batched=True)
@@ -263,6 +275,7 @@ WAYS: dict[str, Any] = {
     "save_on_cpu": on_cpu,
     "hooks": packed,
     "twice": twice,
+    "inference mode": in_inference_mode,
     "batched": batched,
     "forward over reverse": dual,
     "checkpoint": lambda f: first(lambda *xs: checkpoint(f, *xs, use_reentrant=False)),
@@ -332,7 +345,7 @@ def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
         op(x, y)
         return x
 
-    for way in (first, second):
+    for way in (first, second, in_inference_mode):
         torch.testing.assert_close(way(f), way(lambda x, y: x.cos() * y))
 
 
