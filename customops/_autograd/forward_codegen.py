@@ -266,10 +266,15 @@ def _emit_set_up(
     if set_up.simple is None:
         lines.append(call)
     else:
-        source.objects |= {"transforms_active": _compat.dispatch.transforms_active, "callback": set_up.simple}
+        source.objects |= {
+            "autocast_is_on": _compat.kernel_state.autocast_is_on,
+            "callback": set_up.simple,
+            "transforms_active": _compat.dispatch.transforms_active,
+        }
+        in_transform = f"{'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active()"
         named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
         lines += [
-            f"if {'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active():",
+            f"if {in_transform} or $autocast_is_on():",
             f"    {call}",
             "else:",
             f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",

@@ -100,7 +100,9 @@ def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _compat.autograd.call_jvp(user_jvp, guarded_in_jvp(ctx, op), *tangents)
+        result = _compat.autograd.call_jvp(
+            _compat.kernel_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+        )
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))

@@ -106,6 +106,11 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             args, kwargs = fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
+        if _compat.kernel_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
+            key = _compat.kernel_state.casting_key(op, tensors_in((*args, *kwargs.values())))
+            if key is not None:
+                return overload.redispatch(key, *args, **kwargs)  # and comes back
+            return _compat.kernel_state.call_without_autocast(vmap, *args, **kwargs)
         fn = functools.partial(_call_current, rule)
         if not operands.names:
             return _compat.functorch.call_vmap_rule(fn, overload, args, kwargs)
