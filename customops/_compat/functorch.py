@@ -29,6 +29,12 @@ def is_captured(tensor: torch.Tensor) -> bool:
     return bool(levels) and max(levels) not in of_tensor
 
 
+def is_batching() -> bool:
+    """Is a vmap running?"""
+    levels = _C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == _C._functorch.TransformType.Vmap for level in levels)
+
+
 def is_tracked_further_out(tensor: torch.Tensor) -> bool:
     """Does a transform around the present one differentiate with respect to a tensor?"""
     while _C._functorch.is_functorch_wrapped_tensor(tensor):
