@@ -26,7 +26,10 @@ def backward({parameters}):
     if $ctx._customops_hooked:
         $seen = $unpacked_once($ctx)
     {guard}
-    $result = $fn($seen, *$grads)
+    if $autocast_is_on():
+        $result = $call_without_autocast($fn, $seen, *$grads)
+    else:
+        $result = $fn($seen, *$grads)
     $likes = $ctx._customops_expected
     if $type($result) is $tuple and $len($result) == {count}:
         {take}
@@ -47,6 +50,8 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
     source = Source("backward", arguments.schema)
     source.objects |= {
         "any": any,
+        "autocast_is_on": _compat.kernel_state.autocast_is_on,
+        "call_without_autocast": _compat.kernel_state.call_without_autocast,
         "check": InputGradients(arguments, op, formula.fn, compares).flat,
         "fit": functools.partial(_rest_fits, [argument.holds_tensors for argument in inputs[arguments.always :]]),
         "flat_items": flat_items,

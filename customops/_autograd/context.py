@@ -35,13 +35,19 @@ class SetUp:
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
             args, kwargs = self.fill(args, kwargs)
-        if not _compat.dispatch.transforms_active():
-            self._call(ctx, args, kwargs, output)
-            return
-        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
+        if _compat.kernel_state.autocast_is_on():
+            _compat.kernel_state.call_without_autocast(self._call, ctx, args, kwargs, output)
+        else:
             self._call(ctx, args, kwargs, output)
 
     def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not _compat.dispatch.transforms_active():
+            self._call_all(ctx, args, kwargs, output)
+            return
+        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
+            self._call_all(ctx, args, kwargs, output)
+
+    def _call_all(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         for callback in self.callbacks:
             if self.has_keywords:
                 callback(ctx=ctx, inputs=args, keyword_only_inputs=kwargs, output=output)

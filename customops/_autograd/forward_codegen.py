@@ -14,10 +14,12 @@ from customops._autograd.node_arguments import NodeArguments
 from customops._autograd.untracked import HOLD_NO_TENSORS, links_to, record_untracked
 from customops._codegen.function import Source, as_tuple, variable_name
 from customops._dispatch.callbacks import Fn
+from customops._dispatch.random_states import RandomStates
 
 _FORWARD = """
 def forward({parameters}):
     {take}
+    {save_random}
     $result = $kernel({call})
     {arrange_result}
     {needs}
@@ -39,6 +41,7 @@ def forward({parameters}):
     {take}
     $inputs = {inputs}
     $originals, $dirty = $mutation.begin($inputs, {flat})
+    {save_random}
     with $mutation.recorded($dirty):
         $result = $kernel({call})
     {arrange_result}
@@ -57,9 +60,18 @@ def forward({parameters}):
 
 
 def forward(
-    arguments: NodeArguments, set_up: SetUp, finish: Outputs, compares: GradientCheck, mutation: Mutation
+    arguments: NodeArguments,
+    set_up: SetUp,
+    finish: Outputs,
+    compares: GradientCheck,
+    mutation: Mutation,
+    *,
+    draws_again: bool,
 ) -> Fn:
-    """``forward(ctx, kernel, ..., *flat_inputs)``: call the kernel and setup_context, and note what backward needs."""
+    """``forward(ctx, kernel, ..., *flat_inputs)``: call the kernel and setup_context, and note what backward needs.
+
+    If the formula draws the kernel's random numbers again, that includes where the generators are before.
+    """
     source = Source("forward", arguments.schema)
     source.objects |= {
         "compares": compares,
@@ -74,6 +86,7 @@ def forward(
         "metadata": _compat.autograd.metadata,
         "mutation": mutation,
         "partial": functools.partial,
+        "RandomStates": RandomStates,
         "tuple": tuple,
         "type": type,
         "zip": zip,
@@ -84,6 +97,7 @@ def forward(
         _MUTATING_FORWARD if mutates else _FORWARD,
         parameters=["$ctx", *arguments.head, *arguments.flat_parameters],
         take=_emit_take(arguments),
+        save_random=[f"$ctx._customops_random = $RandomStates({_all(arguments)})"] if draws_again else [],
         inputs="{" + ", ".join(f"{i}: {value}" for i, value in values.items()) + "}",
         flat=arguments.flat,
         call=_call(arguments, values),
@@ -121,6 +135,10 @@ def _emit_take(arguments: NodeArguments) -> list[str]:
         else:
             lines.append(f"{name} = $flat[{place}]")
     return lines
+
+
+def _all(arguments: NodeArguments) -> str:
+    return f"(*{arguments.flat}, *$named.values())" if arguments.has_named else arguments.flat
 
 
 def _call(arguments: NodeArguments, values: dict[int, str]) -> str:
@@ -266,10 +284,15 @@ def _emit_set_up(
     if set_up.simple is None:
         lines.append(call)
     else:
-        source.objects |= {"transforms_active": _compat.dispatch.transforms_active, "callback": set_up.simple}
+        source.objects |= {
+            "autocast_is_on": _compat.kernel_state.autocast_is_on,
+            "callback": set_up.simple,
+            "transforms_active": _compat.dispatch.transforms_active,
+        }
+        in_transform = f"{'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active()"
         named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
         lines += [
-            f"if {'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active():",
+            f"if {in_transform} or $autocast_is_on():",
             f"    {call}",
             "else:",
             f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",

@@ -115,8 +115,15 @@ def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], 
                 raise given_twice_error(layout.inputs[i].name, op)
             if followed:
                 check_write(tensor, layout.inputs[i].name, op)
-            elif tensor.requires_grad:
+            elif tensor.requires_grad or _has_tangent(tensor):
                 raise unfollowed_write_error(layout.inputs[i].name, op)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    if not _compat.autograd.forward_ad_active():
+        return False
+    with torch.inference_mode(False):  # else no tangents are seen
+        return _compat.autograd.any_tangent((tensor,))
 
 
 def copies_of_originals(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:

@@ -16,6 +16,7 @@ from customops._autograd.inplace import Mutation, written_tangent
 from customops._autograd.layout import Layout, flatten, unflatten
 from customops._autograd.node_arguments import NodeArguments
 from customops._autograd.options import Formula
+from customops._autograd.recompute import draws_again
 from customops._autograd.untracked import guarded_in_jvp
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
@@ -47,7 +48,9 @@ def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | No
     compares = GradientCheck(definition.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
-        "forward": forward_codegen.forward(arguments, set_up, finish, compares, mutation),
+        "forward": forward_codegen.forward(
+            arguments, set_up, finish, compares, mutation, draws_again=any(draws_again(f.fn) for f in formulas)
+        ),
         "backward": (
             _missing(definition) if backward is None else backward_codegen.backward(arguments, op, backward, compares)
         ),
@@ -100,7 +103,9 @@ def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _compat.autograd.call_jvp(user_jvp, guarded_in_jvp(ctx, op), *tangents)
+        result = _compat.autograd.call_jvp(
+            _compat.kernel_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+        )
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
         outputs = tuple(map(_compat.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))

@@ -6,6 +6,7 @@ it once more. An op is written as a fast kernel, and its gradient as what torch 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -19,9 +20,10 @@ from customops._autograd.context import flat_items, flat_metadata, materialize_z
 from customops._autograd.untracked import NoTensors, may_be_differentiated
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.random_states import RandomStates, WatchDraws
 from customops._schema.differentiability import is_differentiable
 from customops._schema.model import Schema
-from customops.errors import AutogradError, name_of, where
+from customops.errors import AutogradError, UnsupportedError, name_of, where
 
 
 class Formulas(NamedTuple):
@@ -41,7 +43,9 @@ def formulas(fn: Fn, definition: OperatorHandle, *, recompute: bool) -> Formulas
     """
     op, schema = str(definition.name), definition.schema
     fn = bind_kernel(fn, schema, op, "function to differentiate", warn=definition.library is not None)
-    again = _RecomputedFormula(fn, op, schema, recompute)
+    has_generator = any(argument.type.startswith("Generator") for argument in schema.arguments)
+    is_random = has_generator or torch.Tag.nondeterministic_seeded in definition.tags
+    again = _RecomputedFormula(fn, op, schema, recompute, is_random)
     setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
     return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
 
@@ -50,6 +54,12 @@ def derived_from(formula: Fn) -> Fn | None:
     """The function whose derivative a formula is, if it is one of `formulas`."""
     maker = getattr(formula, "__self__", None)
     return maker.fn if isinstance(maker, _RecomputedFormula) else None
+
+
+def draws_again(formula: Fn) -> bool:
+    """Does a formula draw the random numbers of the kernel again? Then ``ctx._customops_random`` has the states."""
+    maker = getattr(formula, "__self__", None)
+    return isinstance(maker, _RecomputedFormula) and maker.is_random
 
 
 class _Run:
@@ -78,8 +88,11 @@ class _Run:
         return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
 
     def recorded(self, variable: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
-        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it."""
-        with torch.enable_grad():
+        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it.
+
+        A backward may run in inference mode, where `torch.enable_grad` alone records nothing.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
             variables = [variable(x) for x in self.variables]
             return variables, self(*variables)
 
@@ -96,11 +109,12 @@ def _alias(x: Tensor) -> Tensor:
 class _RecomputedFormula:
     """One function, and the ways to differentiate it at the inputs of a call."""
 
-    def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool) -> None:
+    def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool, is_random: bool) -> None:
         self.fn = fn
         self.op = op
         self.schema = schema
         self.recompute = recompute
+        self.is_random = is_random
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         self.setup_with_keywords(ctx, inputs, {}, output)
@@ -112,23 +126,61 @@ class _RecomputedFormula:
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx._customops_again = NoTensors((args, kwargs, _compat.dispatch.transforms_active()))
-        if not (self.recompute or _compat.dispatch.transforms_active() or _compat.autograd.forward_ad_active()):
+        runs_again = self.recompute or _compat.dispatch.transforms_active() or _compat.autograd.forward_ad_active()
+        if not (runs_again or (self.is_random and _compat.triton.is_traced(()))):
             self._record(ctx, inputs, keyword_only_inputs)
 
     def _record(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any) -> None:
         """Run the function now, and keep its graph for a backward that is not differentiated itself."""
-        run = _Run(self.fn, list(inputs), dict(keyword_only_inputs))
+        run = _Run(functools.partial(self._call, ctx), list(inputs), dict(keyword_only_inputs))
         self._choose(run, ctx.needs_input_grad)
         variables, outputs = run.recorded(_leaf)
         ends = [_End.of(x) if is_differentiable(x) else None for x in outputs]
         starts = [(get_gradient_edge(x), _compat.autograd.metadata(x)) for x in variables]
         ctx._customops_graph = NoTensors((ends, starts))
 
+    def _call(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: it draws the random numbers that the kernel drew."""
+        is_traced = _compat.triton.is_traced(())
+        if self.is_random:
+            if is_traced or _compat.functorch.is_batching():
+                raise UnsupportedError(
+                    "the function to differentiate is to draw the kernel's random numbers again, which it cannot "
+                    + ("in a graph: the state of a generator is no part of one" if is_traced else "inside vmap"),
+                    op=self.op,
+                    where=where(self.fn),
+                    fix="return the numbers (a mask, a seed) from the op, and register_autograd(backward) that uses "
+                    "them; or differentiate in eager mode and outside of vmap",
+                )
+            with ctx._customops_random.again():
+                return self.fn(*args, **kwargs)
+        if is_traced:
+            return self._call_watched(*args, **kwargs)
+        states = RandomStates((*args, *kwargs.values()))
+        result = self.fn(*args, **kwargs)
+        if states.have_changed():  # by the function, or by another thread
+            self._call_watched(*args, **kwargs)
+        return result
+
+    def _call_watched(self, *args: Any, **kwargs: Any) -> Any:
+        error = AutogradError(
+            "the function to differentiate draws random numbers, but the op has no tag that says so",
+            op=self.op,
+            where=where(self.fn),
+            fix="custom_op(..., tags=torch.Tag.nondeterministic_seeded); the function then draws those of the kernel",
+        )
+        states = RandomStates((*args, *kwargs.values()))
+        with WatchDraws(error):
+            result = self.fn(*args, **kwargs)
+        if _compat.dispatch.transforms_active() and states.have_changed():  # below a level, the mode may not be seen
+            raise error
+        return result
+
     def _saved(self, ctx: Any) -> _Run:
         args, kwargs, _ = ctx._customops_again
         tensors = iter(ctx.saved_tensors)
         return _Run(
-            self.fn,
+            functools.partial(self._call, ctx),
             [_with_tensors(value, tensors) for value in args],
             {name: _with_tensors(value, tensors) for name, value in kwargs.items()},
         )

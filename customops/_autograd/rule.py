@@ -322,6 +322,11 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
             kernel = None if _compat.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
             if kernel is not None and not (torch.is_grad_enabled() and any_requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
+        if _compat.kernel_state.autocast_is_on() and _compat.dispatch.transforms_active():
+            # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
+            casting = _compat.kernel_state.casting_key(definition.qualname, tensors_in((*args, *kwargs.values())))
+            if casting is not None:
+                return overload.redispatch(casting, *args, **kwargs)  # and comes back
         current = rule.current()
         watched = current.watched(args, kwargs)
         may_have = _compat.autograd.forward_ad_active() or (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from customops import _compat
+from customops._dispatch.random_states import RandomStates
 from customops._schema.differentiability import is_differentiable
 from customops.errors import AutogradError
 
@@ -29,7 +30,9 @@ class NoTensors(tuple[Any, ...]):
 
 
 #: Types of what is kept on a ctx most often, beside tensors.
-HOLD_NO_TENSORS = frozenset({NoTensors, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
+HOLD_NO_TENSORS = frozenset(
+    {NoTensors, RandomStates, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device}
+)
 
 
 class _Link(torch.autograd.Function):

@@ -163,7 +163,7 @@ def _emit_conversion(source: Source, alone: bool) -> str:
 def _call_plainly(schema: Schema) -> Callable[..., Any]:
     """What calls a kernel where the state is another one."""
     if schema.is_view:
-        return _compat.kernel_state.call_without_autocast
+        return _compat.kernel_state.call_view_plainly
     return _compat.kernel_state.call_plainly_writing if schema.mutated else _compat.kernel_state.call_plainly
 
 

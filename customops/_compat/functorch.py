@@ -8,12 +8,15 @@ from typing import Any
 import torch
 import torch._functorch.autograd_function as _functorch_function
 import torch._functorch.pyfunctorch as _functorch
+from torch.fx.experimental import const_fold
 
 from customops._compat.autograd import any_tangent
 from customops._compat.dispatch import DispatchKey, exclude_keys, key_set
 from customops._compat.tracing import tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
+
+_const_fold: Any = const_fold
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -27,6 +30,12 @@ def is_captured(tensor: torch.Tensor) -> bool:
         of_tensor.add(_C._functorch.maybe_get_level(tensor))
         tensor = _C._functorch.get_unwrapped(tensor)
     return bool(levels) and max(levels) not in of_tensor
+
+
+def is_batching() -> bool:
+    """Is a vmap running?"""
+    levels = _C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == _C._functorch.TransformType.Vmap for level in levels)
 
 
 def is_tracked_further_out(tensor: torch.Tensor) -> bool:
@@ -67,3 +76,28 @@ class Batch:
         leaves, structure = tree_flatten(result)
         leaves = [_C._functorch._add_batch_dim(x, 0, self.level) if isinstance(x, torch.Tensor) else x for x in leaves]
         return tree_unflatten(leaves, structure)
+
+
+def _fold_nothing_beside_writes(split: Any) -> Any:
+    """`torch.func.linearize` computes in advance what depends on no tangent: a buffer, before an op writes to it.
+
+    Not in a graph with an op that writes and is not torch's own; its own return what they write, but for a few.
+    """
+
+    @functools.wraps(split)
+    def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (isinstance(module, torch.fx.GraphModule) and any(map(_writes, module.graph.nodes))):
+            return split(module, *args, **kwargs)
+        module.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
+        module.recompile()
+        return module
+
+    return wrapper
+
+
+def _writes(node: Any) -> bool:
+    op = node.target
+    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable and op.namespace not in ("aten", "prims")
+
+
+_const_fold.split_const_subgraphs = _fold_nothing_beside_writes(_const_fold.split_const_subgraphs)

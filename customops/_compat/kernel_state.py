@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from customops._compat.autograd import forward_ad
-from customops._compat.dispatch import exclude_keys, key_set
+from customops._compat.dispatch import device_key, exclude_keys, has_kernel, key_set, transforms_active
+from customops._compat.tracing import tree_leaves
 
 _C: Any = torch._C
 
@@ -69,5 +71,34 @@ def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs
 
 
 def call_without_autocast(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with exclude_keys(_excluded_in_plain_state()), torch.no_grad():
+    """Call a formula or a rule, in which ``torch.autocast`` still switches autocast on.
+
+    While functorch runs an op, each level further out has autocast as it was when the op was called. So it gets nothing
+    to cast there: the dtype is that of the arguments.
+    """
+    with contextlib.ExitStack() as stack:
+        if transforms_active() and autocast_is_on():
+            tensors = [x for x in tree_leaves([args, kwargs]) if isinstance(x, torch.Tensor)]
+            dtypes = (x.dtype for x in tensors if x.is_floating_point() and x.dtype != torch.float64)
+            dtype = next(dtypes, torch.float32)
+            for device in {x.device.type for x in tensors if torch.amp.is_autocast_available(x.device.type)}:
+                stack.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
+                torch.set_autocast_dtype(device, dtype)
+        stack.enter_context(exclude_keys(_excluded_in_plain_state()))
         return fn(*args, **kwargs)
+
+
+def call_view_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`call_plainly` for a view: torch's own kernel, above, excludes keys that have to be."""
+    with torch.no_grad():
+        return call_without_autocast(fn, *args, **kwargs)
+
+
+def casting_key(qualname: str, tensors: Iterable[torch.Tensor]) -> Any:
+    """The first key at which autocast would cast the inputs of an op now, as a key set, or None."""
+    for device in {tensor.device.type for tensor in tensors}:
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            key = "Autocast" + device_key(device)
+            if has_kernel(qualname, key):
+                return key_set(key)
+    return None

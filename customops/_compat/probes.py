@@ -146,6 +146,11 @@ PROBES = (
     ),
     _probe(
         "functorch",
+        "torch.func.linearize over an op that writes is wrong",
+        "torch.fx.experimental.const_fold.split_const_subgraphs torch.fx.graph.CodeGen",
+    ),
+    _probe(
+        "functorch",
         "writes to captured tensors inside torch.func go unnoticed",
         """torch._C._functorch.TransformType torch._C._functorch.get_interpreter_stack
         torch._C._functorch.get_unwrapped torch._C._functorch.is_functorch_wrapped_tensor""",

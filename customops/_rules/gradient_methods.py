@@ -196,7 +196,7 @@ class RegisterGradients(Called[P, R]):
         `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
         new values follow (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved inputs
         and differentiates it. With ``recompute=False``, `fn` runs after the kernel in the forward pass instead, and
-        autograd keeps its intermediate results.
+        autograd keeps its intermediate results. For a random op, `fn` draws the random numbers of the kernel again.
 
         Raises:
             RegistrationError, CallbackError: as for `register_autograd`.

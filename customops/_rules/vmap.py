@@ -22,6 +22,7 @@ from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel
 from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema
@@ -106,6 +107,11 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             args, kwargs = fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
+        if _compat.kernel_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
+            key = _compat.kernel_state.casting_key(op, tensors_in((*args, *kwargs.values())))
+            if key is not None:
+                return overload.redispatch(key, *args, **kwargs)  # and comes back
+            return _compat.kernel_state.call_without_autocast(vmap, *args, **kwargs)
         fn = functools.partial(_call_current, rule)
         if not operands.names:
             return _compat.functorch.call_vmap_rule(fn, overload, args, kwargs)
@@ -225,7 +231,7 @@ class _Strategy:
         self._refuse_unbatched_writes(operands, in_dims)
         op: Op = functools.partial(self.operands.call, self.operator.overload, **others)
         if self.is_random and info.randomness == "same":
-            op = self._with_same_numbers(op, info.batch_size, operands)
+            op = self._with_same_numbers(op, info.batch_size, (*operands, *others.values()))
         result = self.run(op, info.batch_size, in_dims, operands, self.operator.qualname)
         if not self.returned:
             return result, 0
@@ -239,7 +245,7 @@ class _Strategy:
             if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
                 raise _unbatched_write(self.operator.qualname, argument.name)
 
-    def _with_same_numbers(self, op: Op, size: int, operands: tuple[Any, ...]) -> Op:
+    def _with_same_numbers(self, op: Op, size: int, values: tuple[Any, ...]) -> Op:
         problem = None
         if self.run is not _sequential:
             problem = "by a strategy that calls it once for all elements"
@@ -251,7 +257,7 @@ class _Strategy:
                 op=self.operator.qualname,
                 fix='register_vmap(fn) that handles info.randomness, or randomness="different"',
             )
-        return _SameNumbers(op, size, tensors_in(operands))
+        return _SameNumbers(op, size, values)
 
 
 def _unbatched_write(op: str, argument: str) -> UnsupportedError:
@@ -266,17 +272,14 @@ def _unbatched_write(op: str, argument: str) -> UnsupportedError:
 class _SameNumbers:
     """An op that draws the same random numbers in each of several calls. The last one moves the generators on."""
 
-    def __init__(self, op: Op, calls: int, tensors: list[Tensor]) -> None:
+    def __init__(self, op: Op, calls: int, values: tuple[Any, ...]) -> None:
         self.op = op
         self.calls = calls
-        devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
-        self.type = next((device.type for device in devices), "cuda")  # of no devices, any will do
-        self.devices = [device.index for device in devices if device.type == self.type]
+        self.states = RandomStates(values)
 
     def __call__(self, *operands: Any) -> Any:
         self.calls -= 1
-        fork = torch.random.fork_rng(self.devices, device_type=self.type) if self.calls else contextlib.nullcontext()
-        with fork:
+        with self.states.again() if self.calls else contextlib.nullcontext():
             return self.op(*operands)
 
 

@@ -13,7 +13,7 @@ import torch
 from helpers import gradient_table
 from helpers.gradient_ops import Maker, MakerFromFunctions, Program
 from helpers.gradient_ops.maker import save
-from helpers.gradient_table import RAISES, RIGHT, SHAPES, TRANSFORMS, WRONG, Loss, compare
+from helpers.gradient_table import RAISES, RIGHT, SHAPES, TRANSFORMS, Loss, compare
 from helpers.versions import skip_before
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -56,11 +56,9 @@ REFUSALS: dict[tuple[str, str], Refusal] = {
     ("view", "compile(jacfwd)"): Refusal(_NO_TANGENTS_OF_VIEWS.reason, Exception, "jvp rule"),
     ("view", "export, training step"): _NO_COMPILED_VIEWS,
 }
-_LINEARIZE = "torch reads a constant before an op writes to it; its own torch._foreach_add_ fares no better"
 _SAVED = "the tangent of what is written is written after backward has saved it"
 #: Cells that are not as they should be: the cell, and what is the matter.
 FAULTS: dict[tuple[str, str], tuple[str, str]] = {
-    **{(shape, "linearize"): (WRONG, _LINEARIZE) for shape in ("counter", "buffer", "accumulate", "keyword_buffer")},
     **{(shape, "jacrev(jacfwd)"): (RAISES, _SAVED) for shape in ("in_place", "in_place_original", "buffers")},
 }
 
@@ -224,7 +222,7 @@ def test_refused_by_the_compiler(by_hand: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "name"),
     cells(
-        ["backward", "create_graph", "grad(grad)", "jacfwd", "hessian", "vmap(grad)"],
+        ["backward", "create_graph", "grad(grad)", "jacfwd", "linearize", "hessian", "vmap(grad)"],
         [shape for shape in SHAPES if shape not in NOT_FROM and shape != "not_differentiable"],
     ),
 )
@@ -233,7 +231,7 @@ def test_formulas_from_functions(makers: dict[str, Any], shape: str, name: str) 
 
 
 def test_torch_itself_linearizes_past_a_write() -> None:
-    """If this fails, torch got better, and so may the cells of `linearize` above."""
+    """If this fails, torch got better, and `_compat.functorch` need not see to it for ops that write."""
 
     def count(x: Tensor) -> Tensor:
         calls = torch.zeros(1)
@@ -310,6 +308,47 @@ def test_a_buffer_without_a_formula(registry: Registry, ns: str) -> None:
 
     with pytest.raises(AutogradError, match="no autograd formula"):
         step()
+
+
+# Forward mode and writes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["jvp", "linearize", "dual numbers"])
+def test_a_written_tangent_that_no_formula_knows(makers: dict[str, Any], name: str) -> None:
+    """As for a tensor that requires grad: `register_autograd_from` without `grads_of`."""
+    with pytest.raises(AutogradError, match="its formula gives the new value no gradient"):
+        check(name, "accumulate", makers["from"]("accumulate"))
+
+
+def test_linearize_can_be_called_again(registry: Registry, ns: str) -> None:
+    """What is written is made anew in each call; lists and views are written, too."""
+
+    def fill_all(x: Tensor, outs: list[Tensor]) -> None:
+        for out in outs:
+            out.copy_(x * x)
+
+    def add_one(n: Tensor) -> None:
+        n.add_(1)
+
+    op = registry.custom_op(f"{ns}::fill", fill_all, mutates_args={"outs"})
+    op.register_autograd_from(lambda x, outs: [x * x for _ in outs])
+    count = registry.custom_op(f"{ns}::count", add_one, mutates_args={"n"})
+
+    def written(x: Tensor) -> Tensor:
+        outs, calls = torch.zeros(3, *x.shape), torch.zeros(1)
+        op(x, [outs[0], outs[2]])
+        count(calls[:])
+        count(calls)
+        return outs.sin() * x * calls
+
+    def reference(x: Tensor) -> Tensor:
+        return torch.stack([x * x, 0 * x, x * x]).sin() * x * 2
+
+    x, t = torch.rand(4), torch.rand(4)
+    value, linear = torch.func.linearize(written, x)
+    expected = torch.func.jvp(reference, (x,), (t,))
+    for _ in range(2):
+        torch.testing.assert_close((value, linear(t)), expected)
 
 
 # The page -------------------------------------------------------------------------------------------------------

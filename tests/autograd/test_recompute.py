@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import customops
 from customops import Registry, Tag
-from customops.errors import AutogradError, CallbackError, RegistrationError
+from customops.errors import AutogradError, CallbackError, RegistrationError, UnsupportedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
@@ -245,6 +246,18 @@ def twice(f: Any) -> Any:
     return torch.autograd.grad(y, xs, retain_graph=True), torch.autograd.grad(y, xs)
 
 
+def in_inference_mode(f: Any) -> Any:
+    """`backward` and `autograd.grad` there, with and without recording."""
+    xs = leaves()
+    y = f(*xs).square().sum()
+    with torch.inference_mode():
+        found = torch.autograd.grad(y, xs, retain_graph=True)
+        with torch.enable_grad():
+            recorded = torch.autograd.grad(y, xs, create_graph=True)
+        y.backward(inputs=xs)
+    return found, recorded, [x.grad for x in xs]
+
+
 def batched(f: Any) -> Any:
     xs = leaves()
     return torch.autograd.grad(f(*xs), xs, torch.eye(3, dtype=torch.double), is_grads_batched=True)
@@ -263,6 +276,7 @@ WAYS: dict[str, Any] = {
     "save_on_cpu": on_cpu,
     "hooks": packed,
     "twice": twice,
+    "inference mode": in_inference_mode,
     "batched": batched,
     "forward over reverse": dual,
     "checkpoint": lambda f: first(lambda *xs: checkpoint(f, *xs, use_reentrant=False)),
@@ -282,6 +296,156 @@ def test_ways(registry: Registry, ns: str, way: str, recompute: bool) -> None:
     op = wave(registry, ns, recompute=recompute)
     found, expected = (WAYS[way](lambda x, y, f=f: f(x.cos(), y)) for f in (op, lambda x, y: x.sin() * y))
     torch.testing.assert_close(found, expected)
+
+
+# Random numbers ---------------------------------------------------------------------------------------------------
+
+
+def noisy_fn(x: Tensor, p: float, *, generator: Optional[torch.Generator] = None) -> Tensor:
+    return x * x * (torch.rand(x.shape, generator=generator) > p)
+
+
+def noisy(registry: Registry, ns: str, recompute: bool, **options: Any) -> Any:
+    op = registry.custom_op(f"{ns}::noisy", noisy_fn, mutates_args=(), **options)
+    op.register_fake(lambda x, p, *, generator: torch.empty_like(x))
+    op.register_autograd_from(noisy_fn, recompute=recompute)
+    return op
+
+
+def noisy_without_generator(registry: Registry, ns: str, recompute: bool, **options: Any) -> Any:
+    def fn(x: Tensor, p: float) -> Tensor:
+        return noisy_fn(x, p)
+
+    op = registry.custom_op(f"{ns}::noisy", fn, mutates_args=(), **options)
+    op.register_fake(lambda x, p: torch.empty_like(x))
+    op.register_autograd_from(fn, recompute=recompute)
+    return op
+
+
+def slope(y: Tensor, x: Tensor) -> Tensor:
+    """The derivative of what `noisy_fn` returned."""
+    return 2 * y / x
+
+
+def noisy_second(op: Any, x: Tensor) -> Any:
+    y = op(x, 0.5)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    return (first, second), (slope(y, x), slope(y, x) / x)
+
+
+def noisy_batch(op: Any, x: Tensor) -> Any:
+    xs = x.detach().expand(3, -1).clone().requires_grad_()
+    y = torch.vmap(lambda x: op(x, 0.5), randomness="different")(xs)
+    return torch.autograd.grad(y.sum(), xs)[0], slope(y, xs)
+
+
+def noisy_checkpoint(op: Any, x: Tensor) -> Any:
+    y = checkpoint(lambda x: op(x, 0.5), x, use_reentrant=False)
+    return torch.autograd.grad(y.sum(), x)[0], slope(y, x)
+
+
+def noisy_backward(op: Any, x: Tensor) -> Any:
+    y = op(x, 0.5)
+    torch.rand(3)
+    return torch.autograd.grad(y.sum(), x)[0], slope(y, x)
+
+
+def noisy_jvp(op: Any, x: Tensor) -> Any:
+    y, tangent = torch.func.jvp(lambda x: op(x, 0.5), (x.detach(),), (torch.ones_like(x),))
+    return tangent, slope(y, x)
+
+
+def noisy_func(op: Any, x: Tensor) -> Any:
+    gradient, y = torch.func.grad(lambda x: (lambda y: (y.sum(), y))(op(x, 0.5)), has_aux=True)(x.detach())
+    return gradient, slope(y, x)
+
+
+NOISY = [noisy_backward, noisy_second, noisy_jvp, noisy_func, noisy_batch, noisy_checkpoint]
+SEEDED: dict[str, Any] = {"tags": torch.Tag.nondeterministic_seeded}
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("way", NOISY)
+def test_the_function_draws_the_numbers_of_the_kernel(registry: Registry, ns: str, way: Any, recompute: bool) -> None:
+    op = noisy_without_generator(registry, ns, recompute, **SEEDED)
+    torch.testing.assert_close(*way(op, torch.rand(50).add(1).requires_grad_()))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_each_number_is_drawn_once(registry: Registry, ns: str, recompute: bool) -> None:
+    op, x = noisy(registry, ns, recompute), torch.rand(50).add(1).requires_grad_()
+    for given in (None, torch.Generator().manual_seed(3)):
+        generator = given or torch.default_generator
+        before = generator.get_state()
+        y = op(x, 0.5, generator=given)
+        after = generator.get_state()
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], slope(y, x))
+        assert torch.equal(generator.get_state(), after)
+        generator.set_state(before)
+        noisy_fn(x, 0.5, generator=given)
+        assert torch.equal(generator.get_state(), after)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("way", NOISY)
+def test_a_random_function_of_an_op_without_the_tag(registry: Registry, ns: str, way: Any, recompute: bool) -> None:
+    op = noisy_without_generator(registry, ns, recompute)
+    with pytest.raises(AutogradError, match=r"(?s)draws random numbers.*tags=torch\.Tag\.nondeterministic_seeded"):
+        way(op, torch.rand(50).add(1).requires_grad_())
+
+
+def test_numbers_that_another_thread_draws(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+
+    @op.register_autograd_from
+    def double(x: Tensor) -> Tensor:
+        if not threads:  # before it was seen that the state has changed
+            threads.append(threading.Thread(target=torch.rand, args=(3,)))
+            threads[0].start()
+            threads[0].join()
+        return x * 2
+
+    threads: list[threading.Thread] = []
+    x = torch.ones(3, requires_grad=True)
+    op(x).sum().backward()
+    assert threads
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_random_numbers_inside_vmap_are_refused(registry: Registry, ns: str, recompute: bool) -> None:
+    op = noisy_without_generator(registry, ns, recompute, **SEEDED)
+    with pytest.raises(UnsupportedError, match=r"(?s)inside vmap.*return the numbers"):
+        torch.vmap(torch.func.grad(lambda x: op(x, 0.5).sum()), randomness="different")(torch.rand(2, 50))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_random_numbers_in_a_graph_are_refused(registry: Registry, ns: str, is_tagged: bool, recompute: bool) -> None:
+    op = noisy_without_generator(registry, ns, recompute, **(SEEDED if is_tagged else {}))
+    compiled = torch.compile(lambda x: op(x, 0.5), fullgraph=True, backend="aot_eager")
+    match = "in a graph.*return the numbers" if is_tagged else "draws random numbers.*tags="
+    with pytest.raises(Exception, match=f"(?s){match}"):
+        noisy_backward(lambda x, p: compiled(x), torch.rand(50, requires_grad=True))
+    with torch.no_grad():
+        assert compiled(torch.rand(50)).shape == (50,)
+
+
+@pytest.mark.compile
+def test_attention_is_not_random(registry: Registry, ns: str) -> None:
+    """The operators that it consists of have the tag, and a probability that is 0."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    op = registry.custom_op(f"{ns}::attention", lambda q, k, v: attention(q, k, v), mutates_args=(),
+                            schema="(Tensor q, Tensor k, Tensor v) -> Tensor")  # fmt: skip
+    op.register_fake(lambda q, k, v: torch.empty_like(q))
+    op.register_autograd_from(lambda q, k, v: attention(q, k, v))
+    xs = [torch.rand(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
+    for f in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+        found, expected = (torch.autograd.grad(each(*xs).sum(), xs) for each in (f, attention))
+        torch.testing.assert_close(found, expected)
 
 
 def test_when_the_function_runs(registry: Registry, ns: str) -> None:
@@ -332,7 +496,7 @@ def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
         op(x, y)
         return x
 
-    for way in (first, second):
+    for way in (first, second, in_inference_mode):
         torch.testing.assert_close(way(f), way(lambda x, y: x.cos() * y))
 
 

@@ -91,7 +91,10 @@ def backward(___ctx, *___grads):
         ___seen = ___unpacked_once(___ctx)
     if ___ctx._customops_untracked is not None and ___may_be_differentiated():
         ___seen = ___guarded(___ctx, ___op)
-    ___result = ___fn(___seen, *___grads)
+    if ___autocast_is_on():
+        ___result = ___call_without_autocast(___fn, ___seen, *___grads)
+    else:
+        ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected
     if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
         ___grad_from, ___grad___debug__, *___rest, = ___result

@@ -87,7 +87,7 @@ def forward(_ctx, _kernel, x, y):
     _needs = _ctx.needs_input_grad[1:]
     _ctx.needs_input_grad = _needs
     _kept = _ctx.__dict__
-    if _type(_kernel) is _partial and _transforms_active():
+    if _type(_kernel) is _partial and _transforms_active() or _autocast_is_on():
         _set_up(_ctx, (x, y), {}, _result)
     else:
         _callback(ctx=_ctx, inputs=(x, y), output=_result)
@@ -120,7 +120,10 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    _result = _fn(_seen, *_grads)
+    if _autocast_is_on():
+        _result = _call_without_autocast(_fn, _seen, *_grads)
+    else:
+        _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == _len(_likes):
         _grad_x, _grad_y, = _result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -402,6 +404,136 @@ def test_grad_modes(sin: Any) -> None:
         with mode(), torch.autocast("cpu"):
             assert torch.equal(sin(x), reference(x))
             assert not sin(x).requires_grad
+
+
+# The state of formulas and rules --------------------------------------------------------------------------------------
+
+
+def wave(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).sin()
+
+
+def with_formula(op: Any) -> None:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w = inputs
+        ctx.save_for_backward(x, w)
+        ctx.save_for_forward(x, w, (x @ w).cos())
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        by_product = (x @ w).cos() * grad
+        return by_product @ w.T, x.T @ by_product
+
+    def jvp(ctx: Any, dx: Tensor, dw: Tensor) -> Tensor:
+        x, w, cos = ctx.saved_tensors
+        return cos * (dx @ w + x @ dw)  # type: ignore[no-any-return]
+
+    op.register_autograd(backward, setup_context=setup_context)
+    op.register_jvp(jvp)
+
+
+def vmap_rule(info: Any, in_dims: Any, x: Tensor, w: Tensor) -> tuple[Tensor, int]:
+    assert in_dims == (0, 0)
+    return wave(x, w), 0
+
+
+FORMULAS: dict[str, Callable[[Any], Any]] = {
+    "formula": with_formula,
+    "function": lambda op: op.register_autograd_from(wave),
+    "recorded function": lambda op: op.register_autograd_from(wave, recompute=False),
+}
+
+
+def make_wave(registry: Registry, ns: str, formula: str) -> Any:
+    op = registry.custom_op(f"{ns}::wave", wave, mutates_args=())
+    op.register_fake(lambda x, w: x.new_empty(*x.shape[:-1], w.shape[-1]))
+    op.register_vmap(vmap_rule)
+    FORMULAS[formula](op)
+    return op
+
+
+def gradients(f: Any, x: Tensor, w: Tensor, forward: bool = True, backward: bool = True) -> Any:
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    with torch.autocast("cpu", enabled=forward):
+        y = f(x, w)
+    loss = y.float().sum()
+    with torch.autocast("cpu", enabled=backward):
+        return torch.autograd.grad(loss, (x, w))
+
+
+def in_autocast(transform: Callable[..., Any]) -> Callable[..., Any]:
+    def run(f: Any, *args: Tensor) -> Any:
+        with torch.autocast("cpu"):
+            return transform(f, *args)
+
+    return run
+
+
+def loss_of(f: Any) -> Any:
+    return lambda *args: f(*args).float().sum()
+
+
+#: What is differentiated, where autocast is on.
+UNDER_AUTOCAST: dict[str, Callable[..., Any]] = {
+    "forward": lambda f, x, w: gradients(f, x, w, backward=False),
+    "backward": lambda f, x, w: gradients(f, x, w, forward=False),
+    "both": gradients,
+    "func.grad": in_autocast(lambda f, x, w: torch.func.grad(loss_of(f), (0, 1))(x, w)),
+    "jvp": in_autocast(lambda f, x, w: torch.func.jvp(f, (x, w), (w, x))),
+    "vmap": in_autocast(lambda f, x, w: torch.vmap(f)(x.expand(2, 4, 4), w.expand(2, 4, 4))),
+    "vmap of grad": in_autocast(
+        lambda f, x, w: torch.vmap(torch.func.grad(loss_of(f), (0, 1)))(x.expand(2, 4, 4), w.expand(2, 4, 4))
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNDER_AUTOCAST)
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_formulas_and_rules_run_with_autocast_switched_off(registry: Registry, ns: str, formula: str, how: str) -> None:
+    op, (x, w) = make_wave(registry, ns, formula), (torch.rand(4, 4) for _ in "xw")
+    found = UNDER_AUTOCAST[how](op, x, w)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "autocast", lambda device, enabled=True: contextlib.nullcontext())
+        expected = UNDER_AUTOCAST[how](wave, x, w)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("how", ["forward", "both", "func.grad", "jvp"])
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_compiled_formulas_run_with_autocast_switched_off(registry: Registry, ns: str, formula: str, how: str) -> None:
+    op, (x, w) = make_wave(registry, ns, formula), (torch.rand(4, 4) for _ in "xw")
+    run, compiled = UNDER_AUTOCAST[how], functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    is_transform = how in ("func.grad", "jvp")  # which Dynamo takes inside of what it compiles
+    found = compiled(lambda x, w: run(op, x, w))(x, w) if is_transform else run(compiled(op), x, w)
+    torch.testing.assert_close(found, run(op, x, w))
+
+
+@pytest.mark.parametrize("how", UNDER_AUTOCAST)
+def test_formulas_and_rules_see_what_is_cast(registry: Registry, ns: str, how: str) -> None:
+    """The function returns what the kernel does, which gets bfloat16: also below a level of functorch."""
+    op, (x, w) = make_wave(registry, ns, "function"), (torch.rand(4, 4) for _ in "xw")
+    op.register_autocast("cpu", BF16)
+    found = UNDER_AUTOCAST[how](op, x, w)
+    expected = UNDER_AUTOCAST[how](wave, x, w)  # in which torch casts the product
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_formula_that_switches_autocast_on(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::wave", wave, mutates_args=())
+
+    @op.register_autograd_from
+    def in_bf16(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=BF16):
+            product = x @ w
+        assert product.dtype is BF16
+        assert (x @ w).dtype is F32
+        return product.float().sin()
+
+    x, w = (torch.rand(4, 4) for _ in "xw")
+    for forward, backward in (False, False), (True, True):
+        found = gradients(op, x, w, forward, backward)
+        torch.testing.assert_close(found, gradients(in_bf16, x, w, forward=False, backward=False))
 
 
 # Tracing --------------------------------------------------------------------------------------------------------------
