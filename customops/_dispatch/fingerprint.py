@@ -470,9 +470,18 @@ def _name_of(value: Any) -> str | None:
         if of is not None and not isinstance(of, (types.ModuleType, type)):
             return None
     elif not isinstance(value, (type, types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return None
+        return _name_of_callable_object(value)
     module = getattr(value, "__module__", None) or "builtins"
     return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None
+
+
+def _name_of_callable_object(value: Any) -> str | None:
+    """The name of an object by which a package in `_BY_NAME` wraps a function of its own, as Triton does."""
+    attributes = getattr(value, "__dict__", {})
+    module, name = attributes.get("__module__"), attributes.get("__qualname__")
+    package = type(value).__module__.partition(".")[0]
+    is_own = isinstance(module, str) and _is_by_name(module) and module.partition(".")[0] == package
+    return f"{type(value).__name__} {module} {name}" if is_own and name else None
 
 
 def _name_of_function(function: types.FunctionType) -> str | None:
