@@ -20,6 +20,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 import weakref
@@ -185,6 +186,8 @@ class _Walk:
             self._all("property", (value.fget, value.fset, value.fdel))
         elif isinstance(value, types.CellType):
             self._all("cell", _contents(value))
+        elif isinstance(value, re.Pattern):
+            self._all("pattern", (value.pattern, value.flags))
         elif isinstance(value, types.MappingProxyType):
             self.add(dict(value))
         elif isinstance(value, _SLOTS):

@@ -66,6 +66,7 @@ PAIRS = {
         "def f(x): return (lambda y: y + K)(x)",
         {"K": 2},
     ),
+    "pattern": ("def f(x): return K(x)", {"K": re.compile("a")}, "def f(x): return K(x)", {"K": re.compile("b")}),
     "partial": ("def f(x): return g(x)", {"g": functools.partial(max, 1)}, "def f(x): return g(x)", {"g": max}),
 }
 
