@@ -223,7 +223,7 @@ class _Walk:
     def _add_function(self, function: types.FunctionType) -> None:
         """A function; of a package in `_BY_NAME`, by its name and what is put into it: decorators hold functions."""
         outer, self.function = self.function, function
-        name, code, uses = _name_of_function(function), function.__code__, _uses_in(function.__code__)
+        name, code, uses = _name_of_function(function), function.__code__, uses_in(function.__code__)
         defaults = function.__defaults__ or ()
         first = code.co_argcount - len(defaults)
         self._text(name or "function")
@@ -249,7 +249,7 @@ class _Walk:
             self._add_globals(function, uses)
         self.function = outer
 
-    def _add_globals(self, function: types.FunctionType, uses: _Uses) -> None:
+    def _add_globals(self, function: types.FunctionType, uses: Uses) -> None:
         """What a function finds by name: globals, methods put into tensors, and what it imports when it is called."""
         for name in sorted(uses.names & _ANYTHING):
             raise _Undigestible(f"by {name}, it may use anything")
@@ -265,7 +265,7 @@ class _Walk:
             self._text(each.variable)
             self._add_used(_imported(each, function.__globals__), each.variable, uses)
 
-    def _add_used(self, value: Any, name: str, uses: _Uses) -> None:
+    def _add_used(self, value: Any, name: str, uses: Uses) -> None:
         """A value; or of a module, what a function looks up there that has it by this name."""
         if not isinstance(value, types.ModuleType):
             self.add(value)
@@ -352,7 +352,7 @@ class _Import(NamedTuple):
     attribute: str | None
 
 
-class _Uses(NamedTuple):
+class Uses(NamedTuple):
     """What a function does with names, functions inside it too.
 
     Attributes:
@@ -366,7 +366,7 @@ class _Uses(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _uses_in(code: types.CodeType) -> _Uses:
+def uses_in(code: types.CodeType) -> Uses:
     steps = [*_steps(code)]
     names, imports = set(code.co_names), [*_imports(steps)]
     of: dict[str, set[Any]] = defaultdict(set)
@@ -384,12 +384,12 @@ def _uses_in(code: types.CodeType) -> _Uses:
             of[name].add(None)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            inner = _uses_in(const)
+            inner = uses_in(const)
             names |= inner.names
             imports += inner.imports
             for name, used in inner.of.items():
                 of[name] |= used
-    return _Uses(frozenset(names), dict(of), tuple(imports))
+    return Uses(frozenset(names), dict(of), tuple(imports))
 
 
 def _steps(code: types.CodeType) -> Iterator[tuple[str, Any]]:
