@@ -210,8 +210,8 @@ def _random_function_in(fn: Any, code: types.CodeType) -> str | None:
     keywords = {name for names in code.co_consts if isinstance(names, tuple) for name in names}
     if "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names):
         return None
-    found = _METHODS & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
-    found = {f"Tensor.{name}" for name in found & _IN_PLACE}
+    of_results = _IN_PLACE & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
+    found = {f"Tensor.{name}" for name in of_results}
     for variable, attributes in uses.of.items():
         value = fn.__globals__.get(variable)
         if variable in code.co_varnames:
