@@ -18,6 +18,7 @@ from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.expected import Inspection
 from customops._dispatch.fill_defaults import filler
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
@@ -157,7 +158,9 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        current_kernel = CurrentKernel(self._active(device_type), operator.qualname, device_type, operator.schema)
+        current_kernel = CurrentKernel(
+            self._active(device_type), operator.qualname, device_type, operator.schema, self._inspection
+        )
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
         undo = operator.impl(
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
@@ -167,6 +170,11 @@ class KernelRule:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)
+
+    def _inspection(self, current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
+        if self.operator.when == "never":
+            return None
+        return Inspection(current_kernel, self.operator.overload, compiled=compiled)
 
     def _trampoline(self, current_kernel: CurrentKernel) -> Fn:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
