@@ -166,6 +166,7 @@ def remember(known: Known, key: Key | None, expected: tuple[Expected, ...]) -> N
 
 #: Tensors on these devices are looked at; others may lack the operations for it.
 _DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
+_PLAIN = (Tensor, torch.nn.Parameter)
 _SAMPLE = 4096
 
 
@@ -183,20 +184,22 @@ class Inspection:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         current, fn = self.current, self.__wrapped__
         assert current.schema is not None
-        arguments = given(current.schema, args, kwargs)
-        tensors = tensors_in(value for _, value in arguments)
-        if not all(type(x) in (Tensor, torch.nn.Parameter) and x.device.type in _DEVICES for x in tensors):
-            return fn(*args, **kwargs)
-        written = {_memory(x) for argument, value in arguments if argument.is_mutated for x in tensors_in((value,))}
-        read = [
-            (argument.name, x, _compat.autograd.version_of(x), _sample(x))
-            for argument, value in arguments
-            for x in tensors_in((value,))
-            if _memory(x) not in written
-        ]
+        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
+        written = set()
+        for argument, value in given(current.schema, args, kwargs):
+            for x in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(x, Tensor):
+                    continue
+                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
+                    return fn(*args, **kwargs)
+                if argument.is_mutated:
+                    written.add(_memory(x))
+                else:
+                    read.append((argument.name, x, _compat.autograd.version_of(x), _sample(x)))
         result = fn(*args, **kwargs)
         for name, x, version, sample in read:
-            if _compat.autograd.version_of(x) != version and _differs(_sample(x), sample):
+            is_counted = _compat.autograd.version_of(x) != version and _memory(x) not in written
+            if is_counted and _differs(_sample(x), sample):
                 raise KernelError(
                     "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
                     "use the old value",
@@ -239,12 +242,8 @@ def _sample(tensor: Tensor) -> Tensor | None:
     if tensor.layout is not torch.strided or tensor.is_inference():
         return None
     most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
-    return (
-        tensor.detach()[tuple(slice(None, None, -(-size // most) or 1) for size in tensor.shape)]
-        .clone()
-        .resolve_conj()
-        .resolve_neg()
-    )
+    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
+    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
 
 
 def _differs(now: Tensor | None, before: Tensor | None) -> bool:
