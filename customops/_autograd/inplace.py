@@ -58,6 +58,11 @@ class Mutation:
         """Copies of the inputs that setup_context gets as they were, and the tensors to be followed."""
         if self.has_formula:
             check_writes(self.layout, inputs, flat, self.op)
+        else:
+            for i in self.layout.mutated:
+                for tensor in tensors_in((inputs.get(i),)):
+                    if tensor.requires_grad and tensor.is_leaf:
+                        check_write(tensor, self.layout.inputs[i].name, self.op)
         originals = copies_of_originals(self.layout, inputs)
         return originals, tensors_to_mark_dirty(self.layout, inputs, self.has_formula)
 

@@ -98,10 +98,10 @@ def recompile(qualname: str) -> None:
         generations[qualname] = next(_numbers)
 
 
-def traced(overload: OpOverload, qualname: str) -> None:
+def traced(overload: OpOverload, qualname: str) -> bool:
     """To be called where the fake of an op runs. If a compiler runs it, its guards learn of the op's generation."""
     if torch._guards.TracingContext.try_get() is None:
-        return
+        return False
     if torch.Tag.nondeterministic_seeded in overload.tags:
         keep_calls_apart(overload)
     guards = importlib.import_module("torch._dynamo.guards")
@@ -110,6 +110,7 @@ def traced(overload: OpOverload, qualname: str) -> None:
     source = sources.DictGetItemSource(sources.AttrSource(module, "generations"), qualname)
     generations.setdefault(qualname, next(_numbers))
     guards.install_guard(source.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+    return True
 
 
 #: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.

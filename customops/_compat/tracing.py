@@ -50,7 +50,9 @@ def fake_mode() -> Any:
 def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``op(*args, **kwargs)`` on fakes of the tensors: nothing is computed. Sizes that depend on data raise."""
     mode = torch._subclasses.FakeTensorMode()
-    args, kwargs = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    # Of a tensor with a graph torch would look at `grad`, which warns.
+    fake = lambda x: mode.from_tensor(x if x.is_leaf else x.detach()) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    args, kwargs = tree_map(fake, (args, kwargs))
     with torch.no_grad(), mode:
         return op(*args, **kwargs)
 

@@ -8,7 +8,7 @@ around all of them, and takes these away again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -97,12 +97,21 @@ class CurrentKernel:
         op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
         direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
         unchecked: has no result of it been checked yet?
+        inspected: what is called in the place of the user's function until a call passes; None from then on.
     """
 
-    __slots__ = ("__weakref__", "device_type", "direct", "fn", "op", "registered", "schema", "unchecked")
+    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "inspected", "op", "registered", "schema",
+                 "unchecked")  # fmt: skip
 
-    def __init__(self, fn: Fn, op: str = "", device_type: str | None = None, schema: Schema | None = None) -> None:
-        self.op, self.device_type, self.schema = op, device_type, schema
+    def __init__(
+        self,
+        fn: Fn,
+        op: str = "",
+        device_type: str | None = None,
+        schema: Schema | None = None,
+        inspect: Callable[[CurrentKernel, bool], Fn | None] = lambda current, compiled: None,
+    ) -> None:
+        self.op, self.device_type, self.schema, self._inspect = op, device_type, schema, inspect
         self.direct: Fn | None = None
         self.set(fn)
         add_observable(self)
@@ -110,10 +119,19 @@ class CurrentKernel:
     def set(self, fn: Fn) -> None:
         self.registered = fn
         self.unchecked = True
+        self.inspect(compiled=False)
+
+    def inspect(self, *, compiled: bool) -> None:
+        """Let the next calls be inspected until one passes. `compiled`: a compiler relies on the fake impl."""
+        self.inspected = self._inspect(self, compiled)
+        self.look_for_observers()
+
+    def passed(self) -> None:
+        self.inspected = None
         self.look_for_observers()
 
     def look_for_observers(self) -> None:
-        fn = self.registered
+        fn = self.inspected or self.registered
         for observer in _observers:
             fn = observer.around_kernel(self, fn)
         self.fn = fn

@@ -4,8 +4,10 @@ Compilers trace through fakes and formulas, and what they find stays in the cach
 the keys of the graphs with our ops hold a digest of all such functions, `fingerprint`.
 
 A function is taken apart into its bytecode, its constants and defaults, and what its closure and its globals hold for
-the names that it uses, functions again in the same way. Equal digests mean equal behaviour as far as that goes. Where
-it does not go (a tensor, a module, an open file), the digest of a function is a random one, of that object alone.
+the names that it uses, functions again in the same way; of a module, what the function looks up there, by its value.
+Equal digests mean equal behaviour as far as that goes. Where it does not go (a tensor, an open file, a module that is
+used as a whole), the digest is random, another one each time: no cache has such a graph. The caches are not bypassed,
+because ``standalone_compile`` can then save nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 import weakref
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -48,7 +52,10 @@ _PLAIN_OF_TORCH: tuple[type, ...] = (
 _BUILT_IN: tuple[type, ...] = (tuple, list, dict, set, frozenset, float, int, complex, str, bytes)
 
 #: Names by which a function may come to anything.
-_ANYTHING = {"globals", "locals", "eval", "exec", "environ", "getenv", "import_module", "__import__"}
+_ANYTHING = frozenset(
+    """globals locals eval exec environ getenv import_module __import__ _getframe currentframe f_globals f_locals
+    __globals__ __builtins__ getmodule""".split()
+)
 
 #: The size of an object that has nothing but attributes; one of a class written in C is larger.
 _PYTHON_SIZE = type("_", (), {}).__basicsize__
@@ -81,7 +88,7 @@ def fingerprint(names: set[str]) -> str | None:
     living = [(op, found) for op in list(ops) if (found := op._names_in_graphs())]
     if names.isdisjoint(name for _, found in living for name in found):
         return None
-    parts = sorted(f"{found} {of_values(op._traced())}" for op, found in living)
+    parts = sorted(f"{found} {of_values(op._traced(), found[0])}" for op, found in living)
     return hashlib.sha256("".join([_package(), *parts]).encode()).hexdigest()
 
 
@@ -96,29 +103,30 @@ class _Undigestible(Exception):
     """A value of which it is not known whether it is the same in another process."""
 
 
-def of_values(values: Iterable[Any]) -> str:
-    """One digest for functions and other values, in their order."""
-    return hashlib.sha256("".join(map(_of_value, values)).encode()).hexdigest()
+log = logging.getLogger("customops")
+
+#: What was logged.
+_told: set[str] = set()
 
 
-def _of_value(value: Any) -> str:
+def of_values(values: Iterable[Any], of: str = "a function") -> str:
+    """One digest for functions and other values, in their order. `of`: the op, for the log."""
+    return hashlib.sha256("".join(_of_value(value, of) for value in values).encode()).hexdigest()
+
+
+def _of_value(value: Any, of: str = "a function") -> str:
     walk = _Walk()
     try:
         walk.add(value)
-    except _Undigestible:
-        return _nonce(value)
-    return walk.hash.hexdigest()
-
-
-_nonces: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def _nonce(value: Any) -> str:
-    """A digest that nothing else has, here or in another process."""
-    try:
-        return _nonces.setdefault(value, os.urandom(16).hex())
-    except TypeError:  # no weak references to it: never the same again
+    except _Undigestible as reason:
+        code = walk.function and walk.function.__code__
+        where = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+        text = f"{of}: the caches on disk keep no graph with ops of customops: {where}{reason}"
+        if text not in _told:
+            _told.add(text)
+            log.debug(text)
         return os.urandom(16).hex()
+    return walk.hash.hexdigest()
 
 
 class _Walk:
@@ -128,7 +136,8 @@ class _Walk:
         self.hash = hashlib.sha256()
         self.seen: dict[int, int] = {}
         self.kept: list[Any] = []  # an id is one of a living object
-        self.used: set[tuple[int, frozenset[str]]] = set()  # modules, by the names that are used of them
+        self.used: set[tuple[int, str, int]] = set()  # modules, by their names and the functions that use them
+        self.function: types.FunctionType | None = None  # the innermost that is taken apart
 
     def add(self, value: Any) -> None:
         if type(value) in _PLAIN:
@@ -138,7 +147,9 @@ class _Walk:
             self._text(f"again {self.seen[id(value)]}")
             return
         if len(self.kept) > _MOST:
-            raise _Undigestible
+            raise _Undigestible(f"it reaches more than {_MOST} values")
+        if value is sys.modules:
+            raise _Undigestible("sys.modules may be used")
         self.seen[id(value)] = len(self.kept)
         self.kept.append(value)
         self._add_new(value)
@@ -175,6 +186,8 @@ class _Walk:
             self._all("property", (value.fget, value.fset, value.fdel))
         elif isinstance(value, types.CellType):
             self._all("cell", _contents(value))
+        elif isinstance(value, re.Pattern):
+            self._all("pattern", (value.pattern, value.flags))
         elif isinstance(value, types.MappingProxyType):
             self.add(dict(value))
         elif isinstance(value, _SLOTS):
@@ -209,47 +222,66 @@ class _Walk:
 
     def _add_function(self, function: types.FunctionType) -> None:
         """A function; of a package in `_BY_NAME`, by its name and what is put into it: decorators hold functions."""
-        name = _name_of_function(function)
-        names = _names_in(function.__code__)
+        outer, self.function = self.function, function
+        name, code, uses = _name_of_function(function), function.__code__, uses_in(function.__code__)
+        defaults = function.__defaults__ or ()
+        first = code.co_argcount - len(defaults)
         self._text(name or "function")
         for kind, values in (
-            ("defaults", function.__defaults__ or ()),
-            ("keyword-only defaults", [item for pair in (function.__kwdefaults__ or {}).items() for item in pair]),
-            ("closure", [each for cell in function.__closure__ or () for each in _contents(cell)]),
+            ("defaults", [*zip(code.co_varnames[first:], defaults, strict=False)]),
+            ("keyword-only defaults", [*(function.__kwdefaults__ or {}).items()]),
+            (
+                "closure",
+                [
+                    (variable, each)
+                    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=False)
+                    for each in _contents(cell)
+                ],
+            ),
         ):
             self._text(f"{kind} {len(values)}")
-            for value in values:
-                self._add_used(value, names)
+            for variable, value in values:
+                self._text(variable)
+                self._add_used(value, variable, uses)
         self.add(function.__dict__)
         if name is None:
-            self.add(function.__code__)
-            self._add_globals(function, names)
+            self.add(code)
+            self._add_globals(function, uses)
+        self.function = outer
 
-    def _add_globals(self, function: types.FunctionType, names: set[str]) -> None:
-        """What a function finds by name: globals, and what it imports when it is called."""
-        if not names.isdisjoint(_ANYTHING):
-            raise _Undigestible
-        for name in sorted(names & function.__globals__.keys()):
+    def _add_globals(self, function: types.FunctionType, uses: Uses) -> None:
+        """What a function finds by name: globals, methods put into tensors, and what it imports when it is called."""
+        for name in sorted(uses.names & _ANYTHING):
+            raise _Undigestible(f"by {name}, it may use anything")
+        for name in sorted(uses.names & function.__globals__.keys()):
             self._text(name)
-            self._add_used(function.__globals__[name], names)
-        for name in sorted(_imported_in(function.__code__, function.__globals__)):
-            if name not in sys.modules:
-                raise _Undigestible
-            self._text(name)
-            self._add_used(sys.modules[name], names)
+            self._add_used(function.__globals__[name], name, uses)
+        for name in sorted(uses.names & vars(torch.Tensor).keys()):
+            method = vars(torch.Tensor)[name]
+            if isinstance(method, types.FunctionType) and _name_of_function(method) is None:
+                self._text(name)
+                self.add(method)
+        for each in uses.imports:
+            self._text(each.variable)
+            self._add_used(_imported(each, function.__globals__), each.variable, uses)
 
-    def _add_used(self, value: Any, names: set[str]) -> None:
-        """A value, or what a function that uses these names may use of a module."""
-        if not isinstance(value, types.ModuleType) or _is_by_name(value.__name__):
+    def _add_used(self, value: Any, name: str, uses: Uses) -> None:
+        """A value; or of a module, what a function looks up there that has it by this name."""
+        if not isinstance(value, types.ModuleType):
             self.add(value)
             return
         self._text(f"module {value.__name__}")
-        used = id(value), frozenset(names)
-        if used not in self.used:  # modules may hold each other
-            self.used.add(used)
-            for name in sorted(names & vars(value).keys()):
-                self._text(f"{value.__name__}.{name}")
-                self._add_used(vars(value)[name], names)
+        used = id(value), name, id(uses)
+        if used in self.used:  # modules may hold each other
+            return
+        self.used.add(used)
+        self.kept.append(uses)
+        attributes = uses.of.get(name, set())
+        if None in attributes and (value is sys or not _is_by_name(value.__name__)):
+            raise _Undigestible(f"it may use all of the module {value.__name__}: write {name}.attribute")
+        for attribute in sorted(attributes - {None}):
+            self._text(attribute)
+            self._add_used(_attribute_of(value, attribute), attribute, uses)
 
     def _add_code(self, code: types.CodeType) -> None:
         self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
@@ -267,7 +299,7 @@ class _Walk:
         """An object of a class in Python, by its class and attributes."""
         state = _state_of(value)
         if state is None or isinstance(value, (torch.Tensor, torch.nn.Module)):
-            raise _Undigestible
+            raise _Undigestible(f"it holds an object of {type(value).__module__}.{type(value).__qualname__}")
         self.add(type(value))
         self.add(state)
 
@@ -311,30 +343,122 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """The names that a function uses, those of functions inside it too."""
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+class _Import(NamedTuple):
+    """An import in the body of a function: the variable, and what it is bound to."""
+
+    variable: str
+    dots: int
+    module: str
+    attribute: str | None
 
 
-def _imported_in(code: types.CodeType, namespace: dict[str, Any]) -> set[str]:
-    """The modules that a function imports when it is called, those of functions inside it too."""
-    found = set()
-    instructions = list(dis.get_instructions(code))
-    for i, instruction in enumerate(instructions):
-        if instruction.opname == "IMPORT_NAME":  # on the stack: how many packages up, and the names wanted of it
-            dots = "." * instructions[i - 2].argval
-            package = namespace.get("__package__") or namespace.get("__name__", "").rpartition(".")[0]
-            found.add(importlib.util.resolve_name(dots + instruction.argval, package) if dots else instruction.argval)
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return found.union(*(_imported_in(each, namespace) for each in inner))
+class Uses(NamedTuple):
+    """What a function does with names, functions inside it too.
+
+    Attributes:
+        names: all of them, also those that ``getattr`` is given.
+        of: name -> the names that are looked up of what has it. None: it is used in another way, too.
+    """
+
+    names: frozenset[str]
+    of: dict[str, set[Any]]
+    imports: tuple[_Import, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def uses_in(code: types.CodeType) -> Uses:
+    steps = [*_steps(code)]
+    names, imports = set(code.co_names), [*_imports(steps)]
+    of: dict[str, set[Any]] = defaultdict(set)
+    for i, (kind, name) in enumerate(steps[:-1]):
+        if kind not in ("load", "attribute"):
+            continue
+        next_kind, next_name = steps[i + 1]
+        if next_kind == "attribute":
+            of[name].add(next_name)
+        elif next_kind == "constant" and isinstance(next_name, str) and _starts_getattr(steps, i):
+            names.add(next_name)
+            of[name].add(next_name)
+            of[next_name].add(None)
+        else:
+            of[name].add(None)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            inner = uses_in(const)
+            names |= inner.names
+            imports += inner.imports
+            for name, used in inner.of.items():
+                of[name] |= used
+    return Uses(frozenset(names), dict(of), tuple(imports))
+
+
+def _steps(code: types.CodeType) -> Iterator[tuple[str, Any]]:
+    """What instructions do with names."""
+    cells = {*code.co_cellvars, *code.co_freevars}  # LOAD_FAST of these is for the closure of a function inside
+    for instruction in dis.get_instructions(code):
+        opname, argument = instruction.opname, instruction.argval
+        if opname in ("EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "LOAD_CLOSURE"):
+            continue
+        if opname == "LOAD_CONST":
+            yield "constant", argument
+        elif opname in ("IMPORT_NAME", "IMPORT_FROM"):
+            yield opname, argument
+        elif "ATTR" in opname or opname == "LOAD_METHOD":
+            yield "attribute", argument
+        elif opname.startswith(("LOAD_", "STORE_")) and argument:  # of some, two in one
+            kinds = [word.lower() for word in opname.split("_") if word in ("LOAD", "STORE")]
+            for kind, name in zip(kinds, argument if isinstance(argument, tuple) else (argument,), strict=True):
+                if not ("FAST" in opname and kind == "load" and name in cells):
+                    yield kind, name
+        else:
+            yield "other", None
+
+
+def _starts_getattr(steps: list[tuple[str, Any]], i: int) -> bool:
+    """Are the steps up to the i-th, and the string after it, the first arguments of ``getattr``?"""
+    while i > 0 and steps[i][0] == "attribute":
+        i -= 1
+    return steps[i][0] == "load" and steps[i - 1] in (("load", "getattr"), ("load", "hasattr"))
+
+
+def _imports(steps: list[tuple[str, Any]]) -> Iterator[_Import]:
+    for i, (kind, module) in enumerate(steps):
+        if kind != "IMPORT_NAME":
+            continue
+        dots, wanted = steps[i - 2][1], steps[i - 1][1]
+        stores = [j for j in range(i + 1, len(steps)) if steps[j][0] == "store"]
+        if wanted is None:  # `import a.b` binds a, and `import a.b as c` takes b of it first
+            whole = module if steps[i + 1][0] == "IMPORT_FROM" else module.partition(".")[0]
+            yield _Import(steps[stores[0]][1], dots, whole, None)
+        else:
+            for attribute, j in zip(wanted, stores, strict=False):
+                yield _Import(steps[j][1], dots, module, attribute)
+
+
+def _imported(each: _Import, namespace: dict[str, Any]) -> Any:
+    """What an import binds, if the module is loaded."""
+    package = namespace.get("__package__") or namespace.get("__name__", "").rpartition(".")[0]
+    name = importlib.util.resolve_name("." * each.dots + each.module, package) if each.dots else each.module
+    if name not in sys.modules:
+        raise _Undigestible(f"it imports {name}, which is not loaded")
+    if each.attribute is None:
+        return sys.modules[name]
+    return _attribute_of(sys.modules[name], each.attribute, sys.modules.get(f"{name}.{each.attribute}"))
+
+
+def _attribute_of(module: types.ModuleType, name: str, otherwise: Any = None) -> Any:
+    """What a module has by a name, of a `__getattr__` too, as tracing finds it."""
+    try:
+        return getattr(module, name, otherwise)
+    except Exception as error:
+        raise _Undigestible(f"{module.__name__}.{name} raises {error!r}") from error
 
 
 def _name_of(value: Any) -> str | None:
     """The name that stands for a value: an op, a logger, or a module, class or built-in of a package in `_BY_NAME`."""
     if isinstance(value, types.ModuleType):
         if not _is_by_name(value.__name__):
-            raise _Undigestible  # nothing says what of it is used
+            raise _Undigestible(f"it holds the module {value.__name__}")  # nothing says what of it is used
         return f"module {value.__name__}"
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return f"op {value}"
@@ -349,9 +473,18 @@ def _name_of(value: Any) -> str | None:
         if of is not None and not isinstance(of, (types.ModuleType, type)):
             return None
     elif not isinstance(value, (type, types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return None
+        return _name_of_callable_object(value)
     module = getattr(value, "__module__", None) or "builtins"
     return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None
+
+
+def _name_of_callable_object(value: Any) -> str | None:
+    """The name of an object by which a package in `_BY_NAME` wraps a function of its own, as Triton does."""
+    attributes = getattr(value, "__dict__", {})
+    module, name = attributes.get("__module__"), attributes.get("__qualname__")
+    package = type(value).__module__.partition(".")[0]
+    is_own = isinstance(module, str) and _is_by_name(module) and module.partition(".")[0] == package
+    return f"{type(value).__name__} {module} {name}" if is_own and name else None
 
 
 def _name_of_function(function: types.FunctionType) -> str | None:

@@ -212,6 +212,13 @@ class OperatorHandle:
         if Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
             _compat.dynamo.recompile(self.name.packet)
 
+    def inspect_compiled(self) -> None:
+        """A compiler has asked the fake impl: the next call of each kernel shows whether it is right."""
+        for kernels in self._kernels.values():
+            for kernel in kernels:
+                if kernel.current_kernel is not None:
+                    kernel.current_kernel.inspect(compiled=True)
+
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
         self.fast_path.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -180,10 +180,14 @@ def alias_error(
     return AliasError("an output may not alias an input or another output", op=op, where=where(fn))
 
 
-def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def given(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Argument, Any]]:
+    """The arguments of a call, and their values."""
     values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
-    values += [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
-    for argument, value in values:
+    return values + [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
+
+
+def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for argument, value in given(schema, args, kwargs):
         yield from _labelled(f"argument {argument.name!r}", value)
 
 

@@ -12,6 +12,7 @@ from customops import _compat
 from customops._compat.tags import Tag
 from customops._dispatch import first_use
 from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.expected import is_asking
 from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo
@@ -169,7 +170,7 @@ def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         first_use.use(namespace)
-        _compat.dynamo.traced(overload, op)
+        is_compiled = not is_asking() and _compat.dynamo.traced(overload, op)
         fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
         if fill is not None:
             args, kwargs = fill(args, kwargs)
@@ -177,6 +178,8 @@ def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
             raise rule.missing()
         result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
         if mutated is None:
+            if is_compiled:
+                operator.inspect_compiled()
             return result
         expected = mutated(args, kwargs)
         if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):

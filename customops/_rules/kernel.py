@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from customops import _compat
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.expected import Inspection
 from customops._dispatch.fill_defaults import filler
+from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.profiler_names import profiling_changed
 from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
 from customops._dispatch.spec import OpSpec
-from customops.errors import RegistrationError
+from customops.errors import RegistrationError, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
 _compat.profiling.when_profiling(profiling_changed)
+
+#: Functions of torch that draw random numbers, and methods of tensors that do.
+_FUNCTIONS = frozenset(
+    """rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson gumbel_softmax
+    dropout dropout1d dropout2d dropout3d""".split()
+)
+_IN_PLACE = frozenset(
+    "normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ dropout_".split()
+)
+_METHODS = _IN_PLACE | {"bernoulli", "multinomial"}
+_DRAWS = _FUNCTIONS | _METHODS
+
+#: A function with one of these may draw the same numbers each time.
+_SEEDS = frozenset("Generator default_generator manual_seed fork_rng set_rng_state set_state".split())
 
 
 class Switch:
@@ -66,6 +85,7 @@ class KernelRule:
     def _preset(self, spec: OpSpec) -> None:
         assert spec.kernel is not None
         self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
+        _warn_if_random(spec.fn, spec)
         self._with_op = device_list(spec.device_types, spec.qualname)
         for device_type in self._with_op:
             self._slots.preset(device_type, self.default)
@@ -73,7 +93,10 @@ class KernelRule:
     def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
-        fn = bind_kernel(fn, schema, op, "kernel", warn=self.operator.library is not None)
+        ours = self.operator.library is not None
+        if ours:
+            _warn_if_random(fn, self.operator.spec)
+        fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
         return Group([self._slots.set(device_type, fn) for device_type in devices])
 
     @contextmanager
@@ -135,7 +158,9 @@ class KernelRule:
 
     def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        current_kernel = CurrentKernel(self._active(device_type), operator.qualname, device_type, operator.schema)
+        current_kernel = CurrentKernel(
+            self._active(device_type), operator.qualname, device_type, operator.schema, self._inspection
+        )
         key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
         undo = operator.impl(
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
@@ -145,6 +170,11 @@ class KernelRule:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)
+
+    def _inspection(self, current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
+        if self.operator.when == "never":
+            return None
+        return Inspection(current_kernel, self.operator.overload, compiled=compiled)
 
     def _trampoline(self, current_kernel: CurrentKernel) -> Fn:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
@@ -165,6 +195,42 @@ class KernelRule:
         if self._unselect is not None and not any(self._current_kernels):
             self._unselect()
             self._unselect = None
+
+
+def _warn_if_random(fn: Any, spec: OpSpec) -> None:
+    """Warn if a kernel surely draws random numbers that nothing seeds, and its op has no tag that says so."""
+    code = getattr(fn, "__code__", None)
+    if code is None or _DRAWS.isdisjoint(code.co_names) or torch.Tag.nondeterministic_seeded in spec.tags:
+        return
+    function = None if spec.traceable else _random_function_in(fn, code)
+    if function is not None:
+        warnings.warn(
+            f"{spec.qualname}: the kernel at {where(fn)} draws random numbers by {function}, and the op has no tag "
+            "that says so: a compiler may take two calls for one, or run one again in the backward, with other "
+            "numbers. Define it with tags=torch.Tag.nondeterministic_seeded.",
+            UserWarning,
+            stacklevel=user_stacklevel(),
+        )
+
+
+def _random_function_in(fn: Any, code: types.CodeType) -> str | None:
+    uses = uses_in(code)
+    keywords = {name for names in code.co_consts if isinstance(names, tuple) for name in names}
+    if "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names):
+        return None
+    of_results = _IN_PLACE & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
+    found = {f"Tensor.{name}" for name in of_results}
+    for variable, attributes in uses.of.items():
+        value = fn.__globals__.get(variable)
+        if variable in code.co_varnames:
+            found |= {f"Tensor.{name}" for name in attributes & _METHODS}
+        elif isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "torch":
+            found |= {f"{value.__name__}.{name}" for name in attributes & _FUNCTIONS}
+        elif variable in _FUNCTIONS and value in (getattr(torch, variable, 0), getattr(functional, variable, 0)):
+            found.add(f"torch.{variable}")
+    if 0 in code.co_consts:  # perhaps of dropout: training=False, p=0
+        found = {name for name in found if "dropout" not in name}
+    return min(found, default=None)
 
 
 class _Raise:

@@ -262,6 +262,57 @@ def test_a_cache_on_disk_knows_formulas(tmp_path: Path) -> None:
     assert found == [["2.0", "0"], ["5.0", "1"], ["2.0", "2"]]
 
 
+#: Formulas that come to the number {factor} in ways that no digest of globals shows.
+_REACHING = """
+    import sys, types, torch
+    from customops import custom_op
+    from torch._dynamo.utils import counters
+
+    envs = types.ModuleType("envs")
+    envs.number, envs.__getattr__ = {factor}, lambda name: {{"late": {factor}, "__path__": []}}[name]
+    sys.modules["envs"], torch.digest_number, NUMBER = envs, {factor}, {factor}
+    torch.nn.functional.selu = lambda g: g * {factor}
+
+    def imported(ctx, g):
+        from envs import late
+        return g * late
+
+    def gradients(*formulas):
+        ops = []
+        for i, formula in enumerate(formulas):
+            name = f"disk_reaching::op{{i}}_of_{{len(formulas)}}"
+            ops.append(custom_op(name, lambda x: x * 2, schema="(Tensor x) -> Tensor"))
+            ops[-1].register_fake(lambda x: torch.empty_like(x))
+            ops[-1].register_autograd(formula)
+        xs = [torch.ones(3, requires_grad=True) for _ in ops]
+        before = counters["aot_autograd"]["autograd_cache_hit"]
+        compiled = torch.compile(lambda xs: sum(op(x) for op, x in zip(ops, xs)), fullgraph=True)
+        compiled(xs).sum().backward()
+        print({{x.grad[0].item() for x in xs}}, counters["aot_autograd"]["autograd_cache_hit"] - before)
+
+    gradients(
+        lambda ctx, g: g * getattr(envs, "number"),
+        lambda ctx, g: g * envs.late,
+        lambda ctx, g: g * torch.digest_number,
+        lambda ctx, g: torch.nn.functional.selu(g),
+        imported,
+    )
+    gradients(
+        lambda ctx, g: g * vars(envs)["number"],
+        lambda ctx, g: g * envs.__dict__["number"],
+        lambda ctx, g: g * sys.modules["envs"].number,
+        lambda ctx, g: g * sys._getframe().f_globals["NUMBER"],
+    )
+"""
+
+
+def test_a_cache_on_disk_knows_what_formulas_come_to(tmp_path: Path) -> None:
+    """By value where a digest can say it; other graphs are never found again."""
+    programs = [Program(_REACHING.format(factor=factor)) for factor in (2.0, 5.0, 2.0)]
+    found = [output.splitlines() for output in outputs(programs, tmp_path)]
+    assert found == [["{2.0} 0", "{2.0} 0"], ["{5.0} 0", "{5.0} 0"], ["{2.0} 1", "{2.0} 0"]]
+
+
 def test_a_cache_on_disk_in_one_process(registry: Registry, ns: str, tmp_path: Path, monkeypatch: Any) -> None:
     """As where a cell of a notebook is run again."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

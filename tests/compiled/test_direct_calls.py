@@ -26,7 +26,10 @@ CALLERS: list[str] = []
 
 
 def note_caller() -> None:
-    CALLERS.append(sys._getframe(2).f_code.co_name)
+    frame = sys._getframe(2)
+    if frame.f_code.co_name == "__call__" and frame.f_back is not None:  # first calls are inspected
+        frame = frame.f_back
+    CALLERS.append(frame.f_code.co_name)
 
 
 def callers(f: Callable[..., Any], *args: Any) -> set[str]:
