@@ -46,6 +46,7 @@ def test_a_kernel_is_below_its_op(registry: Registry, ns: str, bypass: bool) -> 
 def test_nothing_is_left_when_it_has_stopped(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::scale", scale)
     kernel = op._definition.newest_kernels()["CompositeExplicitAutograd"].current_kernel
+    kernel.passed()  # else the first call is inspected
     with profile():
         assert kernel.fn is not scale
     assert kernel.fn is scale

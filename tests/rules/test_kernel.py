@@ -267,7 +267,8 @@ class STATIC:
 )
 def test_random_numbers_without_the_tag(registry: Registry, ns: str, fn: Any, named: str) -> None:
     """Compiled, two calls of such an op become one."""
-    with pytest.warns(UserWarning, match=rf"{ns}::f: .*test_kernel.py:\d+\) draws random numbers by {named}, ") as found:
+    text = rf"{ns}::f: .*test_kernel.py:\d+\) draws random numbers by {named}, "
+    with pytest.warns(UserWarning, match=text) as found:
         op = registry.custom_op(f"{ns}::f", fn, mutates_args=())
     assert len(found) == 1
     assert found[0].filename == __file__
