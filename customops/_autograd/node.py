@@ -61,7 +61,8 @@ def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | No
     function = type(name, (_compat.autograd.SingleLevelFunction,), marked)
     context = _compat.autograd.context_class(function)
     context.set_materialize_grads = set_materialize_grads
-    context._customops_zeros = context._customops_untracked = None  # compiled autograd reads ctx through another object
+    # Compiled autograd reads ctx through another object.
+    context._customops_zeros = context._customops_untracked = context._customops_graph = None
     context._customops_hooked, context._customops_links = False, ()
     context.__getattr__ = _missing_attribute(definition, set_up, formulas)
     return Node(function, apply_codegen.apply(arguments, function))

@@ -195,6 +195,11 @@ class _RecomputedFormula:
                 run.choose(run.kwargs, self.schema.operands[i].name, flag)
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # compiled autograd
+            _compat.dynamo.stop_tracing(
+                f"{self.op}: compiled autograd cannot trace a gradient of register_autograd_from, and calls it; "
+                "leave out fullgraph=True, or register_autograd(backward)"
+            )
         given = flat_items(grads)
         graph = None if may_be_differentiated() else getattr(ctx, "_customops_graph", None)
         found = iter(self._again(ctx, given) if graph is None else self._by_graph(graph, given))

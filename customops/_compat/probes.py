@@ -145,6 +145,11 @@ PROBES = (
         torch._C._functorch._add_batch_dim torch._C._functorch.maybe_get_level""",
     ),
     _probe(
+        "tracing",
+        "make_fx of an op wants all arguments",
+        "torch.fx.experimental.proxy_tensor._MakefxTracer._trace_inner",
+    ),
+    _probe(
         "functorch",
         "torch.func.linearize over an op that writes is wrong",
         "torch.fx.experimental.const_fold.split_const_subgraphs torch.fx.graph.CodeGen",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from customops._compat.late import when_imported
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -128,3 +131,17 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+def _leave_arguments_out(module: Any) -> None:
+    """`make_fx` wants a value for each parameter of the function that an op wraps, those with a default included."""
+    tracer = module._MakefxTracer
+    trace = tracer._trace_inner
+
+    def trace_inner(self: Any, f: Any, *args: Any) -> Any:
+        return trace(self, functools.partial(f) if hasattr(f, "_opoverload") else f, *args)  # which wraps nothing
+
+    tracer._trace_inner = trace_inner
+
+
+when_imported("torch.fx.experimental.proxy_tensor", _leave_arguments_out)

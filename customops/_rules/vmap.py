@@ -49,8 +49,14 @@ class VmapRule:
     def bind(self, operator: OperatorHandle) -> None:
         self.operator, self._default = operator, None
         self._slots.reset(with_op=[None] if operator.has_own_rules else [])
-        if operator.has_own_rules and torch.Tag.nondeterministic_seeded in operator.tags:
+        if not operator.has_own_rules:
+            return
+        if torch.Tag.nondeterministic_seeded in operator.tags:
             operator.impl(_random(self, operator), "FuncTorchVmapMode", with_keyset=True)
+        elif any(argument.type == "Tensor[]?" for argument in operator.schema.arguments):
+            operator.impl(_below_vmap_mode(self, operator), "FuncTorchVmapMode", with_keyset=True)
+        if operator.schema.mutated and Tag.inplace not in operator.tags:
+            operator.impl(_refuse_batch_of_gradients(operator), "Batched")
 
     @property
     def rules(self) -> dict[None, Fn]:
@@ -126,12 +132,41 @@ def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args:
     return rule.current(info, in_dims, *args, **kwargs)
 
 
+def _below_vmap_mode(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
+    """The function that goes on inside vmap: to the rule, if batched tensors are where the dispatcher does not look.
+
+    It does not look into optional lists.
+    """
+    overload, rest = operator.overload, _compat.functorch.below_vmap_mode()
+    vmap, looked_at = _trampoline(rule, operator), _compat.dispatch.DispatchKey.FuncTorchBatched
+
+    def below(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not keyset.has(looked_at) and _compat.functorch.Batch((args, kwargs)).is_batched:
+            return vmap(*args, **kwargs)
+        return overload.redispatch(keyset & rest, *args, **kwargs)
+
+    return _compat.dynamo.outside_dynamo(below)
+
+
+def _refuse_batch_of_gradients(operator: OperatorHandle) -> Callable[..., Any]:
+    """The function in the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older vmap",
+            op=operator.qualname,
+            fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
+        )
+
+    return _compat.dynamo.outside_dynamo(refuse)
+
+
 def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     """The function that sees all calls of a random op inside vmap, also those in which nothing is batched.
 
     Its rule does not see these, and torch takes them for calls that give every element of the batch the same.
     """
-    overload, op = operator.overload, operator.qualname
+    op, go_on = operator.qualname, _below_vmap_mode(rule, operator)
 
     def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         batch = _compat.functorch.Batch((args, kwargs))
@@ -143,7 +178,7 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
                 op=op,
                 fix='torch.vmap(f, randomness="different") or "same"',
             )
-        below = functools.partial(overload.redispatch, keyset & _compat.functorch.below_vmap_mode(), *args, **kwargs)
+        below = functools.partial(go_on, keyset, *args, **kwargs)
         with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import customops
 from customops import Registry, Tag
-from customops.errors import CallbackError
+from customops.errors import CallbackError, UnsupportedError
 
 
 def to_front(x: Tensor, dim: int | None, rank: int) -> Tensor:
@@ -265,3 +266,47 @@ def test_a_strategy_by_the_function_form_and_with_gradients(scale: Any) -> None:
     x, y = torch.rand(4, 3), torch.rand(3)
     gradients = torch.vmap(torch.func.grad(lambda x: scale(x, y).sum()))(x)
     assert torch.allclose(gradients, (2 * y).expand(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("strategy", [None, "sequential", "broadcast_all"])
+@pytest.mark.parametrize("tags", [(), (torch.Tag.nondeterministic_seeded,)])
+def test_only_an_optional_list_is_batched(registry: Registry, ns: str, strategy: str | None, tags: Any) -> None:
+    """The dispatcher does not look into it."""
+
+    def total(x: Tensor, ys: Optional[list[Tensor]] = None) -> Tensor:
+        return x + sum(ys or [])
+
+    op = registry.custom_op(f"{ns}::total", total, mutates_args=(), tags=tags)
+    if strategy is not None:
+        op.register_vmap(strategy)
+    x, y = torch.rand(3), torch.rand(2, 3)
+    vmap = functools.partial(torch.vmap, randomness="different")
+    torch.testing.assert_close(vmap(lambda y: op(x, [y, x]))(y), y + 2 * x)
+    torch.testing.assert_close(vmap(lambda y: op(y))(y), y)
+    torch.testing.assert_close(vmap(lambda y: op(x) + y)(y), x + y)
+    torch.testing.assert_close(vmap(vmap(lambda y: op(x, [y])))(y[None]), (x + y)[None])
+
+
+def test_a_batch_of_gradients_and_an_op_that_writes(registry: Registry, ns: str) -> None:
+    """torch has an older vmap for it, which knows no rules."""
+
+    def scaled(grad: Tensor, x: Tensor, out: Tensor) -> None:
+        out.copy_(2 * grad * x)
+
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        out = torch.zeros_like(grad)
+        write(grad, *ctx.saved_tensors, out)
+        return out
+
+    write = registry.custom_op(f"{ns}::scaled", scaled, mutates_args={"out"})
+    write.register_vmap("broadcast_all")
+    square = registry.custom_op(f"{ns}::square", lambda x: x * x, mutates_args=(), schema="(Tensor x) -> Tensor")
+    square.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    x = torch.rand(3, requires_grad=True)
+    y, grads = square(x), torch.eye(3)
+    with pytest.raises(UnsupportedError, match="is_grads_batched=True") as raised:
+        torch.autograd.grad(y, x, grads, is_grads_batched=True)
+    assert raised.value.fix is not None
+    found = eval(raised.value.fix, {"torch": torch, "ys": y, "xs": x, "grads": grads})
+    torch.testing.assert_close(found[0], torch.diag(2 * x))
