@@ -63,7 +63,7 @@ ROOMS = (
 LATE_IMPORTS = {"__init__", "_compat.autograd", "_describe", "checks", "backend._compat"}
 #: Not even `_compat` builds on these: customops replaces them.
 REPLACED = ("torch.library.custom_op", "torch._library.custom_ops.custom_op")
-MAX_LINES = 400
+MAX_LINES = 800
 HEAVY = [
     "torch._dynamo",
     "torch.testing._internal.common_utils",

@@ -184,7 +184,7 @@ def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
     values += [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
     for argument, value in values:
-        yield from _labelled(f"argument {argument.name!r}", value)
+        yield from _labelled(f"argument {argument.shown!r}", value)
 
 
 def _named_results(schema: Schema, result: Any) -> Iterator[tuple[str, Tensor]]:
