@@ -22,7 +22,7 @@ from customops._samples import Sample
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._triton import triton_op, wrap_triton
-from customops.errors import CustomOpsError, OpCheckError, helper
+from customops.errors import CustomOpsError, OpCheckError, did_you_mean, helper
 from customops.library import (
     Library,
     adopt,
@@ -133,7 +133,8 @@ def __getattr__(name: str) -> Any:
         from customops.languages import from_tvm_ffi
 
         return from_tvm_ffi
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    near = did_you_mean(name, __all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 
 
 if os.environ.get("CUSTOMOPS_LOG"):

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -32,12 +32,30 @@ from customops._samples import Constraints, Sample, Samples, samples_of, samples
 from customops._schema.differentiability import Names
 from customops._schema.help import has_signature, signature_of
 from customops._schema.model import Schema
-from customops.errors import UnregisteredError, location_of
+from customops.errors import (
+    CustomOpsError,
+    UnknownAttributeError,
+    UnregisteredError,
+    cut,
+    did_you_mean,
+    entry,
+    location_of,
+)
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: What other interfaces call a method -> what it is here.
+_OTHER_NAMES = {
+    "impl": "register_kernel",
+    "impl_abstract": "register_fake",
+    "register_abstract": "register_fake",
+    "register_meta": "register_fake",
+    "register_backward": "register_autograd",
+    "register_forward": "register_kernel",
+}
 
 
 class _SignatureOfOp:
@@ -91,11 +109,28 @@ class CustomOpDef(Described[P], Register[P, R]):
         try:
             return self._entry(*args, **kwargs)  # type: ignore[no-any-return]
         except RuntimeError as error:
-            self._definition.explain(error)
-            raise
+            try:
+                self._definition.explain(error, args, kwargs)
+                raise
+            except CustomOpsError as said:
+                cut(said)
+                raise
 
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
     _compat.dynamo.outside_dynamo(__call__)
+
+    if not TYPE_CHECKING:  # a type checker is to know what an op has
+
+        @entry
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or hasattr(type(self), name):  # of the latter, a property raised
+                return object.__getattribute__(self, name)
+            public = [each for each in dir(type(self)) if not each.startswith("_")]
+            raise UnknownAttributeError(
+                f"an op has no attribute {name!r}",
+                op=self._qualname,
+                fix=did_you_mean(_OTHER_NAMES.get(name, name), public) or f"it has {', '.join(public)}",
+            )
 
     def __repr__(self) -> str:
         state = self.schema if self._definition.removed is None else "unregistered"

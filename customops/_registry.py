@@ -32,12 +32,13 @@ from customops._schema.tags import Tags
 from customops._schema.writes import mutates_args_names
 from customops._schema_only import SchemaOnly
 from customops._when_defined import WhenDefined
-from customops.errors import DefinitionError, UnregisteredError, brief, location_of, user_source
+from customops.errors import DefinitionError, UnregisteredError, brief, entries, entry, location_of, user_source
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@entries
 class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
     """Owns a set of ops, and removes them.
 
@@ -186,6 +187,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         request = functools.partial(self._defined, define, lib, when, parsed, on_conflict, options)
         return request if fn is None else request(fn)
 
+    @entry
     def _defined(
         self,
         define: Callable[..., CustomOpDef[Any, Any]],

@@ -22,12 +22,13 @@ from customops._op import CustomOpDef
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
 from customops._spec import OnConflict, check_on_conflict
-from customops.errors import CallbackError, DefinitionError, RegistrationError, brief, user_source
+from customops.errors import CallbackError, DefinitionError, RegistrationError, brief, entries, user_source
 
 #: What `Registry.impl` does where there is a kernel.
 ImplConflict = Literal["replace", "error", "skip"]
 
 
+@entries
 class SchemaOnly(Owner):
     """`Registry.define` and `Registry.impl`."""
 

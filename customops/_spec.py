@@ -237,5 +237,6 @@ def _manual_schema(text: str, mutates_args: str | tuple[str, ...] | None, op: st
             expected=f"mutates_args={tuple(sorted(mutated))}",
             got=f"mutates_args={mutates_args!r}, schema={text!r}",
             where=where(fn),
+            fix="leave mutates_args out: the schema says it",
         )
     return schema

@@ -15,11 +15,13 @@ torch has two: its Python raises ValueError, its dispatcher RuntimeError.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from typing import Any, TypeVar
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=type)
 
 __all__ = [
     "AliasError",
@@ -45,6 +48,7 @@ __all__ = [
     "TagError",
     "UnboundNameError",
     "UndefinedError",
+    "UnknownAttributeError",
     "UnregisteredError",
     "UnsupportedError",
 ]
@@ -131,6 +135,10 @@ class UndefinedError(CustomOpsError, AttributeError):
     """An op that was not defined, because ``when=`` is False, was asked for an attribute that operators have."""
 
 
+class UnknownAttributeError(CustomOpsError, AttributeError):
+    """An operator was asked for an attribute or method that operators do not have."""
+
+
 class UnboundNameError(CustomOpsError, LookupError):
     """A `customops.Named` was resolved, and no object is bound to its name."""
 
@@ -153,6 +161,9 @@ class AliasError(KernelError):
 
 class MissingFakeError(CustomOpsError, RuntimeError):
     """An operator without a fake impl was traced."""
+
+    def __str__(self) -> str:
+        return self._message()  # torch.export adds advice after the fix
 
 
 class AutogradError(CustomOpsError, RuntimeError):
@@ -215,6 +226,95 @@ def where(fn: Callable[..., Any]) -> str:
     return f"{name_of(fn)} ({location_of(fn)})"
 
 
+def did_you_mean(given: str, known: Iterable[str]) -> str | None:
+    """A fix for a name that is not among those that there are, if one of them is near."""
+    near = difflib.get_close_matches(given, known, n=1)
+    return f"did you mean {near[0]}?" if near else None
+
+
+def users_frames(error: BaseException) -> list[types.TracebackType]:
+    """The frames in a traceback that are the user's, outermost first."""
+    found, traceback = [], error.__traceback__
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def cut(error: CustomOpsError) -> None:
+    """Leave only the user's frames in the traceback of `error`, and its cause only if it has such frames.
+
+    ``raise`` then adds no frame, from Python 3.11 on. ``CUSTOMOPS_TRACEBACK=full`` keeps all.
+    """
+    if os.environ.get("CUSTOMOPS_TRACEBACK") == "full":
+        return
+    kept = None
+    for each in reversed(users_frames(error)):
+        each.tb_next, kept = kept, each
+    if error.__traceback__ is not None and sys.version_info < (3, 11):
+        error.__traceback__.tb_next = kept  # the frame that raises again stays
+    else:
+        error.__traceback__ = kept
+    error.__suppress_context__ = True
+    if error.__cause__ is not None and not users_frames(error.__cause__):
+        error.__cause__ = None
+
+
+def entry(fn: F) -> F:
+    """Decorate a function that users call: an error of this package shows their frames only.
+
+    Arguments that `fn` does not take raise TypeError, as in Python, which names the parameter that was meant.
+    """
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except CustomOpsError as error:
+            cut(error)
+            raise
+        except TypeError as error:
+            traceback = error.__traceback__
+            if traceback is None or traceback.tb_next is not None:
+                raise
+            error.args = (_misused(fn, str(error), args, kwargs),)
+            error.__traceback__ = None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The message for arguments that `fn` does not take, from what Python says of them."""
+    name, parameters = name_of(fn), inspect.signature(fn).parameters
+    of_method = next(iter(parameters), None) == "self"
+    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
+    positional = [each.name for each in parameters.values() if "POSITIONAL_" in each.kind.name][of_method:]
+    problem = text.partition("() ")[2].partition(". Did you mean")[0]
+    fix = next(filter(None, (did_you_mean(each, named) for each in kwargs if each not in parameters)), None)
+    given = len(args) - of_method
+    if given > len(positional) and named:
+        problem = f"takes at most {len(positional)} positional arguments, and {given} were given"
+        fix = f"give it by name: {name}({', '.join([*positional, named[0]])}=...)"
+    error = CustomOpsError(
+        f"{name}() {problem}",
+        op=getattr(args[0], "_qualname", None) if of_method and args else None,
+        expected=f"{name}({', '.join([*positional, '...'])})",
+        where=user_source(),
+        fix=fix,
+    )
+    return str(error)
+
+
+def entries(cls: T) -> T:
+    """Decorate a class whose public methods are each an `entry`."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, types.FunctionType) and not name.startswith("_"):
+            setattr(cls, name, entry(method))
+    return cls
+
+
 #: Where frames are not the user's: this package, and torch's functions that call its methods.
 _NOT_THE_USERS = (os.path.dirname(__file__) + os.sep, torch.library.__file__)
 
@@ -268,6 +368,14 @@ def user_source() -> str:
         return _source.get() or ""
     frame = sys._getframe(user_stacklevel() - 1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_call() -> str | None:
+    """``name (file:line)`` of the innermost call in a frame of the user."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
 #: What `user_source` returns while something is done that the user asked for before.

@@ -26,7 +26,7 @@ from customops._schema.differentiability import Names
 from customops._schema.tags import Tags
 from customops._schema_only import ImplConflict
 from customops._spec import OnConflict
-from customops.errors import RegistrationError
+from customops.errors import RegistrationError, entry
 
 Op = CustomOpDef[Any, Any] | _compat.libraries.OpOverload | str
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +42,7 @@ def define(
 ) -> None: ...
 @overload
 def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
+@entry
 def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     """Define an op by its schema, as `Registry.define` does.
 
@@ -74,6 +75,7 @@ def impl(
 ) -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
+@entry
 def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     """Register a kernel without a wrapper, as `Registry.impl` does.
 
@@ -106,6 +108,7 @@ def register_kernel(
 ) -> Callable[[F], F]: ...
 @overload
 def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
+@entry
 def register_kernel(
     op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
 ) -> Any:
@@ -123,11 +126,13 @@ def register_fake(op: Op, fn: F, /, *, lib: Library | None = None, allow_overrid
 def register_fake(
     op: Op, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
 ) -> DeclaredF: ...
+@entry
 def register_fake(op: Op, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
     """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
     return adopt(op).register_fake(fn, lib=lib, allow_override=allow_override)
 
 
+@entry
 def register_autograd(
     op: Op,
     backward: Backward,
@@ -141,6 +146,7 @@ def register_autograd(
     adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
 
 
+@entry
 def register_jvp(
     op: Op,
     jvp: Backward,
@@ -154,6 +160,7 @@ def register_jvp(
     adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
 
 
+@entry
 def register_autograd_from(
     op: Op,
     fn: F,
@@ -166,6 +173,7 @@ def register_autograd_from(
     return adopt(op).register_autograd_from(fn, lib=lib, **options)
 
 
+@entry
 def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None) -> None:
     """Register the autocast rule of any op, as `CustomOpDef.register_autocast` does."""
     adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
@@ -179,6 +187,7 @@ def register_vmap(
 def register_vmap(op: Op, fn: Strategy, /, *, lib: Library | None = None) -> Strategy: ...
 @overload
 def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Library | None = None) -> ResultAndDims: ...
+@entry
 def register_vmap(op: Op, fn: Any = None, /, *, lib: Library | None = None) -> Any:
     """Register the batching rule of any op, as `CustomOpDef.register_vmap` does."""
     return adopt(op).register_vmap(fn, lib=lib)
@@ -192,6 +201,7 @@ def register_torch_dispatch(
 def register_torch_dispatch(
     op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
 ) -> TakesModeAndCall: ...
+@entry
 def register_torch_dispatch(
     op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Library | None = None
 ) -> Any:
@@ -199,6 +209,7 @@ def register_torch_dispatch(
     return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
 
 
+@entry
 def register_out(
     op: Op,
     fn: Callable[..., Any] | None = None,
@@ -212,11 +223,13 @@ def register_out(
     return adopt(op).register_out(fn, device_types=device_types, inplace=inplace, lib=lib)
 
 
+@entry
 def register_effect(op: Op, effect: Any) -> None:
     """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""
     adopt(op).register_effect(effect)
 
 
+@entry
 def get_ctx() -> Any:
     """The context of the running fake impl. Its ``new_dynamic_size(min=0, max=None)`` makes a data-dependent size.
 

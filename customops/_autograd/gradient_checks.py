@@ -6,6 +6,7 @@ dtype, or complex for a real input.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,6 +25,9 @@ from customops.errors import AutogradError, where
 Expected = Any
 
 LEFT_OUT: Final = "left out"
+
+_LEFT_OUT = "None: the argument was left at its default"
+_RETURN_NONE = "return None in its place"
 
 
 class GradientCheck:
@@ -69,11 +73,11 @@ class InputGradients:
             raise self._wrong_count(len(gradients), count, dict(zip(indices, expected, strict=True)))
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
-                raise self._misfit(inputs[i].name, "None: the argument was left at its default", _describe(gradient))
+                raise self._misfit(inputs[i].shown, _LEFT_OUT, _describe(gradient), _RETURN_NONE)
         returned: list[Any] = []
         flat: list[Any] = []
         for i, each in zip(indices, expected, strict=True):
-            name, gradient = inputs[i].name, None if each is LEFT_OUT else gradients[i]
+            name, gradient = inputs[i].shown, None if each is LEFT_OUT else gradients[i]
             if each is LEFT_OUT:
                 flat.append(None)
                 returned.append(None)
@@ -83,7 +87,7 @@ class InputGradients:
                     flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
                 returned += items
             elif gradient is not None and not inputs[i].holds_tensors:
-                raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient))
+                raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient), _RETURN_NONE)
             else:
                 flat.append(self._fitted(gradient, each, name, none_allowed))
                 returned.append(gradient)
@@ -119,7 +123,7 @@ class InputGradients:
                 raise self._none(name)
             return None
         if not isinstance(gradient, Tensor):
-            raise self._misfit(name, "a Tensor or None", _describe(gradient))
+            raise self._misfit(name, "a Tensor or None", _describe(gradient), _made_of(gradient))
         if expected is None or expected == (got := _compat.autograd.metadata(gradient)):
             return gradient
         if not _is_compatible(got, expected):
@@ -146,14 +150,16 @@ class InputGradients:
 
     def _wrong_count(self, got: int, passed: int, expected_of_passed: dict[int, Expected]) -> AutogradError:
         inputs = self.layout.inputs
-        lists = {inputs[i].name: len(each) for i, each in expected_of_passed.items() if isinstance(each, list)}
+        lists = {inputs[i].shown: len(each) for i, each in expected_of_passed.items() if isinstance(each, list)}
         expected = f"{passed}" if passed == len(inputs) else f"{passed} or {len(inputs)}"
         return AutogradError(
             f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
             op=self.op,
-            expected=f"one for each of {', '.join(argument.name for argument in inputs)}",
+            expected=f"one for each of {', '.join(argument.shown for argument in inputs)}",
             where=where(self.backward),
-            fix="; ".join(_as_list(*pair) for pair in lists.items()) or "return None for an input that has no gradient",
+            fix="; ".join(_as_list(*pair) for pair in lists.items())
+            or f"return {', '.join(f'grad_{each.name}' if each.holds_tensors else 'None' for each in inputs)}: "
+            "None for an input that has no gradient",
         )
 
     def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
@@ -237,9 +243,26 @@ def _is_like(got: Any, expected: Any) -> bool:
     )
 
 
-def _remedy(got: Any, expected: Any) -> str | None:
-    """What turns a gradient into what was expected, where that can be guessed."""
-    (shape, _, device), (wanted, _, wanted_device) = got, expected
-    if device != wanted_device or shape is None or wanted is None or not _compat.autograd.sums_to(wanted, shape):
-        return None
-    return f"if all elements have the same gradient: gradient.expand({list(wanted)})"
+def _made_of(gradient: Any) -> str:
+    """What turns something else into a gradient."""
+    if type(gradient).__module__ == "numpy":
+        return "compute it with torch, or wrap the array: torch.from_numpy(gradient).to(grad.device)"
+    if isinstance(gradient, (int, float)):
+        return f"torch.full_like(x, {gradient}), for its input x"
+    if isinstance(gradient, (list, tuple)):
+        return "return one gradient for each input, side by side: return grad_x, grad_y"
+    return "return a Tensor like the input, or None if it has no gradient"
+
+
+def _remedy(got: Any, expected: Any) -> str:
+    """What turns a gradient into what was expected."""
+    (shape, _, device), (wanted, wanted_dtype, wanted_device) = got, expected
+    if device != wanted_device:
+        return f'gradient.to("{wanted_device}")'
+    if shape == wanted:
+        return f"gradient.to({wanted_dtype})"
+    if shape is not None and wanted is not None and _compat.autograd.sums_to(wanted, shape):
+        return f"if all elements have the same gradient: gradient.expand({list(wanted)})"
+    if shape is not None and wanted is not None and math.prod(shape) == math.prod(wanted):
+        return f"gradient.reshape({list(wanted)}), if only the layout differs"
+    return "return a gradient of the shape of the input: one value for each of its elements"

@@ -68,7 +68,7 @@ class Layout:
     def name_of_output(self, i: int) -> str:
         returns = len(self.outputs) - len(self.new_values)
         if i >= returns:
-            return self.inputs[self.new_values[i - returns]].name
+            return self.inputs[self.new_values[i - returns]].shown
         return f"return {i}" if len(self.outputs) > 1 else "the return"
 
 

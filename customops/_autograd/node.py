@@ -139,4 +139,4 @@ def _no_formula(definition: OperatorHandle) -> AutogradError:
     else:
         problem = "Trying to backward through an op, but no autograd formula was registered"
         fix = "op.register_autograd(backward, setup_context=...)"
-    return AutogradError(problem, op=str(definition.name), fix=fix)
+    return AutogradError(problem, op=str(definition.name), where=definition.spec.source, fix=fix)

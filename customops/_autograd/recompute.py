@@ -197,8 +197,9 @@ class _RecomputedFormula:
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
             _compat.dynamo.stop_tracing(
-                f"{self.op}: compiled autograd cannot trace a gradient of register_autograd_from, and calls it; "
-                "leave out fullgraph=True, or register_autograd(backward)"
+                "compiled autograd cannot trace a gradient of register_autograd_from, and calls it",
+                self.op,
+                "leave out fullgraph=True, or register_autograd(backward)",
             )
         given = flat_items(grads)
         graph = None if may_be_differentiated() else getattr(ctx, "_customops_graph", None)

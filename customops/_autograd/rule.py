@@ -24,7 +24,7 @@ from customops._dispatch.registrations import Registration, Slots, Undo, lock, n
 from customops._dispatch.results import mutated_results, tensors_in
 from customops._schema.differentiability import tensor_names
 from customops._schema.model import Schema
-from customops.errors import AutogradError, CallbackError, RegistrationError, where
+from customops.errors import AutogradError, CallbackError, RegistrationError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -91,6 +91,13 @@ class AutogradRule:
             if not schema.keyword_only:
                 names.remove("keyword_only_inputs")
             bind(setup_context, op, "setup_context", **{name: name for name in names})
+        if isinstance(fn, type):
+            raise CallbackError(
+                "a formula must be a function, and a class was given",
+                op=op,
+                got=brief(fn),
+                fix=f"the function in it, {fn.__name__}.backward, and setup_context={fn.__name__}.setup_context",
+            )
         nondiff_args = tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op)
         _refuse_only_optional_lists(schema, nondiff_args, op)
         formula = Formula(

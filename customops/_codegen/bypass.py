@@ -27,6 +27,7 @@ from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_para
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
+from customops.errors import CustomOpsError, cut
 
 CALL = """\
 def __call__({parameters}):
@@ -55,8 +56,12 @@ def __call__({parameters}):
     try:
         return $self._entry({passed})
     except $RuntimeError as $error:
-        $self._definition.explain($error)
-        raise
+        try:
+            $self._definition.explain($error)
+            raise
+        except $CustomOpsError as $said:
+            $cut($said)
+            raise
 """
 
 CONVERT = """\
@@ -82,6 +87,8 @@ return $current.fn({arguments})
 
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
+    "CustomOpsError": CustomOpsError,
+    "cut": cut,
     "forward_ad": _compat.autograd.forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
     "is_grad_enabled": torch.is_grad_enabled,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch._ops import OpOverload
 
 from customops._compat.inductor import keep_calls_apart
 from customops._compat.late import when_imported
+from customops.errors import ArgumentError, AutogradError, CustomOpsError, is_users, users_call
 
 _C: Any = torch._C
 
@@ -79,9 +81,75 @@ def _leave_out_gets(module: Any) -> None:
 when_imported("torch._dynamo.variables.user_defined", _leave_out_gets)
 
 
-def stop_tracing(why: str) -> None:
-    """Have Dynamo, which traces the caller, not compile the call; where it must, its error says why."""
-    torch._dynamo.graph_break(msg=why)
+@while_tracing
+def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, expected: str | None = None) -> None:
+    """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
+    cls: Any = AutogradError if argument is None else ArgumentError
+    error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
+    kind = _plain_kind(cls, breaks=True)
+    raise error if kind is None else _as(kind, error)
+
+
+def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsError:
+    """What to raise where a fake runs: in a call that Dynamo traces, an error that it passes on without its own text.
+
+    Dynamo puts other errors into one of its own, in the middle of its advice and 140 lines of its frames.
+
+    Args:
+        breaks: the graph may break there, and the call run in eager mode.
+    """
+    traced = _traces_a_call()
+    if error.where is None:
+        error.where = _traced_call() if traced else users_call()
+        error.args = (error._message(),)
+    kind = _plain_kind(cast(Any, type(error)), breaks) if traced and not torch._dynamo.config.suppress_errors else None
+    return error if kind is None else _as(kind, error)
+
+
+def _as(kind: Any, error: CustomOpsError) -> CustomOpsError:
+    said = kind(str(error))
+    said.__dict__.update(vars(error), plain=error)
+    return cast(CustomOpsError, said)
+
+
+def _traced_call() -> str | None:
+    """The line of the user's code that Dynamo traces."""
+    stack = torch._guards.TracingContext.extract_stack()
+    return next(
+        (f"{each.name} ({each.filename}:{each.lineno})" for each in reversed(stack) if is_users(each.filename)), None
+    )
+
+
+def _traces_a_call() -> bool:
+    """Does Dynamo, in a frame above, look for the fake result of a call?"""
+    code = getattr(getattr(sys.modules.get("torch._dynamo.utils"), "run_node", None), "__code__", None)
+    frame: types.FrameType | None = sys._getframe(1)
+    while code is not None and frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _plain_kind(cls: Any, breaks: bool) -> Any:
+    """The class `cls`, made one of those that Dynamo lets through as they are; None where torch has no such classes."""
+    exc = importlib.import_module("torch._dynamo.exc")
+    names = ("Unsupported",) if breaks else ("Unsupported", "UncapturedHigherOrderOpError", "TorchRuntimeError")
+    kinds: list[Any] = [getattr(exc, name, None) for name in names]
+    if None in kinds or issubclass(cls, NotImplementedError):  # which Dynamo wraps first
+        return None
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__init__": vars(kinds[0])["__init__"],
+        "__str__": lambda self: str(self.plain),  # Dynamo adds to the arguments
+        "__reduce__": lambda self: self.plain.__reduce__(),
+    }
+    if not breaks:  # a call that is inlined takes the mark off
+        members["skip_frame"] = property(lambda self: True, lambda self, value: None)
+    return type(cls.__name__, (cls, *kinds), members)
 
 
 _PACKAGE = Path(__file__).parents[1]

@@ -35,12 +35,13 @@ tree_map = torch.utils._pytree.tree_map
 
 def needs_data(error: BaseException) -> bool:
     """Was something asked of a fake tensor that only data can tell?"""
+    return reads_data(error) or isinstance(error, _fake_tensor.DynamicOutputShapeException)
+
+
+def reads_data(error: BaseException) -> bool:
+    """The same, and it is no size of a result: for one, Dynamo may be set to make it up."""
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    kinds = (
-        _fake_tensor.DataDependentOutputException,
-        _fake_tensor.DynamicOutputShapeException,
-        symbolic_shapes.GuardOnDataDependentSymNode,
-    )
+    kinds = (_fake_tensor.DataDependentOutputException, symbolic_shapes.GuardOnDataDependentSymNode)
     return isinstance(error, kinds)
 
 

@@ -20,6 +20,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 Fn = Callable[..., Any]
 
+#: What is passed by name to callbacks that may take it by position, too.
+_NAMED_BY_US = {"ctx", "inputs", "output", "keyword_only_inputs"}
+
 
 def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
     """Raise CallbackError unless `fn` can be called with these arguments (their names stand for them)."""
@@ -28,13 +31,15 @@ def bind(fn: Fn, op: str, role: str, /, *args: str, **kwargs: str) -> None:
         if signature is not None:
             signature.bind(*args, **kwargs)
     except TypeError as error:
+        own = [*args, "*"] if kwargs and not {*kwargs} <= _NAMED_BY_US else list(args)
         raise CallbackError(
             f"the {role} does not fit the operator: {error}",
             op=op,
             expected=f"callable as {name_of(fn)}({', '.join([*args, *(f'{key}={key}' for key in kwargs)])})",
             got=f"{name_of(fn)}{signature}",
             where=where(fn),
-        ) from error
+            fix=f"def {name_of(fn).replace('<lambda>', '_')}({', '.join([*own, *kwargs])})",
+        ) from None
 
 
 def _own_signature(fn: Fn, op: str, role: str) -> inspect.Signature | None:

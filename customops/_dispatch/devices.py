@@ -9,12 +9,15 @@ import torch
 
 from customops import _compat
 from customops._schema.model import Schema
-from customops.errors import DefinitionError, RegistrationError, brief
+from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 
 DeviceTypes = str | Sequence[str] | None
 
 #: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
 _ANY_DEVICE = "CompositeExplicitAutograd"
+
+#: Device types that are named in messages.
+_KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta")
 
 
 def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
@@ -81,15 +84,19 @@ def _dispatch_key(type_: Any, op: str) -> str:
 def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
     fields: dict[str, str] = {"op": op, "argument": argument, "got": brief(device_type)}
     if not isinstance(device_type, str):
-        fix = f'"{device_type.type}"' if isinstance(device_type, torch.device) else None
-        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=fix, **fields)
+        right = f'"{device_type.type}"' if isinstance(device_type, torch.device) else "None, for all devices"
+        if callable(device_type):
+            right = f'@register_kernel("cpu"), with the device type, above {name_of(device_type)}'
+        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=right, **fields)
     try:
         _compat.dispatch.device_key(device_type)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        fix = "customops.impl takes dispatch keys" if _compat.dispatch.is_dispatch_key(device_type) else None
+        known = [each for each in _KNOWN if _compat.dispatch.is_device_type(each)]
         word = device_type.partition(":")[0].lower()
-        if word == "gpu" or _compat.dispatch.is_device_type(word):
-            meant = "cuda" if word == "gpu" else word
-            fix = f'"{meant}", for all devices of the type' + (f"; {fix}" if fix else "")
-        raise RegistrationError(f"unknown device type: {reason}", fix=fix, **fields) from error
+        meant = "cuda" if word == "gpu" else word if _compat.dispatch.is_device_type(word) else None
+        fix = f'"{meant}", for all devices of the type' if meant else did_you_mean(word, known)
+        if _compat.dispatch.is_dispatch_key(device_type):
+            fix = "; ".join(filter(None, [fix, "customops.impl takes dispatch keys"]))
+        raise RegistrationError(
+            f"unknown device type: Expected one of {', '.join(known)}, ...", fix=fix, **fields
+        ) from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from customops import _compat
 from customops._compat.libraries import OpOverload, OpOverloadPacket
 from customops._dispatch import first_use
 from customops._dispatch.name import Name
-from customops.errors import DefinitionError, RegistrationError, brief
+from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean
 
 
 def find_op(op: Any) -> OpOverload:
@@ -31,7 +33,8 @@ def find_op(op: Any) -> OpOverload:
         raise RegistrationError(
             "there is no such operator",
             op=op,
-            fix="define it first, or import the library that does; overloads are named ns::name.overload",
+            fix=did_you_mean(op, (f"{name.namespace}::{each}" for each in vars(torch.ops).get(name.namespace, ())))
+            or "define it first, or import the library that does; overloads are named ns::name.overload",
         )
     return found
 

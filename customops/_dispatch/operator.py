@@ -20,9 +20,18 @@ from customops._dispatch.name import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
+from customops._schema.help import signature_of
 from customops._schema.node_types import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher
-from customops.errors import ArgumentError, DefinitionError, RegistrationError, UnsupportedError, brief, user_stacklevel
+from customops.errors import (
+    ArgumentError,
+    DefinitionError,
+    RegistrationError,
+    UnsupportedError,
+    brief,
+    did_you_mean,
+    user_stacklevel,
+)
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -38,14 +47,32 @@ class Kernel(NamedTuple):
     raw: bool
 
 
-#: What the dispatcher says to an argument that is no tensor, where it wants one or a list of them.
-_WRONG_TYPE = re.compile(
-    r".*Expected a value of type '(Tensor|List\[Tensor\])' for argument '(\w+)' but instead found type '(\w+)'"
-)
-#: The same for any type.
+#: What the dispatcher says to an argument of another type.
 _WRONG_VALUE = re.compile(
-    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '.+'\.\n.*\nValue: (.*)"
+    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
 )
+
+#: Types of the dispatcher that have the names of functions of Python that make such values.
+_MAKERS = ("int", "float", "bool", "str")
+
+
+def _conversion(wanted: str, name: str, found: str) -> str:
+    """What makes a value of the type that is wanted of one that was found."""
+    wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
+    is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
+    if item == "Tensor":
+        make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
+    elif item in _MAKERS:
+        make = "{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})"
+    else:
+        make = f"a value of type {item}"
+    if make.startswith("a "):
+        return f"pass {make}" if not is_list else f"pass a list, each item {make}"
+    if not is_list:
+        return make.format(name)
+    return (
+        f"[{name}]" if found in (item, "int" if item == "float" else item) else f"[{make.format('x')} for x in {name}]"
+    )
 
 
 class OperatorHandle:
@@ -300,32 +327,64 @@ class OperatorHandle:
                 return None
         return next((self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None)
 
-    def explain(self, error: RuntimeError) -> None:
-        """Raise, in the place of what a call of the op raised, what says more in fewer lines; or add what to do."""
+    def explain(self, error: RuntimeError, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+        """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
         text = str(error)
         if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
             raise self._no_kernel(text.split("'")[3]) from None
-        if self.spec.signature is not None and (wrong := _WRONG_VALUE.match(text)) is not None:
-            raise self._wrong_value(*wrong.groups()) from None
-        given = _WRONG_TYPE.match(text)
-        if given is not None and text.startswith(f"{self.qualname}() "):
-            wanted, name, found = given.groups()
-            convert = f"torch.as_tensor({name})" if found != "str" else "pass a tensor"
-            if wanted != "Tensor":
-                convert = f"[{name}]" if found == "Tensor" else f"[torch.as_tensor(x) for x in {name}]"
-            error.args = (f"{text}\nfix: {convert}",)
+        if text.startswith(f"{self.qualname}() "):
+            if (wrong := _WRONG_VALUE.match(text)) is not None:
+                raise self._wrong_value(*wrong.groups()) from None
+            self._raise_if_misfit(args, kwargs or {})
 
-    def _wrong_value(self, wanted: str, name: str, value: str) -> ArgumentError:
-        """The error for a value of a wrong type in an op with a signature of its own, in the words of that."""
-        assert self.spec.signature is not None
-        parts = (part_with(each.node, name) for each in self.spec.signature.parameters)
-        part = next((each for each in parts if each is not None), None)
-        return ArgumentError(
-            "an argument has a value that the signature does not allow",
+    def _raise_if_misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise for arguments that the op does not have, or that are missing."""
+        signature, positional = signature_of(self.schema), len(self.schema.positional)
+        try:
+            signature.bind(*args, **kwargs)
+            return
+        except TypeError as error:
+            problem = str(error)
+        names = [argument.name for argument in self.schema.arguments]
+        given = [*(brief(each, 30) for each in args), *(f"{name}={brief(each, 30)}" for name, each in kwargs.items())]
+        argument = next((name for name in kwargs if name not in names), None)
+        if argument is not None:
+            problem, fix = (
+                f"there is no argument {argument!r}",
+                did_you_mean(argument, names) or f"leave {argument} out",
+            )
+        elif len(args) > positional:
+            problem = f"it takes {positional} by position, and {len(args)} were given"
+            argument = next((each.name for each in self.schema.keyword_only if each.name not in kwargs), None)
+            fix = (
+                f"{argument}={given[positional]}, by name"
+                if argument
+                else f"leave out {', '.join(given[positional : len(args)])}"
+            )
+        else:
+            argument = problem.rpartition("argument")[2].strip(": '")
+            fix = f"give {argument} once" if argument in kwargs else f"pass {argument}"
+        raise ArgumentError(
+            f"the arguments do not fit: {problem}",
             op=self.qualname,
-            argument=name if part is None else part.path,
+            argument=argument,
+            expected=f"{self.name.name}{signature.replace(return_annotation=signature.empty)}".replace("'", ""),
+            got=f"{self.name.name}({', '.join(given)})",
+            fix=fix,
+        )
+
+    def _wrong_value(self, wanted: str, name: str, found: str, value: str) -> ArgumentError:
+        """The error for a value of a wrong type; in an op with a signature of its own, in the words of that."""
+        parts = (part_with(each.node, name) for each in self.spec.signature.parameters) if self.spec.signature else ()
+        part = next((each for each in parts if each is not None), None)
+        path = name if part is None else part.path
+        return ArgumentError(
+            f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}",  # as torch
+            op=self.qualname,
+            argument=path,
             expected=wanted if part is None else type_of(part) + " | None" * may_be_none(part),
             got=value if len(value) <= 80 else f"{value[:77]}...",
+            fix=_conversion(wanted, path, found),
         )
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
@@ -386,4 +445,9 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         _compat.libraries.move_stand_ins(name.packet)
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise DefinitionError(f"torch refuses the definition: {reason}", op=str(name), got=text) from error
+        raise DefinitionError(
+            f"torch refuses the definition: {reason.rstrip(' :')}",
+            op=str(name),
+            got=text,
+            fix='correct the schema, which looks like "(Tensor x, float by=1.0) -> Tensor"',
+        ) from error

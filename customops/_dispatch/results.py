@@ -188,7 +188,7 @@ def given(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
 
 def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for argument, value in given(schema, args, kwargs):
-        yield from _labelled(f"argument {argument.name!r}", value)
+        yield from _labelled(f"argument {argument.shown!r}", value)
 
 
 def _named_results(schema: Schema, result: Any) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ from customops._lowering.values import bad_argument, misfit
 from customops._lowering.writer import Writer
 from customops._schema.model import Schema
 from customops._schema.nodes import Signature
+from customops.errors import CustomOpsError, cut
 
 #: A call of the op's object.
 CALL = """\
@@ -31,8 +32,12 @@ else:
     try:
         $result = $self._entry({passed})
     except $RuntimeError as $error:
-        $self._definition.explain($error)
-        raise
+        try:
+            $self._definition.explain($error)
+            raise
+        except $CustomOpsError as $said:
+            $cut($said)
+            raise
 """
 
 #: Passing a keyword costs more than finding that it is at its default.
@@ -104,7 +109,9 @@ def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> F
         call=_emit_dispatch(writer, values) if bypass is None else _emit_bypass(writer, values),
         result=writer.restore_result(),
     )
-    return writer.build(text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling)
+    return writer.build(
+        text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling, CustomOpsError=CustomOpsError, cut=cut
+    )
 
 
 def _emit_bypass(writer: Writer, values: dict[str, str]) -> str:

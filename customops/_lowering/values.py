@@ -36,21 +36,22 @@ def bad_argument(op: str) -> Callable[[Any, str, str], ArgumentError]:
 
 def _bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
     if is_dynamo_compiling():  # which cannot trace the making of the error
-        _compat.dynamo.stop_tracing(f"{op}: the argument {path} has a value that is not {expected}")
+        problem = "an argument has a value that the signature does not allow"
+        _compat.dynamo.stop_tracing(problem, op, f"pass {expected}", path, expected)
     return ArgumentError(
         "an argument has a value that the signature does not allow",
         op=op,
         argument=path,
         expected=expected,
         got=brief(value),
-        fix=_defined_again(type(value), expected),
+        fix=_fix(type(value), expected),
     )
 
 
-def _defined_again(cls: type, expected: str) -> str | None:
-    """What to do about a value of a class that has the name of the one that is expected."""
+def _fix(cls: type, expected: str) -> str:
+    """What to do about a value, which may be of a class that has the name of the one that is expected."""
     if cls.__module__ == "builtins" or not re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
-        return None
+        return f"pass {expected}"
     return f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
 
 

@@ -42,16 +42,18 @@ class AutocastRule:
                 got=brief(device_type),
                 fix='e.g. "cuda"',
             )
-        if not isinstance(cast_inputs, torch.dtype):
+        if not isinstance(cast_inputs, torch.dtype) or not cast_inputs.is_floating_point:
             raise DefinitionError(
-                "register_autocast expects a torch.dtype to cast to",
+                "register_autocast expects a torch.dtype to cast to, of floating point",
                 op=op,
                 argument="cast_inputs",
                 got=brief(cast_inputs),
-                fix="e.g. torch.float16",
+                fix=f'register_autocast("{device_type}", torch.bfloat16)',
             )
         if not _has_autocast(device_type, op):
-            raise DefinitionError(f"device type {device_type!r} does not support autocast", op=op)
+            raise DefinitionError(
+                f"device type {device_type!r} does not support autocast", op=op, argument="device_type"
+            )
         return self._slots.set(device_type, cast_inputs)
 
     def _recompile(self) -> None:

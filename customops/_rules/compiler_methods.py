@@ -12,11 +12,12 @@ from customops._rules.decomposition import When
 from customops._rules.fits import F, P, R, YieldsArguments
 from customops._rules.gradient_methods import RegisterGradients
 from customops._samples import Sample, Samples, samples_of
-from customops.errors import RegistrationError, UnsupportedError
+from customops.errors import RegistrationError, UnsupportedError, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+@entries
 class RegisterForCompilers(RegisterGradients[P, R]):
     """The ``register_*`` methods of `CustomOpDef` for inductor and export."""
 

@@ -24,7 +24,16 @@ from customops._dispatch.results import (
     structure_check,
     tensors_in,
 )
-from customops.errors import MissingFakeError, RegistrationError, name_of, user_source, user_stacklevel
+from customops.errors import (
+    CustomOpsError,
+    KernelError,
+    MissingFakeError,
+    RegistrationError,
+    name_of,
+    user_source,
+    user_stacklevel,
+    users_frames,
+)
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -110,13 +119,17 @@ class FakeRule:
         return Tag.inplace in tags or Tag.out in tags or bool(schema.mutated and not schema.returns)
 
     def missing(self) -> MissingFakeError:
-        fn = self.operator.spec.fn
-        author_name = name_of(fn) if fn is not None else self.operator.name.name
-        return MissingFakeError(
-            f"There was no fake impl registered for <CustomOpDef({self.operator.qualname})>. "
-            "This is necessary for torch.compile/export/fx tracing to work. "
-            f"Please use `{author_name}.register_fake` to add an fake impl."
-            + (f" There was one: {self.lost}. Register it again." if self.lost else "")
+        spec = self.operator.spec
+        name = name_of(spec.fn) if spec.fn is not None else self.operator.name.name
+        parameters = spec.schema.arguments if spec.signature is None else spec.signature.parameters
+        names = ", ".join(each.name for each in parameters)
+        return MissingFakeError(  # torch's words
+            f"There was no fake impl registered for <CustomOpDef({spec.qualname})>. "
+            "This is necessary for torch.compile/export/fx tracing to work."
+            + (f" There was one: {self.lost}. Register it again." if self.lost else ""),
+            op=spec.qualname,
+            fix=f"Please use `{name}.register_fake` to add a fake impl: fn({names}) "
+            "that returns tensors like the kernel's, e.g. torch.empty_like(x)",
         )
 
     def _refuse(self, op: str, allow_override: bool) -> None:
@@ -174,16 +187,49 @@ def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
         fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
         if fill is not None:
             args, kwargs = fill(args, kwargs)
-        if fn is None and not rule.trivial():
-            raise rule.missing()
-        result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
-        if mutated is None:
-            if is_compiled:
-                operator.inspect_compiled()
-            return result
-        expected = mutated(args, kwargs)
-        if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
-            raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
-        return expected
+        try:
+            if fn is None and not rule.trivial():
+                raise rule.missing()
+            result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
+            if mutated is None:
+                if is_compiled:
+                    operator.inspect_compiled()
+                return result
+            expected = mutated(args, kwargs)
+            if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
+                raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
+            return expected
+        except Exception as error:
+            said = _said(error, operator.qualname)
+            if said is error:
+                raise
+            raise said from None
 
     return _compat.dynamo.outside_dynamo(fake)
+
+
+#: What Dynamo takes from a fake as a fault of it, and wraps: not the kinds that it handles.
+_FAULTS = (AttributeError, NameError, KeyError, ValueError, RuntimeError, AssertionError, UnboundLocalError)
+
+
+def _said(error: Exception, op: str) -> Exception:
+    """What to raise for what a fake raised: where Dynamo would hide where and why, an error that says it."""
+    if isinstance(error, CustomOpsError):
+        return _compat.dynamo.said_plainly(error)
+    reads_data = _compat.tracing.reads_data(error)
+    frames = users_frames(error)
+    if not frames or not (reads_data or type(error) in _FAULTS):
+        return error
+    frame = frames[-1]
+    first = str(error).partition("\n")[0]
+    made = KernelError(
+        f"the fake impl {'asks for data, which a fake tensor does not have' if reads_data else 'raised'}: "
+        f"{type(error).__name__}: {first}",
+        op=op,
+        where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
+        fix="decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
+        if reads_data
+        else "correct it: it gets tensors without data, of which it may use shape, dtype and device",
+    )
+    said = _compat.dynamo.said_plainly(made, breaks=reads_data)
+    return error if said is made else said

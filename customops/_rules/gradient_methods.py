@@ -32,10 +32,12 @@ from customops._rules.fits import (
     TakesGradients,
 )
 from customops._schema.differentiability import Names
+from customops.errors import entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+@entries
 class RegisterGradients(Called[P, R]):
     """``register_autograd``, ``register_jvp`` and ``register_autograd_from`` of `CustomOpDef`."""
 

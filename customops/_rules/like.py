@@ -142,6 +142,7 @@ def declared(given: Any, spec: OpSpec) -> Fn:
             expected='a function, like("x"), a tuple of these, or "kernel"',
             got=brief(given),
             where=user_source(),
+            fix="register_fake(fn), where fn takes the op's arguments and returns tensors like the results",
         )
     if len(likes) != len(spec.schema.returns):
         raise RegistrationError(

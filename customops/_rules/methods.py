@@ -35,10 +35,12 @@ from customops._rules.fits import (
 )
 from customops._rules.like import declared
 from customops._schema.differentiability import Names
+from customops.errors import entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+@entries
 class Register(RegisterForCompilers[P, R]):
     """The ``register_*`` methods of `CustomOpDef`."""
 

@@ -9,6 +9,7 @@ from customops import _compat
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo
+from customops.errors import CallbackError, brief
 
 
 class TorchDispatchRule:
@@ -28,6 +29,13 @@ class TorchDispatchRule:
         return self._slots.values
 
     def register(self, cls: type, fn: Fn) -> Registration:
+        if not isinstance(cls, type):
+            raise CallbackError(
+                "a torch_dispatch rule is for a class: a TorchDispatchMode or a tensor subclass",
+                op=self.operator.qualname,
+                got=brief(cls),
+                fix="register_torch_dispatch(MyMode, fn)",
+            )
         bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
 

@@ -24,9 +24,9 @@ from customops._dispatch.fill_defaults import Fill, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
-from customops._dispatch.results import tensors_in
+from customops._dispatch.results import describe, tensors_in
 from customops._schema.model import Schema
-from customops.errors import DefinitionError, UnsupportedError, brief, user_stacklevel
+from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -129,7 +129,35 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
 
 
 def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
-    return rule.current(info, in_dims, *args, **kwargs)
+    fn = rule.current
+    found = fn(info, in_dims, *args, **kwargs)
+    if not isinstance(fn, _Strategy):
+        _check(found, fn, rule.operator.qualname)
+    return found
+
+
+def _check(found: Any, fn: Fn, op: str) -> None:
+    """Raise unless a rule returned a result, and for each tensor in it the dimension of the batch."""
+    expected, problem = "(result, out_dims), where out_dims says which dimension of the result is the batch", None
+    if not isinstance(found, tuple) or len(found) != 2:
+        problem, got = "the vmap rule did not return two values", describe(found)
+    else:
+        result, dims = found
+        pairs = [(result, dims)] if isinstance(result, Tensor) else []
+        if isinstance(result, (list, tuple)) and isinstance(dims, (list, tuple)) and len(result) == len(dims):
+            pairs = list(zip(result, dims, strict=True))
+        for value, dim in pairs:
+            if isinstance(value, Tensor) and isinstance(dim, int) and not -value.dim() <= dim < value.dim():
+                problem, got = f"the vmap rule returned an out_dim of {dim}", f"a result of {value.dim()} dimensions"
+    if problem is not None:
+        raise KernelError(
+            problem,
+            op=op,
+            expected=expected,
+            got=got,
+            where=where(fn.rule.fn if isinstance(fn, _Shorter) else fn),
+            fix="return result, 0 if the batch is the first dimension of the result",
+        )
 
 
 def _below_vmap_mode(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:

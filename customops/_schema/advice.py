@@ -251,7 +251,8 @@ class _Advisor:
         if found is None or found.hint is None:
             return found
         hint = annotated(types.GenericAlias(dict, (str, found.hint)), [Keys("a", "b")])
-        return Rewrite(hint, "with the keys that it has")
+        note = "with the keys that it has"
+        return Rewrite(hint, note if items else f"{note}; or a @dataclass(frozen=True) with a field for each key")
 
     # Classes ----------------------------------------------------------------------------------------------------
 

@@ -85,11 +85,11 @@ class ArgumentBuilder:
         alias = self._alias(leaf)
         self.paths[leaf.name] = leaf.path
         if default is REQUIRED:
-            into.append(Argument(type_, alias, leaf.name, kwarg_only=kwarg_only))
+            into.append(Argument(type_, alias, leaf.name, kwarg_only=kwarg_only, path=leaf.path))
             return
         default, in_text = self._default(type_, default, leaf.path, in_optional)
         type_ = type_ if in_text else f"{type_.removesuffix('?')}?"
-        into.append(Argument(type_, alias, leaf.name, default, kwarg_only, default_is_none_in_text=not in_text))
+        into.append(Argument(type_, alias, leaf.name, default, kwarg_only, not in_text, leaf.path))
 
     def _alias(self, leaf: Leaf) -> Alias | None:
         is_written = leaf.is_mutated

@@ -22,7 +22,7 @@ def default_problem(type_: str, default: Any) -> str | None:
         return next((problem for value in default if (problem := default_problem(item, value))), None)
     row = ROWS.get(base)
     if row is None or not isinstance(default, row.defaults):
-        return f"a {type(default).__name__} cannot be the default of a {base}"
+        return f"a {type(default).__name__} cannot be the default of {'an int' if base == 'SymInt' else f'a {base}'}"
     return row.default_problem(default) if row.default_problem is not None else None
 
 

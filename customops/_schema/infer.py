@@ -144,6 +144,8 @@ class _Reader:
                 what, hint = f"varargs (*{name})", f"*{hint}"
             elif kind is inspect.Parameter.VAR_KEYWORD:
                 what, hint = f"varkwargs (**{name})", f"**{name}: Unpack[Options], of a class Options(TypedDict)"
+            if name_of(self.fn) == "<lambda>":
+                hint = 'def instead of lambda, with annotations; or schema="(Tensor x) -> Tensor"'
             self.fail(f"{what} must have a type annotation", fix=f"e.g. {hint}")
         return replace(self, argument=name)._annotated(name, kind, parameter.annotation, default)
 

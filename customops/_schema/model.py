@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
@@ -80,6 +80,13 @@ class Argument(Typed):
     #: Schema text cannot hold the default (inf, nan, a list with one of them), so it says ``None``, and `default` is
     #: filled in when the op is called.
     default_is_none_in_text: bool = False
+    #: What it is in the signature, ``config.block``; "" where that is the name.
+    path: str = field(default="", compare=False, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The name that the author of the op knows."""
+        return self.path or self.name
 
     @property
     def has_default(self) -> bool:

@@ -19,6 +19,7 @@ def check_nameless(text: str, op: str) -> None:
             'expected schema to look like "(Tensor x) -> Tensor": the name is given already',
             op=op,
             got=brief(text, limit=500),
+            fix='schema="(Tensor x) -> Tensor", with parentheses around the arguments',
         )
 
 

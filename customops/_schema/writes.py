@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import re
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -28,7 +29,7 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
         return mutates_args
     problem = "mutates_args must be an iterable of names or the string 'unknown'"
     if isinstance(mutates_args, str):
-        fix = f"mutates_args=({mutates_args!r},)"
+        fix = f"mutates_args={tuple(re.findall('[^, ]+', mutates_args))}"
         raise SchemaError(f"{problem}, not {mutates_args!r}", op=op, where=place, fix=fix)
     names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
     if not all(isinstance(name, str) for name in names):

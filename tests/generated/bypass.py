@@ -52,8 +52,12 @@ def __call__(_self, /, x, y, by):
     try:
         return _self._entry(x, y, by)
     except _RuntimeError as _error:
-        _self._definition.explain(_error)
-        raise
+        try:
+            _self._definition.explain(_error)
+            raise
+        except _CustomOpsError as _said:
+            _cut(_said)
+            raise
 
 # Autograd
 def autograd(_keyset, /, x, y, by):

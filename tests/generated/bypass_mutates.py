@@ -41,8 +41,12 @@ def __call__(_self, /, x, y, *, n=_default_2):
     try:
         return _self._entry(x, y, n=n)
     except _RuntimeError as _error:
-        _self._definition.explain(_error)
-        raise
+        try:
+            _self._definition.explain(_error)
+            raise
+        except _CustomOpsError as _said:
+            _cut(_said)
+            raise
 
 # Autograd
 def autograd(_keyset, /, x, y, *, n=_default_2):

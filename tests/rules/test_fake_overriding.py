@@ -38,24 +38,25 @@ def add(registry: Registry, ns: str) -> Any:
     return op
 
 
-def missing(op: Any, name: str) -> str:
-    return (
-        f"There was no fake impl registered for <CustomOpDef({op._qualname})>. This is necessary for "
-        f"torch.compile/export/fx tracing to work. Please use `{name}.register_fake` to add an fake impl."
-    )
+def says_what_is_missing(error: BaseException, op: Any, name: str) -> bool:
+    first, *_, last = str(error).splitlines()
+    return first == (
+        f"{op._qualname}: There was no fake impl registered for <CustomOpDef({op._qualname})>. "
+        "This is necessary for torch.compile/export/fx tracing to work."
+    ) and last.startswith(f"  fix:      Please use `{name}.register_fake` to add a fake impl: fn(")
 
 
 @pytest.mark.compile
 @pytest.mark.parity(41)
-def test_the_message_without_a_fake_is_exact(add: Any) -> None:
+def test_the_message_without_a_fake_has_the_words_of_torch(add: Any) -> None:
     with pytest.raises(RuntimeError) as raised, FakeTensorMode():
         add(torch.ones(2), torch.ones(2))
     # The name of the function: that is what its author calls it.
-    assert str(raised.value) == missing(add, "add_fn")
+    assert says_what_is_missing(raised.value, add, "add_fn")
     assert isinstance(raised.value, MissingFakeError)
     with pytest.raises(RuntimeError) as raised:
         add(torch.ones(2, device="meta"), torch.ones(2, device="meta"))
-    assert str(raised.value) == missing(add, "add_fn")
+    assert says_what_is_missing(raised.value, add, "add_fn")
 
 
 @pytest.mark.compile
@@ -102,7 +103,7 @@ def test_real_tensors_propagate_where_there_is_no_fake(add: Any) -> None:
         assert (fake.dtype, fake.dim()) == (x.dtype, 2)
     with pytest.raises(RuntimeError) as raised, FakeTensorMode():
         add(torch.ones(2), torch.ones(2))
-    assert str(raised.value) == missing(add, "add_fn")
+    assert says_what_is_missing(raised.value, add, "add_fn")
 
 
 @pytest.mark.compile
@@ -124,7 +125,7 @@ def test_draft_export_infers_a_fake(add: Any) -> None:
     # What was inferred is not left behind.
     with pytest.raises(RuntimeError) as raised, FakeTensorMode():
         add(torch.ones(2), torch.ones(2))
-    assert str(raised.value) == missing(add, "add_fn")
+    assert says_what_is_missing(raised.value, add, "add_fn")
 
 
 # Overriding -----------------------------------------------------------------------------------------------------------

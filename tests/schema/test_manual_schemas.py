@@ -120,5 +120,6 @@ def test_message_for_a_manual_schema_that_disagrees(registry: customops.Registry
 NS::op: the schema and mutates_args disagree: by the schema, the op mutates {'x'}
   expected: mutates_args=('x',)
   got:      mutates_args=(), schema='(Tensor(a!) x) -> ()'
-  at:       fn (FILE:LINE)""",
+  at:       fn (FILE:LINE)
+  fix:      leave mutates_args out: the schema says it""",
     )
