@@ -92,7 +92,7 @@ def stop_tracing(op: str, argument: str, expected: str) -> None:
         where=_traced_call(),
         fix=f"pass {expected}",
     )
-    kind = _plain_kind(ArgumentError, breaks=True)
+    kind = _plain_kind(cast(Any, ArgumentError), True)
     if kind is None:
         torch._dynamo.graph_break(msg=str(error))
     raise _as(kind, error)
@@ -110,7 +110,7 @@ def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsErr
     if error.where is None:
         error.where = _traced_call() if traced else users_call()
         error.args = (error._message(),)
-    kind = _plain_kind(type(error), breaks) if traced and not torch._dynamo.config.suppress_errors else None
+    kind = _plain_kind(cast(Any, type(error)), breaks) if traced and not torch._dynamo.config.suppress_errors else None
     return error if kind is None else _as(kind, error)
 
 
