@@ -86,7 +86,7 @@ def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, e
     """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
     cls: Any = AutogradError if argument is None else ArgumentError
     error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
-    kind = _plain_kind(cls, breaks=True)
+    kind = _plain_kind(cast(Any, cls), True)
     raise error if kind is None else _as(kind, error)
 
 

@@ -38,7 +38,7 @@ class Name(NamedTuple):
         if not isinstance(text, str):
             raise DefinitionError("the name of an op must be a string", got=brief(text), fix=example)
         words = _IDENTIFIER.findall(text)
-        if 1 <= len(words) <= 2:
+        if 1 <= len(words) <= 2 and len(text) < 100:
             example = f'"{"::".join(["mylib", *words][-2:])}"'
         namespace, separator, rest = text.partition("::")
         name, dot, overload = rest.partition(".")

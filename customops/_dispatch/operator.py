@@ -378,8 +378,11 @@ class OperatorHandle:
         parts = (part_with(each.node, name) for each in self.spec.signature.parameters) if self.spec.signature else ()
         part = next((each for each in parts if each is not None), None)
         path = name if part is None else part.path
+        problem = (
+            f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"  # as torch
+        )
         return ArgumentError(
-            f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}",  # as torch
+            problem if part is None else "an argument has a value that the signature does not allow",
             op=self.qualname,
             argument=path,
             expected=wanted if part is None else type_of(part) + " | None" * may_be_none(part),
