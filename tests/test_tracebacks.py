@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch._dynamo.exc
 from torch import Tensor
 
 import customops
@@ -286,3 +287,19 @@ def test_a_fake_that_fails_under_compile(op: Any, fake: Callable[..., Any], prob
 def test_a_fake_that_reads_data_breaks_the_graph(op: Any) -> None:
     op.register_fake(reads)
     assert torch.compile(call_it(op), backend="eager")(torch.ones(2)).tolist() == [6, 6]
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not hasattr(torch._dynamo.exc, "FakeTensorObservedException"), reason="Dynamo raises at once")
+def test_traced_code_catches_what_a_fake_raises(op: Any) -> None:
+    @op.register_fake
+    def _(x: Tensor, by: float) -> Tensor:
+        raise RuntimeError("no")
+
+    def model(x: Tensor) -> Tensor:
+        try:
+            return op(x + 1, 3.0)  # type: ignore[no-any-return]
+        except RuntimeError:
+            return x - 1
+
+    assert torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [0, 0]
