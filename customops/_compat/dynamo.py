@@ -98,11 +98,13 @@ def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsErr
     Args:
         breaks: the graph may break there, and the call run in eager mode.
     """
-    traced = _traces_a_call()
+    tracer = _tracer()
     if error.where is None:
-        error.where = _traced_call() if traced else users_call()
+        error.where = users_call() if tracer is None else _traced_call()
         error.args = (error._message(),)
-    kind = _plain_kind(cast(Any, type(error)), breaks) if traced and not torch._dynamo.config.suppress_errors else None
+    if tracer is None or torch._dynamo.config.suppress_errors or _catches(tracer):
+        return error
+    kind = _plain_kind(cast(Any, type(error)), breaks)
     return error if kind is None else _as(kind, error)
 
 
@@ -120,14 +122,27 @@ def _traced_call() -> str | None:
     )
 
 
-def _traces_a_call() -> bool:
-    """Does Dynamo, in a frame above, look for the fake result of a call?"""
+def _tracer() -> Any:
+    """What traces the user's code, if a frame above looks for the fake result of a call in it."""
     code = getattr(getattr(sys.modules.get("torch._dynamo.utils"), "run_node", None), "__code__", None)
     frame: types.FrameType | None = sys._getframe(1)
-    while code is not None and frame is not None:
-        if frame.f_code is code:
-            return True
+    while code is not None and frame is not None and frame.f_code is not code:
         frame = frame.f_back
+    while code is not None and frame is not None:
+        if "tx" in frame.f_locals:
+            return frame.f_locals["tx"]
+        frame = frame.f_back
+    return None
+
+
+def _catches(tracer: Any) -> bool:
+    """May the code that is traced catch what a fake raises? From torch 2.15 on it can."""
+    if not hasattr(sys.modules["torch._dynamo.exc"], "FakeTensorObservedException"):
+        return False
+    while tracer is not None:
+        if tracer.block_stack or getattr(tracer.current_instruction, "exn_tab_entry", None) is not None:
+            return True
+        tracer = getattr(tracer, "parent", None)
     return False
 
 

@@ -188,8 +188,9 @@ PROBES = (
     _probe(
         "dynamo",
         "compiled code is not compiled anew when an op changes",
-        """torch._guards.TracingContext.try_get torch._C._dynamo torch._C._dynamo.eval_frame torch._dynamo.guards
-        torch._dynamo.source torch._ops.OpOverload""",
+        """torch._guards.TracingContext.try_get torch._guards.TracingContext.extract_stack torch._C._dynamo
+        torch._C._dynamo.eval_frame torch._dynamo.config.suppress_errors torch._dynamo.exc torch._dynamo.guards
+        torch._dynamo.source torch._dynamo.utils.run_node torch._ops.OpOverload""",
     ),
     _probe(
         "inductor",
