@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops import schema as schema
-from customops._calls.undefined import Undefined
-from customops._compat.tags import Tag
-from customops._named import Named
-from customops._op import CustomOpDef
-from customops._registry import Registry
-from customops._registry import default as default_registry
-from customops._samples import Sample
+from customops._dispatch.scopes import Sample
+from customops._op.classes import Undefined
+from customops._op.op import CustomOpDef
+from customops._op.registry import Registry
+from customops._op.registry import default as default_registry
+from customops._op.triton import triton_op, wrap_triton
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
-from customops._triton import triton_op, wrap_triton
+from customops._schema.named import Named
+from customops._torch.schema import Tag
 from customops.errors import CustomOpsError, OpCheckError, did_you_mean, helper
 from customops.library import (
     Library,
@@ -138,4 +138,4 @@ def __getattr__(name: str) -> Any:
 
 
 if os.environ.get("CUSTOMOPS_LOG"):
-    importlib.import_module("customops.logging._lines").log_as_environment_says()
+    importlib.import_module("customops.logging._calls").log_as_environment_says()

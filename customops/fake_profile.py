@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from customops import _compat
-from customops._op import CustomOpDef
-from customops._registry import default
+from customops import _torch
+from customops._op.op import CustomOpDef
+from customops._op.registry import default
 from customops._schema.model import Schema
 from customops.errors import CustomOpsError, brief
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     _TorchsMissingOpProfile = RuntimeError
 else:
     # What torch's export catches to go on with the real values it has.
-    _TorchsMissingOpProfile = _compat.tracing._fake_tensor.MissingOpProfile
+    _TorchsMissingOpProfile = _torch.tensors._fake_tensor.MissingOpProfile
 
 __all__ = [
     "MissingOpProfile",
@@ -169,7 +169,7 @@ def _show(inputs: _Inputs) -> str:
 
 
 @contextmanager
-def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat.libraries.Library]]:
+def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_torch.library.Library]]:
     """Context manager that replaces the fake impls of ops by ones made from profiles.
 
     A fake impl finds the profile of a call by the rank, dtype, device and layout of each tensor argument. The sizes of
@@ -195,12 +195,12 @@ def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_compat
         yield [_lend_fake(stack, name, profiles) for name, profiles in op_profiles.items()]
 
 
-def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _compat.libraries.Library:
+def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _torch.library.Library:
     op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
     fake = _ProfileFake(op._qualname, op.schema, profiles)
     log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
-    library = _compat.libraries.Library(op._definition.name.namespace, "FRAGMENT")
-    stack.callback(_compat.libraries.destroy_library, library)
+    library = _torch.library.Library(op._definition.name.namespace, "FRAGMENT")
+    stack.callback(_torch.library.destroy_library, library)
     op._register(library, op._rules.fake.register, fake)  # profiles are of what the schema says
     return library
 

@@ -15,20 +15,19 @@ from torch.library import get_ctx as _current_ctx
 from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
-from customops import _compat
-from customops._autograd.options import BackwardOptions, FromOptions, GradientOptions
+from customops import _torch
+from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions
 from customops._dispatch.devices import DeviceTypes
-from customops._op import CustomOpDef
-from customops._registry import default
-from customops._rules.fits import AnySetupContext, Backward, DeclaredF, ResultAndDims, Strategy, TakesModeAndCall
-from customops._rules.like import like as like
-from customops._schema.differentiability import Names
+from customops._op.callback_types import AnySetupContext, Backward, DeclaredF, ResultAndDims, Strategy, TakesModeAndCall
+from customops._op.definitions import OnConflict
+from customops._op.op import CustomOpDef
+from customops._op.registry import ImplConflict, default
+from customops._rules.fake import like as like
+from customops._schema.model import Names
 from customops._schema.tags import Tags
-from customops._schema_only import ImplConflict
-from customops._spec import OnConflict
 from customops.errors import RegistrationError, entry
 
-Op = CustomOpDef[Any, Any] | _compat.libraries.OpOverload | str
+Op = CustomOpDef[Any, Any] | _torch.library.OpOverload | str
 F = TypeVar("F", bound=Callable[..., Any])
 
 custom_op = default.custom_op

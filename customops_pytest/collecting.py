@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from customops import CustomOpDef, CustomOpsError
-from customops._targets import TargetError, expand, load, trace
-from customops.checking._one_by_one import SampleChecks
+from customops._cli.targets import TargetError, expand, load, trace
+from customops.checking._check import SampleChecks
 from customops.checking._run import INPUTS
 from customops.checking.report import Report
 from customops.checks import CHECKS

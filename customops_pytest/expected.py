@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from customops import CustomOpsError
 from customops.checking._run import INPUTS
 from customops.checks import CHECKS
-from customops.testing import FailuresDict, files
+from customops.testing import FailuresDict, failures
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,7 +111,7 @@ class Expected:
         dict is converted: the entries go to a TOML file beside it.
         """
         path = self.path if not self.is_json else self.path.removesuffix(".json") + ".toml"
-        with files.exclusive(path):
+        with failures.exclusive(path):
             before = _read(path) if os.path.exists(path) else _HEAD
             blocks = {entry.key: text for text, entry in _blocks(path, before)}
             if self.is_json:
@@ -121,7 +121,7 @@ class Expected:
             kept = [text for key, text in sorted(blocks.items()) if key not in remove]
             text = "".join([_head_of(before), *kept])
             if text != before or not os.path.exists(path):
-                files.replace(path, text)
+                failures.replace(path, text)
         return path
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from customops import CustomOpsError
-from customops._describe.screen import plural
+from customops._describe.render import plural
 from customops.checks import CHECKS
 from customops_pytest.expected import Expected, Key
 from customops_pytest.watched import Watched

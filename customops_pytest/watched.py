@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from customops._describe.screen import plural
+from customops._describe.render import plural
 
 
 @dataclass

@@ -11,10 +11,10 @@ import pytest
 
 from customops import CustomOpsError
 from customops._describe.description import place_of_others
-from customops._describe.values import described
+from customops._describe.render import described
 from customops.checks import DEFAULT_CHECKS, Outcome
 from customops.checks._outcome import in_short
-from customops.testing.watching import Call, Watch, checked, why_unchecked
+from customops.testing.watch import Call, Watch, checked, why_unchecked
 from customops_pytest.expected import Key
 from customops_pytest.marks import Mark, covering, marks_of, names_of
 from customops_pytest.session import Session, quiet, session_of

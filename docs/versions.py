@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import customops
-from customops._compat.probes import PROBES, missing
+from customops._torch.probes import PROBES, missing
 from customops._versions import release, spelled
 
 PAGE = Path(__file__).parent / "versions.md"

@@ -23,27 +23,14 @@ PLUGIN = ROOT / "customops_pytest"
 ROOMS = (
     "_versions",
     "errors",
-    "_timing",
-    "_compat",
-    "_named",
+    "_torch",
     "_schema",
     "_dispatch",
     "_codegen",
-    "_lowering",
-    "_lifetime",
-    "_samples",
     "_autograd",
     "_rules",
     "_describe",
     "_op",
-    "_calls",
-    "_spec",
-    "_conflict",
-    "_lazy",
-    "_schema_only",
-    "_when_defined",
-    "_registry",
-    "_triton",
     "schema",
     "library",
     "checks",
@@ -55,13 +42,12 @@ ROOMS = (
     "testing",
     "checking",
     "backend",
-    "_targets",
     "_cli",
     "__main__",
 )
 #: Modules that load something late to keep `import customops` cheap; a folder stands for its `__init__`.
-LATE_IMPORTS = {"__init__", "_compat.autograd", "_describe", "checks", "backend._compat"}
-#: Not even `_compat` builds on these: customops replaces them.
+LATE_IMPORTS = {"__init__", "_torch.autograd", "_describe", "checks", "backend._compat"}
+#: Not even `_torch` builds on these: customops replaces them.
 REPLACED = ("torch.library.custom_op", "torch._library.custom_ops.custom_op")
 MAX_LINES = 800
 HEAVY = [
@@ -134,7 +120,7 @@ class Module:
         ]
 
     def private_names(self) -> list[str]:
-        if "_compat" in self.name.split("."):
+        if self.name.split(".")[0] == "_torch" or self.name == "backend._compat":
             return []
         return [f"line {line}: {name}" for line, name in self.torch_names if is_private(name)]
 
@@ -287,7 +273,7 @@ def test_imports_go_in_no_circle() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError, with the circle
 
 
-def test_private_torch_names_live_in_compat() -> None:
+def test_private_torch_names_live_in_one_package() -> None:
     assert findings(Module.private_names) == []
 
 
@@ -365,7 +351,7 @@ def test_the_plugin_is_held_to_the_rules() -> None:
 )
 def test_private_names_are_caught(source: str) -> None:
     assert Module("_op", source).private_names()
-    assert not Module("_compat.dispatch", source).private_names()
+    assert not Module("_torch.dispatcher", source).private_names()
     assert not Module("backend._compat", source).private_names()
     assert Module("backend.compat", source).private_names()
 
@@ -374,8 +360,8 @@ def test_private_names_are_caught(source: str) -> None:
     "source",
     [
         "import torch\ntorch.__version__\ntorch.library.Library",
-        "from customops import _compat\n_compat._x\nself._torch._C",
-        "from customops._compat import op_overload",
+        "from customops import _torch\n_compat._x\nself._torch._C",
+        "from customops._torch import op_overload",
     ],
 )
 def test_other_names_pass(source: str) -> None:
@@ -393,20 +379,20 @@ def test_other_names_pass(source: str) -> None:
     ],
 )
 def test_replaced_names_are_caught(source: str) -> None:
-    assert Module("_compat", source).replaced_names()
+    assert Module("_torch", source).replaced_names()
 
 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("_schema", "from customops._op import CustomOpDef"),
+        ("_schema", "from customops._op.op import CustomOpDef"),
         ("_schema", "from customops import _op"),
         ("_schema", "from . import _op"),
         ("_schema", "import customops"),
         ("_op", "from customops import custom_op"),
         ("_schema.infer", "from customops._dispatch.operator import define"),
         ("_rules.fake", "from .._op import CustomOpDef"),
-        ("_rules.fake", "if TYPE_CHECKING:\n    from customops._op import CustomOpDef"),
+        ("_rules.fake", "if TYPE_CHECKING:\n    from customops._op.op import CustomOpDef"),
         ("checks.schema", "from ..testing import samples"),
         ("_op", "def f():\n    from customops import _registry"),
     ],
@@ -419,7 +405,7 @@ def test_upward_imports_are_caught(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("_op", "from customops._rules import kernel\nfrom customops import errors"),
-        ("_op", "from ._rules.kernel import Kernel\nfrom . import _compat"),
+        ("_op", "from ._rules.kernel import Kernel\nfrom . import _torch"),
         ("_rules.fake", "from .._dispatch.callbacks import bind"),
         ("checks.schema", "from ._result import Result\nfrom customops.checks import table"),
         ("backend.device", "from customops import custom_op\nfrom . import memory"),
@@ -445,4 +431,4 @@ def test_late_imports_are_caught() -> None:
     assert Module("_op", source).late_imports == ["line 2: json in f()"]
     assert Module("checks.schema", source).late_imports
     assert not Module("checks", source, is_package=True).late_imports
-    assert not Module("_compat.autograd", source).late_imports
+    assert not Module("_torch.autograd", source).late_imports

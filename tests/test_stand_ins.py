@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from customops._compat.probes import PROBES
+from customops._torch.probes import PROBES
 
 #: Parts of torch that most programs do without.
 PARTS = (
@@ -96,7 +96,7 @@ def test_a_stand_in_says_what_is_missing() -> None:
         torch.__version__ = "2.99.0"
         del torch._C._len_torch_dispatch_stack
         import customops
-        print(customops._compat.dispatch.mode_count())
+        print(customops._torch.dispatcher.mode_count())
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert "UnsupportedError: torch 2.99.0 has no torch._C._len_torch_dispatch_stack" in run.stderr

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._autograd.layout import Layout
-from customops._autograd.options import Formula
-from customops._dispatch.fill_defaults import filler
+from customops import _torch
+from customops._autograd.layout import Formula, Layout
+from customops._dispatch.callbacks import filler
 from customops._dispatch.results import tensors_in
-from customops._schema.differentiability import is_differentiable
-from customops._schema.model import Schema
+from customops._schema.model import Schema, is_differentiable
 from customops.errors import UnsupportedError
 
 
@@ -35,13 +33,13 @@ class SetUp:
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
             args, kwargs = self.fill(args, kwargs)
-        if _compat.kernel_state.autocast_is_on():
-            _compat.kernel_state.call_without_autocast(self._call, ctx, args, kwargs, output)
+        if _torch.thread_state.autocast_is_on():
+            _torch.thread_state.call_without_autocast(self._call, ctx, args, kwargs, output)
         else:
             self._call(ctx, args, kwargs, output)
 
     def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not _compat.dispatch.transforms_active():
+        if not _torch.dispatcher.transforms_active():
             self._call_all(ctx, args, kwargs, output)
             return
         with torch.inference_mode(False):  # what it computes is recorded at the levels further out
@@ -101,14 +99,14 @@ def _metadata(value: Any, without: Sequence[Tensor]) -> Any:
     """The metadata of an output, or None if it has no gradient."""
     if isinstance(value, (list, tuple)):
         return [_metadata(item, without) for item in value]
-    return _compat.autograd.metadata(value) if _has_gradient(value, without) else None
+    return _torch.autograd.metadata(value) if _has_gradient(value, without) else None
 
 
 def _zeros_of(value: Any, without: Sequence[Tensor]) -> Any:
     """What zeros for an output are like: its metadata, and whether it has a gradient."""
     if isinstance(value, (list, tuple)):
         return [_zeros_of(item, without) for item in value]
-    return (*_compat.autograd.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
+    return (*_torch.autograd.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
 
 
 def _has_gradient(value: Any, without: Sequence[Tensor]) -> bool:

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from customops import _compat
-from customops._autograd.layout import Layout
-from customops._autograd.node_arguments import NodeArguments
+from customops import _torch
+from customops._autograd.layout import Layout, NodeArguments
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import CheckPolicy
 from customops.errors import AutogradError, where
 
-#: What a gradient is to be like. Of a tensor, `_compat.autograd.metadata`; of what has no gradient, None; a list of
+#: What a gradient is to be like. Of a tensor, `_torch.autograd.metadata`; of what has no gradient, None; a list of
 #: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.
 Expected = Any
 
@@ -124,7 +123,7 @@ class InputGradients:
             return None
         if not isinstance(gradient, Tensor):
             raise self._misfit(name, "a Tensor or None", _describe(gradient), _made_of(gradient))
-        if expected is None or expected == (got := _compat.autograd.metadata(gradient)):
+        if expected is None or expected == (got := _torch.autograd.metadata(gradient)):
             return gradient
         if not _is_compatible(got, expected):
             fix = _remedy(got, expected)
@@ -195,7 +194,7 @@ class OutputTangents:
                 raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
         elif not isinstance(tangent, Tensor):
             raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
-        elif expected != (got := _compat.autograd.metadata(tangent)) and not _is_like(got, expected):
+        elif expected != (got := _torch.autograd.metadata(tangent)) and not _is_like(got, expected):
             raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
 
     def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
@@ -229,7 +228,7 @@ def _is_compatible(got: Any, expected: Any) -> bool:
     if device != wanted_device or not (dtype.is_floating_point or dtype.is_complex or not wanted_dtype.is_complex):
         return False
     return bool(wanted == shape) or (
-        shape is not None and wanted is not None and _compat.autograd.sums_to(shape, wanted)
+        shape is not None and wanted is not None and _torch.autograd.sums_to(shape, wanted)
     )
 
 
@@ -261,7 +260,7 @@ def _remedy(got: Any, expected: Any) -> str:
         return f'gradient.to("{wanted_device}")'
     if shape == wanted:
         return f"gradient.to({wanted_dtype})"
-    if shape is not None and wanted is not None and _compat.autograd.sums_to(wanted, shape):
+    if shape is not None and wanted is not None and _torch.autograd.sums_to(wanted, shape):
         return f"if all elements have the same gradient: gradient.expand({list(wanted)})"
     if shape is not None and wanted is not None and math.prod(shape) == math.prod(wanted):
         return f"gradient.reshape({list(wanted)}), if only the layout differs"

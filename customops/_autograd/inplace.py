@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _torch
 from customops._autograd.context import flat_items
 from customops._autograd.layout import Layout, Lengths, flatten
 from customops._dispatch.results import tensors_in
-from customops._schema.differentiability import is_differentiable
+from customops._schema.model import is_differentiable
 from customops.errors import AutogradError
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -40,7 +40,7 @@ _AS_IT_IS = contextlib.nullcontext()
 @contextlib.contextmanager
 def _recorded_write() -> Iterator[None]:
     """AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient."""
-    guard = _compat.dispatch.below_autograd()
+    guard = _torch.dispatcher.below_autograd()
     try:
         with torch.enable_grad():
             yield
@@ -68,7 +68,7 @@ class Mutation:
 
     def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[None]:
         """Context manager for the call of the kernel."""
-        return _recorded_write() if dirty and _compat.dispatch.functionalizing() else _AS_IT_IS
+        return _recorded_write() if dirty and _torch.dispatcher.functionalizing() else _AS_IT_IS
 
     def end(
         self, ctx: Any, outcome: Outcome, inputs: dict[int, Any], outputs: tuple[Any, ...], dirty: list[Tensor]
@@ -81,7 +81,7 @@ class Mutation:
             ctx.mark_dirty(*dirty)
             ctx._customops_writes = True
             return outputs
-        outcome.mutated, outcome.followed = dirty, [*map(_compat.autograd.without_history, dirty)]
+        outcome.mutated, outcome.followed = dirty, [*map(_torch.autograd.without_history, dirty)]
         for i, value in inputs.items():
             inputs[i] = _replaced(value, dirty, outcome.followed)
         return cast(tuple[Any, ...], _replaced(outputs, dirty, outcome.followed))
@@ -125,10 +125,10 @@ def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], 
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    if not _compat.autograd.forward_ad_active():
+    if not _torch.autograd.forward_ad_active():
         return False
     with torch.inference_mode(False):  # else no tangents are seen
-        return _compat.autograd.any_tangent((tensor,))
+        return _torch.autograd.any_tangent((tensor,))
 
 
 def copies_of_originals(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:
@@ -164,7 +164,7 @@ def tensors_to_mark_dirty(layout: Layout, inputs: dict[int, Any], has_formula: b
         if (
             not x.is_leaf
             if x.requires_grad
-            else declared and (is_only or not x._is_view() or _compat.autograd.is_fresh_view(x))
+            else declared and (is_only or not x._is_view() or _torch.autograd.is_fresh_view(x))
         )
     ]
 
@@ -181,7 +181,7 @@ def check_write(tensor: Tensor, argument: str, op: str) -> None:
     elif base is not None and base.requires_grad and base.is_leaf:
         problem = "a view of a leaf Variable that requires grad is being used in an in-place operation"
         fix = "a view of x.clone()"
-    elif base is not None and not _compat.autograd.is_fresh_view(tensor):
+    elif base is not None and not _torch.autograd.is_fresh_view(tensor):
         problem = (
             "a view is being modified in-place that autograd cannot follow: one of several that a function returned "
             "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
@@ -192,7 +192,7 @@ def check_write(tensor: Tensor, argument: str, op: str) -> None:
         raise AutogradError(problem, op=op, argument=argument, fix=fix)
 
 
-class _NewValue(_compat.autograd.SingleLevelFunction):
+class _NewValue(_torch.autograd.SingleLevelFunction):
     """A tensor that has the value of `new` by now, and is to have its graph.
 
     torch's graph has a place for a node that writes to a view only if that is all it does. So the node of an op with
@@ -200,22 +200,22 @@ class _NewValue(_compat.autograd.SingleLevelFunction):
     """
 
     @staticmethod
-    @_compat.dynamo.outside_dynamo
+    @_torch.dynamo.outside_dynamo
     def forward(ctx: Any, tensor: Tensor, new: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
-    @_compat.dynamo.outside_dynamo
+    @_torch.dynamo.outside_dynamo
     def backward(ctx: Any, grad: Any) -> Any:
         # Zeros: where torch gets None for the view, it takes the whole gradient of the base for none.
         return None if grad is None else torch.zeros_like(grad), grad
 
     @staticmethod
-    @_compat.dynamo.outside_dynamo
+    @_torch.dynamo.outside_dynamo
     def jvp(ctx: Any, tangent: Tensor | None, new: Tensor | None) -> Any:
-        return _compat.autograd.call_jvp(written_tangent, tangent, new)
+        return _torch.autograd.call_jvp(written_tangent, tangent, new)
 
 
 def written_tangent(before: Tensor | None, new: Tensor | None) -> Tensor | None:
@@ -228,8 +228,8 @@ def written_tangent(before: Tensor | None, new: Tensor | None) -> Tensor | None:
 def attach_graph(outcome: Outcome, result: tuple[Tensor, ...]) -> None:
     """Give tensors that were mutated the graph of their new values. The write was counted when it was done."""
     for tensor, i in zip(outcome.mutated, outcome.new_values, strict=True):
-        with _compat.autograd.uncounted(tensor):
-            _compat.autograd.apply_function(_NewValue, tensor, result[i])
+        with _torch.autograd.uncounted(tensor):
+            _torch.autograd.apply_function(_NewValue, tensor, result[i])
 
 
 def unfollowed_write_error(argument: str, op: str) -> AutogradError:

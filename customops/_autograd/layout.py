@@ -2,16 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
-from customops._autograd.options import Formula
-from customops._compat.tags import Tag
-from customops._schema.differentiability import Differentiable
-from customops._schema.model import Argument, Schema
+from customops._codegen.function import always_passed, as_tuple, variable_name
+from customops._schema.model import Argument, Differentiable, Names, Schema, tensor_names
+from customops._torch.schema import Tag
+from customops.errors import RegistrationError
+
+# A gradient formula and its options, as registered --------------------------------------------------------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+class Formula(NamedTuple):
+    """How to differentiate an op in one mode: its backward, or its jvp. Options are as `register_autograd` has them."""
+
+    fn: Callable[..., Any]
+    setup_context: Callable[..., Any] | None
+    nondiff_args: frozenset[str] = frozenset()
+    grads_of: tuple[str, ...] = ()
+    originals: frozenset[str] = frozenset()
+    materialize_grads: bool = True
+    once_differentiable: bool = False
+
+
+def mutated_values(grads_of: Names | None, formula: Formula, schema: Schema, op: str) -> tuple[str, ...]:
+    """The written arguments whose new values are outputs to be differentiated, in the order of the schema.
+
+    An op that returns nothing has its results in what it writes; one that returns something is taken by default to
+    write only what nobody differentiates, as a counter or a cache.
+    """
+    mutated = [argument.name for argument in schema.mutated]
+    if grads_of is None:
+        return () if schema.returns else tuple(name for name in mutated if name not in formula.nondiff_args)
+    chosen = mutated_names(grads_of, "grads_of", schema, op)
+    returned = [ret.alias for ret in schema.returns if ret.alias is not None]
+    for argument in schema.mutated:
+        if argument.name not in chosen:
+            continue
+        problem = None
+        if argument.alias in returned:
+            problem = "it is returned, so backward gets a gradient for it already"
+        elif argument.name in formula.nondiff_args:
+            problem = "it is one of nondiff_args"
+        if problem is not None:
+            raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=argument.name)
+    return tuple(name for name in mutated if name in chosen)
+
+
+def mutated_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
+    """As `tensor_names`, of arguments that the op writes to."""
+    names = tensor_names(given, what, schema, op)
+    for name in names.difference(argument.name for argument in schema.mutated):
+        raise RegistrationError(f"{what}= names an argument, but the op does not write to it", op=op, argument=name)
+    return names
+
+
+class GradientOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_jvp` takes beside the callbacks."""
+
+    nondiff_args: Names
+    grads_of: Names | None
+    originals: Names
+    materialize_grads: bool
+
+
+class BackwardOptions(GradientOptions, total=False):
+    """What `CustomOpDef.register_autograd` takes beside the callbacks."""
+
+    once_differentiable: bool
+
+
+class ResultOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_autograd_from` takes for a function that returns what the op does."""
+
+    nondiff_args: Names
+    recompute: bool
+
+
+class FromOptions(ResultOptions, total=False):
+    """All that `CustomOpDef.register_autograd_from` takes."""
+
+    grads_of: Names | None
+
+
+# The inputs and outputs of an autograd node, and how lists in them are flattened --------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,3 +189,133 @@ def unflatten(flat: Sequence[Any], lengths: Lengths) -> tuple[Any, ...]:
             values.append(list(flat[i : i + length]))
             i += length
     return tuple(values)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How an op's arguments become those of its node, which autograd looks at one by one: lists are flattened
+# The generated functions refer to the arguments by variables. `NodeArguments` says which there are, and where among
+# the
+# node's flat arguments each one is.
+
+
+class NodeArguments:
+    """The arguments of the functions that are generated for a node.
+
+    A node `is_plain` if it takes and returns what the op does: arguments are positional, none is mutated, and there are
+    no lists of tensors. Arguments that a call leaves out are left out there, too. Other nodes get all their inputs in
+    each call, None for those left out, and ``$passed`` says how many positional ones the op got.
+    """
+
+    def __init__(self, schema: Schema, layout: Layout) -> None:
+        self.schema, self.layout, self.inputs = schema, layout, layout.inputs
+        self.always = always_passed(schema)
+        self.has_rest = self.always < layout.positional
+        self.has_lists = any(argument.is_tensor_list for argument in self.inputs)
+        returns_plainly = bool(schema.returns) and not any(layout.list_outputs)
+        self.is_plain = returns_plainly and not (self.has_lists or schema.keyword_only or schema.mutated)
+        self.returns_tuple = len(schema.returns) > 1 or any(ret.type.startswith("(") for ret in schema.returns)
+        self.is_padded = self.has_rest and not self.is_plain
+        self.has_named = len(schema.arguments) > len(self.inputs)
+        #: Does the node say more about its outputs than autograd passes on? See `inplace.Outcome`.
+        self.has_outcome = bool(schema.mutated) or (self.returns_tuple and any(layout.list_outputs))
+        #: The inputs, in the order in which the node has them. In a plain node, those after them may be left out.
+        self.order = range(self.always) if self.is_plain else self._order()
+        #: The inputs that are lists of which the node is told the length. The last one has what is left.
+        self.measured = self._measured()
+        self._places = self._find_places()
+
+    def _order(self) -> range | list[int]:
+        order = range(len(self.inputs))
+        return sorted(order, key=lambda i: (i != self.layout.first, self.inputs[i].is_tensor_list))
+
+    def _measured(self) -> list[int]:
+        lists = [i for i in self.order if self.inputs[i].is_tensor_list]
+        return [i for i in lists if i != self.order[-1] or self.may_be_none(i)]
+
+    def may_be_left_out(self, i: int) -> bool:
+        """May a call leave an input out that the node gets?"""
+        argument = self.inputs[i]
+        return not self.is_plain and argument.has_default and (argument.kwarg_only or i >= self.always)
+
+    def may_be_none(self, i: int) -> bool:
+        """May a list be None? It is one flat argument then."""
+        return self.inputs[i].type.endswith("?") or self.may_be_left_out(i)
+
+    # Variables --------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> list[str]:
+        """What the node gets before the inputs of the op."""
+        more = {"$outcome": self.has_outcome, "$named": self.has_named, "$passed": self.is_padded}
+        return ["$kernel", *(name for name, is_there in more.items() if is_there), *map(self.length, self.measured)]
+
+    @property
+    def flat(self) -> str:
+        """All inputs of the node, as a tuple. After a mutation the variables may have other values."""
+        return "$flat" if self.has_lists or self.schema.mutated else as_tuple(self._variables())
+
+    @property
+    def flat_parameters(self) -> list[str]:
+        return ["*$flat"] if self.has_lists else self._variables()
+
+    def _variables(self) -> list[str]:
+        return [*map(self.variable, self.order), *(["*$rest"] if self.is_plain and self.has_rest else [])]
+
+    def variable(self, i: int) -> str:
+        """The variable that has an input. A list of tensors has its items there as a tuple, in `forward`."""
+        return variable_name(self.inputs[i])
+
+    def length(self, i: int) -> str:
+        return f"$length_{self.inputs[i].name}"
+
+    def place(self, i: int) -> str:
+        """Where an input is among the flat ones: an index, or for a list a slice."""
+        return self._places[i]
+
+    def _find_places(self) -> dict[int, str]:
+        places, start, count = {}, "", 0
+        for i in self.order:
+            here = f"{start} + {count}" if start and count else start or str(count)
+            if not self.inputs[i].is_tensor_list:
+                places[i] = here
+                count += 1
+            elif i in self.measured:
+                places[i] = f"{here}:$end_{self.inputs[i].name}"
+                start, count = f"$end_{self.inputs[i].name}", 0
+            else:
+                places[i] = f"{here}:"
+        return places
+
+    # What the op is called with ---------------------------------------------------------------------------------
+
+    def positional(self, values: dict[int, str]) -> str:
+        """The positional arguments as a tuple, of the expressions for inputs."""
+        if self.is_plain:
+            return self.flat
+        items = as_tuple(values[i] for i in range(self.layout.positional))
+        return f"{items}[:$passed]" if self.is_padded else items
+
+    def keyword_only(self, values: dict[int, str]) -> str:
+        """The keyword-only arguments as a dict."""
+        tensors = [f"{self.inputs[i].name!r}: {values[i]}" for i in range(self.layout.positional, len(self.inputs))]
+        return f"{{{', '.join([*(['**$named'] if self.has_named else []), *tensors])}}}"
+
+    def call(self, values: dict[int, str]) -> str:
+        """The arguments in a call of the kernel."""
+        positional = [values[i] for i in range(self.layout.positional)]
+        if self.is_padded:
+            positional = [f"*{as_tuple(positional)}[:$passed]"]
+        named = [f"{self.inputs[i].name}={values[i]}" for i in range(self.layout.positional, len(self.inputs))]
+        return ", ".join([*positional, *named, *(["**$named"] if self.has_named else [])])
+
+    def given(self, i: int) -> str:
+        """An expression for what the op or a callback is given: lists are new ones, as the dispatcher makes them."""
+        argument, variable = self.inputs[i], self.variable(i)
+        if "[" not in argument.type:
+            return variable
+        is_optional = argument.type.endswith("?") or self.may_be_left_out(i)
+        return f"(None if {variable} is None else $list({variable}))" if is_optional else f"$list({variable})"
+
+    def indices(self, count: int) -> list[int]:
+        """Which inputs the node has, if it has this many."""
+        return [*self.order, *range(len(self.order), count)]

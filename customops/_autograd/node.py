@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from customops import _compat
-from customops._autograd import apply_codegen, backward_codegen, forward_codegen
+from customops import _torch
+from customops._autograd import node_codegen
 from customops._autograd.context import Outputs, SetUp, flat_items, materialize_zeros, set_materialize_grads
 from customops._autograd.gradient_checks import GradientCheck, OutputTangents
 from customops._autograd.inplace import Mutation, written_tangent
-from customops._autograd.layout import Layout, flatten, unflatten
-from customops._autograd.node_arguments import NodeArguments
-from customops._autograd.options import Formula
+from customops._autograd.layout import Formula, Layout, NodeArguments, flatten, unflatten
 from customops._autograd.recompute import draws_again
 from customops._autograd.untracked import guarded_in_jvp
 from customops._dispatch.callbacks import Fn
@@ -48,24 +46,24 @@ def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | No
     compares = GradientCheck(definition.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
-        "forward": forward_codegen.forward(
+        "forward": node_codegen.forward(
             arguments, set_up, finish, compares, mutation, draws_again=any(draws_again(f.fn) for f in formulas)
         ),
         "backward": (
-            _missing(definition) if backward is None else backward_codegen.backward(arguments, op, backward, compares)
+            _missing(definition) if backward is None else node_codegen.backward(arguments, op, backward, compares)
         ),
         "jvp": _missing_jvp(definition) if jvp is None else _jvp(arguments, op, jvp),
     }
     name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
-    marked = {key: staticmethod(_compat.dynamo.outside_dynamo(member)) for key, member in statics.items()}
-    function = type(name, (_compat.autograd.SingleLevelFunction,), marked)
-    context = _compat.autograd.context_class(function)
+    marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
+    function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
+    context = _torch.autograd.context_class(function)
     context.set_materialize_grads = set_materialize_grads
     # Compiled autograd reads ctx through another object.
     context._customops_zeros = context._customops_untracked = context._customops_graph = None
     context._customops_hooked, context._customops_links = False, ()
     context.__getattr__ = _missing_attribute(definition, set_up, formulas)
-    return Node(function, apply_codegen.apply(arguments, function))
+    return Node(function, node_codegen.apply(arguments, function))
 
 
 def _missing_attribute(definition: OperatorHandle, set_up: SetUp, formulas: list[Formula]) -> Fn:
@@ -104,15 +102,15 @@ def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _compat.autograd.call_jvp(
-            _compat.kernel_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+        result = _torch.autograd.call_jvp(
+            _torch.thread_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
         )
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
-        outputs = tuple(map(_compat.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))
+        outputs = tuple(map(_torch.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))
         if "_customops_writes" in ctx.__dict__:
             (mutated,) = flat_items(before.get(i) for i in ([0] if layout.in_place else layout.new_values))
-            outputs = (_compat.autograd.call_jvp(written_tangent, mutated, *outputs),)
+            outputs = (_torch.autograd.call_jvp(written_tangent, mutated, *outputs),)
         return outputs[0] if len(outputs) == 1 else outputs
 
     return jvp

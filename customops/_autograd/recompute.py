@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from customops import _compat
+from customops import _torch
 from customops._autograd.context import flat_items, flat_metadata, materialize_zeros
 from customops._autograd.untracked import NoTensors, may_be_differentiated
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
-from customops._schema.differentiability import is_differentiable
-from customops._schema.model import Schema
+from customops._schema.model import Schema, is_differentiable
 from customops.errors import AutogradError, UnsupportedError, name_of, where
 
 
@@ -125,9 +124,9 @@ class _RecomputedFormula:
         kwargs = {name: _without_tensors(value, tensors) for name, value in keyword_only_inputs.items()}
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        ctx._customops_again = NoTensors((args, kwargs, _compat.dispatch.transforms_active()))
-        runs_again = self.recompute or _compat.dispatch.transforms_active() or _compat.autograd.forward_ad_active()
-        if not (runs_again or (self.is_random and _compat.triton.is_traced(()))):
+        ctx._customops_again = NoTensors((args, kwargs, _torch.dispatcher.transforms_active()))
+        runs_again = self.recompute or _torch.dispatcher.transforms_active() or _torch.autograd.forward_ad_active()
+        if not (runs_again or (self.is_random and _torch.dynamo.is_traced(()))):
             self._record(ctx, inputs, keyword_only_inputs)
 
     def _record(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any) -> None:
@@ -136,14 +135,14 @@ class _RecomputedFormula:
         self._choose(run, ctx.needs_input_grad)
         variables, outputs = run.recorded(_leaf)
         ends = [_End.of(x) if is_differentiable(x) else None for x in outputs]
-        starts = [(get_gradient_edge(x), _compat.autograd.metadata(x)) for x in variables]
+        starts = [(get_gradient_edge(x), _torch.autograd.metadata(x)) for x in variables]
         ctx._customops_graph = NoTensors((ends, starts))
 
     def _call(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: it draws the random numbers that the kernel drew."""
-        is_traced = _compat.triton.is_traced(())
+        is_traced = _torch.dynamo.is_traced(())
         if self.is_random:
-            if is_traced or _compat.functorch.is_batching():
+            if is_traced or _torch.autograd.is_batching():
                 raise UnsupportedError(
                     "the function to differentiate is to draw the kernel's random numbers again, which it cannot "
                     + ("in a graph: the state of a generator is no part of one" if is_traced else "inside vmap"),
@@ -172,7 +171,7 @@ class _RecomputedFormula:
         states = RandomStates((*args, *kwargs.values()))
         with WatchDraws(error):
             result = self.fn(*args, **kwargs)
-        if _compat.dispatch.transforms_active() and states.have_changed():  # below a level, the mode may not be seen
+        if _torch.dispatcher.transforms_active() and states.have_changed():  # below a level, the mode may not be seen
             raise error
         return result
 
@@ -196,7 +195,7 @@ class _RecomputedFormula:
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
-            _compat.dynamo.stop_tracing(
+            _torch.dynamo.stop_tracing(
                 "compiled autograd cannot trace a gradient of register_autograd_from, and calls it",
                 self.op,
                 "leave out fullgraph=True, or register_autograd(backward)",
@@ -217,14 +216,14 @@ class _RecomputedFormula:
         pairs = [
             (end.edge, grad) for end, grad in zip(ends, grads, strict=True) if end is not None and end.edge is not None
         ]
-        found = _gradients(pairs, [edge for edge, _ in starts], retain_graph=_compat.autograd.keeps_graph())
+        found = _gradients(pairs, [edge for edge, _ in starts], retain_graph=_torch.autograd.keeps_graph())
         return [materialize_zeros(grad, (*like, True)) for grad, (_, like) in zip(found, starts, strict=True)]
 
     def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
         run = self._saved(ctx)
         self._choose(run, ctx.needs_input_grad)
         *_, was_transformed = ctx._customops_again
-        if was_transformed or _compat.dispatch.transforms_active():  # a vjp may be called when its transform is over
+        if was_transformed or _torch.dispatcher.transforms_active():  # a vjp may be called when its transform is over
             wanted = [i for i, grad in enumerate(grads) if is_differentiable(grad)]
 
             def of_variables(*variables: Tensor) -> tuple[Tensor, ...]:
@@ -244,7 +243,7 @@ class _RecomputedFormula:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
         run, results = self._saved(ctx), ctx._customops_results
         wanted = [metadata is not None for metadata in flat_metadata(results)]
-        tangents = iter(_compat.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted))))
+        tangents = iter(_torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted))))
         return tuple(
             [None if item is None else next(tangents) for item in each]
             if isinstance(each, list)

@@ -9,21 +9,19 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops._autograd.inplace import captured_error
-from customops._autograd.layout import Layout
+from customops._autograd.layout import BackwardOptions, Formula, GradientOptions, Layout, mutated_names, mutated_values
 from customops._autograd.node import Node, is_direct, make_node
-from customops._autograd.options import BackwardOptions, Formula, GradientOptions, mutated_names, mutated_values
 from customops._codegen import autograd
 from customops._codegen.function import source_of
-from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
-from customops._schema.differentiability import tensor_names
-from customops._schema.model import Schema
+from customops._schema.model import Schema, tensor_names
+from customops._torch.schema import Tag
 from customops.errors import AutogradError, CallbackError, RegistrationError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -246,10 +244,10 @@ class _CaptureCheck:
         self.entry, self.mutated, self.op = entry, mutated, op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _compat.dispatch.transforms_active():
+        if _torch.dispatcher.transforms_active():
             for i, name in self.mutated:
                 tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
-                if any(map(_compat.functorch.is_captured, tensors)):
+                if any(map(_torch.autograd.is_captured, tensors)):
                     raise captured_error(name, self.op)
         return self.entry(*args, **kwargs)
 
@@ -299,7 +297,7 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
     on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
     """
-    if keyset.has(_compat.dispatch.DispatchKey.FuncTorchDynamicLayerBackMode):
+    if keyset.has(_torch.dispatcher.DispatchKey.FuncTorchDynamicLayerBackMode):
         return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
     return _AS_THEY_ARE
 
@@ -307,7 +305,7 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
 def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         with _modes_of_lower_levels(keyset):
-            return definition.overload.redispatch(keyset & _compat.dispatch.after_autograd, *args, **kwargs)
+            return definition.overload.redispatch(keyset & _torch.dispatcher.after_autograd, *args, **kwargs)
     except NotImplementedError as error:
         definition.explain(error)
         raise
@@ -315,7 +313,7 @@ def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs
 
 def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
-    overload, after = definition.overload, _compat.dispatch.after_autograd
+    overload, after = definition.overload, _torch.dispatcher.after_autograd
     schema, direct = definition.schema, definition.fast_path.by_keyset
     is_out, calls_directly = Tag.out in definition.tags, is_direct(schema)
     any_requires_grad = autograd.any_requires_grad(schema)
@@ -326,20 +324,20 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     ) -> Any:
         if current_kernel is None and keyset.raw_repr() not in direct:
             current_kernel = definition.find_fast_path(keyset)
-            kernel = None if _compat.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
+            kernel = None if _torch.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
             if kernel is not None and not (torch.is_grad_enabled() and any_requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
-        if _compat.kernel_state.autocast_is_on() and _compat.dispatch.transforms_active():
+        if _torch.thread_state.autocast_is_on() and _torch.dispatcher.transforms_active():
             # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
-            casting = _compat.kernel_state.casting_key(definition.qualname, tensors_in((*args, *kwargs.values())))
+            casting = _torch.thread_state.casting_key(definition.qualname, tensors_in((*args, *kwargs.values())))
             if casting is not None:
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
         current = rule.current()
         watched = current.watched(args, kwargs)
-        may_have = _compat.autograd.forward_ad_active() or (
-            definition.fast_path.tangents_seen and _compat.autograd.tangents_may_hide()
+        may_have = _torch.autograd.forward_ad_active() or (
+            definition.fast_path.tangents_seen and _torch.autograd.tangents_may_hide()
         )
-        has_tangents = may_have and _compat.autograd.any_tangent(watched)
+        has_tangents = may_have and _torch.autograd.any_tangent(watched)
         if has_tangents and not definition.fast_path.tangents_seen:
             definition.saw_tangents()
         if torch.is_grad_enabled() and any_requires_grad(*watched):
@@ -348,7 +346,7 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
         elif not has_tangents:
             try:
                 # The operations of the kernel are not to take along tangents that the op ignores.
-                with _compat.dispatch.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
+                with _torch.dispatcher.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
                     result = overload.redispatch(keyset & after, *args, **kwargs)
             except NotImplementedError as error:
                 definition.explain(error)
@@ -357,12 +355,12 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
         fn = current_kernel.direct if current_kernel is not None and calls_directly else None
         fn = fn or functools.partial(_redispatch, definition, keyset)
         try:
-            return _compat.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
+            return _torch.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
         except (TypeError, RuntimeError) as error:
             rule.explain(error)
             raise
 
-    return _compat.dynamo.outside_dynamo(general)
+    return _torch.dynamo.outside_dynamo(general)
 
 
 def _out_error(definition: OperatorHandle) -> AutogradError:

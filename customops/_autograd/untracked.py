@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _torch
 from customops._dispatch.random_states import RandomStates
-from customops._schema.differentiability import is_differentiable
+from customops._schema.model import is_differentiable
 from customops.errors import AutogradError
 
 
@@ -50,7 +50,7 @@ class _Link(torch.autograd.Function):
 
 def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Empty tensors, linked to the autograd graph and the tangents of the inputs that have some."""
-    if not _compat.dispatch.transforms_active() and not _compat.autograd.forward_ad_active():
+    if not _torch.dispatcher.transforms_active() and not _torch.autograd.forward_ad_active():
         with torch.enable_grad():
             return (cast(Any, _Link).apply(*(x for x in inputs if isinstance(x, Tensor) and x.requires_grad)),)
     with torch.inference_mode(False):  # at all levels and in both modes; an autograd.Function has one level
@@ -101,20 +101,20 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
 def _is_untracked(value: Any, known: set[int]) -> bool:
     if not is_differentiable(value) or value.requires_grad or id(value) in known:
         return False
-    if not _compat.autograd.forward_ad_active():
+    if not _torch.autograd.forward_ad_active():
         return True
     with torch.inference_mode(False):  # else no tangents are seen
-        return not _compat.autograd.any_tangent((value,))
+        return not _torch.autograd.any_tangent((value,))
 
 
 def _tensors(value: Any) -> Iterable[Any]:
     """A tensor, or what is in a list, tuple or dict."""
-    return _compat.tracing.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,)
+    return _torch.tensors.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,)
 
 
 def may_be_differentiated() -> bool:
     """May what a backward computes be differentiated itself: backward, or forward by tangents?"""
-    return torch.is_grad_enabled() or _compat.autograd.forward_ad_active()
+    return torch.is_grad_enabled() or _torch.autograd.forward_ad_active()
 
 
 def guarded(ctx: Any, op: str) -> Any:
@@ -129,7 +129,7 @@ def guarded_in_jvp(ctx: Any, op: str) -> Any:
     if untracked is None:
         return ctx
     with torch.inference_mode(False):  # else no tangents are seen
-        is_differentiated = any(map(_compat.functorch.is_tracked_further_out, untracked.links))
+        is_differentiated = any(map(_torch.autograd.is_tracked_further_out, untracked.links))
     return _Guarded(ctx, op, None, untracked.saved_for_forward) if is_differentiated else ctx
 
 
@@ -168,8 +168,8 @@ class _Guarded(UnpackedOnce):
             vars(self)[name] = value
         if name not in self._ctx._customops_untracked.attributes:
             return value
-        leaves, spec = _compat.tracing.tree_flatten(value)
-        return _compat.tracing.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
+        leaves, spec = _torch.tensors.tree_flatten(value)
+        return _torch.tensors.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
 
     def _unrecorded(self, tensor: Any, what: str) -> Any:
         if not _is_untracked(tensor, set()):
@@ -204,11 +204,11 @@ class OnceDifferentiable:
         )
         links = (
             *ctx._customops_links,
-            *filter(is_differentiable, _compat.tracing.tree_leaves(list(grads))),
+            *filter(is_differentiable, _torch.tensors.tree_leaves(list(grads))),
         )
-        leaves, spec = _compat.tracing.tree_flatten(result)
+        leaves, spec = _torch.tensors.tree_flatten(result)
         wrapped = [
             cast(Any, _RaisesInBackward).apply(error, leaf, *links) if is_differentiable(leaf) else leaf
             for leaf in leaves
         ]
-        return _compat.tracing.tree_unflatten(wrapped, spec)
+        return _torch.tensors.tree_unflatten(wrapped, spec)

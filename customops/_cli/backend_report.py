@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from customops._cli import terminal
-from customops._cli.results import why_not_written
-from customops._describe.screen import table, width_of_screen
-from customops.backend import journal
-from customops.backend.coverage import opinfo, report
+from customops._cli import check
+from customops._cli.check import why_not_written
+from customops._describe.render import table, width_of_screen
+from customops.backend import coverage, fallbacks
 from customops.backend.errors import BackendError
 
 #: Exit statuses, as for `check`.
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         return _op_tests(options, dtypes) if options.opinfo else _script(options)
     except BackendError as error:
-        terminal.error(error)
+        check.report_error(error)
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         return NOTHING_RUN
@@ -80,51 +79,51 @@ def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:
 
 
 def _script(options: argparse.Namespace) -> int:
-    backend, record, error = report.run_script(options.module, options.arguments)
+    backend, record, error = coverage.run_script(options.module, options.arguments)
     _print_ops(record)
     if error is not None:
         traceback.print_exception(error)
-        terminal.say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
-    terminal.say(_summary(backend.name, record))
+        check.say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
+    check.say(_summary(backend.name, record))
     if options.json:
-        options.json.write_text(report.as_json(record, []), encoding="utf-8")
+        options.json.write_text(coverage.as_json(record, []), encoding="utf-8")
     return SOME_FAILED if error is not None or record.failed else ALL_PASSED
 
 
 def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
-    backend = report.load_device(options.module)
-    scores, record = [], journal.Journal()
-    for score in opinfo.run(
+    backend = coverage.load_device(options.module)
+    scores, record = [], fallbacks.Journal()
+    for score in coverage.run(
         backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
     ):
-        for line in report.scores_as_text([score]):
-            terminal.say(line)
+        for line in coverage.scores_as_text([score]):
+            check.say(line)
         scores.append(score)
         record.add(score.journal)
-    terminal.say()
+    check.say()
     if record.native or record.failed:  # all else is the CPU's
         _print_ops(record)
     failed = sum(len(score.failed) for score in scores)
-    terminal.say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
+    check.say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
     if options.json:
-        options.json.write_text(report.as_json(record, scores), encoding="utf-8")
+        options.json.write_text(coverage.as_json(record, scores), encoding="utf-8")
     if not any(score.total for score in scores):
         return NOTHING_RUN
     return SOME_FAILED if any(score.failed for score in scores) else ALL_PASSED
 
 
-def _print_ops(record: journal.Journal) -> None:
-    found, width = report.rows(record), width_of_screen()
+def _print_ops(record: fallbacks.Journal) -> None:
+    found, width = coverage.rows(record), width_of_screen()
     rows = [(row.op, str(row.native or "-"), str(row.fallback or "-"), row.status) for row in found]
-    terminal.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
+    check.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
     for row in found:
         if row.error:
-            terminal.say(terminal.wrapped(f"{row.op}: {row.error}", width))
-    terminal.say()
+            check.say(check.wrapped(f"{row.op}: {row.error}", width))
+    check.say()
 
 
-def _summary(name: str, record: journal.Journal) -> str:
-    statuses = [row.status for row in report.rows(record)]
+def _summary(name: str, record: fallbacks.Journal) -> str:
+    statuses = [row.status for row in coverage.rows(record)]
     words = {
         "native": "native",
         "both": "both native and on the CPU",

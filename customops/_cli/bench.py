@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
-from customops import Library, _compat
-from customops._cli import terminal
+from customops import Library, _torch
+from customops._cli import check
 from customops._cli.check import TARGET_HELP, selected
-from customops._describe.screen import table, width_of_screen
-from customops._describe.values import outlined
-from customops._dispatch.fill_defaults import filler
+from customops._cli.targets import Op, TargetError, ops_of, trace
+from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
+from customops._dispatch.callbacks import filler
 from customops._dispatch.results import tensors_in
 from customops._schema.model import REQUIRED
-from customops._targets import Op, TargetError, ops_of, trace
-from customops._timing import in_words, seconds_per_call
 
 #: Exit statuses.
 MEASURED, NOTHING_MEASURED = 0, 2
@@ -83,11 +81,11 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         ops = selected(ops_of(options.targets), options.op)
     except TargetError as error:
-        terminal.error(error)
+        check.report_error(error)
         return NOTHING_MEASURED
     costs = [cost for op in ops for cost in costs_of(op, options.samples, options.seconds)]
     if options.json:
-        terminal.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
+        check.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
     else:
         _print(costs)
     return MEASURED if any(not cost.problem for cost in costs) else NOTHING_MEASURED
@@ -97,10 +95,10 @@ def _print(costs: list[Cost]) -> None:
     width = width_of_screen()
     rows = [_row(cost) for cost in costs if not cost.problem]
     if rows:
-        terminal.say(table(rows, _HEAD, width, right=(1, 2, 3, 4, 5)))
+        check.say(table(rows, _HEAD, width, right=(1, 2, 3, 4, 5)))
     for cost in costs:
         if cost.problem:
-            terminal.say(terminal.wrapped(f"{cost.op}: {cost.problem}", width))
+            check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
 
 
 def _row(cost: Cost) -> tuple[str, ...]:
@@ -120,7 +118,7 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
 
 
 def _cost(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
-    args, kwargs = (_compat.tracing.tree_map(_plain, each) for each in (args, kwargs))
+    args, kwargs = (_torch.tensors.tree_map(_plain, each) for each in (args, kwargs))
     lowered = op.lower(*args, **kwargs)
     names = [argument.name for argument in op.schema.positional]
     named = [*zip(names, lowered[0], strict=False), *lowered[1].items()]
@@ -138,7 +136,7 @@ def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | No
     """The times of the kernel alone, and of a bare op around it; None if it is not a kernel of customops."""
     schema, fill = op.schema, filler(op.schema)
     tensors = tensors_in([*args, *kwargs.values()])
-    key = _compat.dispatch.device_key(tensors[0].device.type) if tensors else "CompositeExplicitAutograd"
+    key = _torch.dispatcher.device_key(tensors[0].device.type) if tensors else "CompositeExplicitAutograd"
     current = op._definition.kernel_on(key)
     if current is None:
         return None, None
@@ -155,8 +153,8 @@ def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | No
         bare = getattr(torch.ops, library.ns).bare
         return kernel, seconds_per_call(lambda: bare(*args, **kwargs), seconds)
     finally:
-        _compat.libraries.destroy_library(library)
-        _compat.namespaces.forget(library.ns)
+        _torch.library.destroy_library(library)
+        _torch.library.forget(library.ns)
 
 
 def _with_grad(op: Op, args: Any, kwargs: Any, seconds: float) -> float | None:
@@ -164,7 +162,7 @@ def _with_grad(op: Op, args: Any, kwargs: Any, seconds: float) -> float | None:
     backward = op.describe().rule("backward")
     if backward is None or backward.origin == "missing" or op.schema.mutated:
         return None
-    args, kwargs = (_compat.tracing.tree_map(_leaf, each) for each in (args, kwargs))
+    args, kwargs = (_torch.tensors.tree_map(_leaf, each) for each in (args, kwargs))
     if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
         return None
     return seconds_per_call(lambda: op(*args, **kwargs), seconds)

@@ -3,19 +3,312 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import fnmatch
+import json
+import multiprocessing
 import os
+import pickle
+import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TextIO
+from xml.etree import ElementTree as ET
 
-from customops._cli import results, terminal
-from customops._cli.checked import Checked, Options, check_all
-from customops._describe.screen import plural, width_of_screen
-from customops._targets import Op, TargetError, ops_of
+import torch
+
+import customops
+from customops import CustomOpsError, checking
+from customops._cli.targets import Op, TargetError, ops_of, trace
+from customops._describe.render import filled, plural, shorter_place, width_of_screen
+from customops.checking import report
+from customops.checking._isolated import can_isolate
+from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
+
+# Ops checked one after the other, or in several processes -------------------------------------------------------------
+
+#: "passed", "failed", "not exercised" (no check had something to try), "no samples", or "broken": there is no report.
+Status = Literal["passed", "failed", "not exercised", "no samples", "broken"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to check of each op."""
+
+    only: tuple[str, ...] | None = None
+    skip: tuple[str, ...] = ()
+    effort: str = "normal"
+    isolate: bool | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of one op. `problem` is why there is no report."""
+
+    op: str
+    name: str
+    source: str
+    report: Report | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> Status:
+        if self.report is None:
+            return "broken" if self.problem else "no samples"
+        return "failed" if self.report.failures else "passed" if self.report.passed else "not exercised"
+
+    @property
+    def is_fault(self) -> bool:
+        return self.status in ("failed", "broken")
+
+
+def check_one(op: Op, options: Options) -> Checked:
+    """Check an op over its samples."""
+    place, start = (op._qualname, op.__name__, shorter_place(op.source)), time.perf_counter()
+    if op._samples is None:
+        return Checked(*place)
+    isolate = can_isolate() if options.isolate is None else options.isolate
+    torch.manual_seed(0)  # the same inputs in every run
+    try:
+        samples = list(op.samples())
+    except (Exception, SystemExit) as error:
+        message = str(error) if isinstance(error, CustomOpsError) else trace(error)
+        return Checked(*place, problem=f"the samples function raised\n{message}")
+    if not samples:
+        return Checked(*place)
+    choice: dict[str, Any] = {"only": options.only, "skip": options.skip, "effort": options.effort}
+    try:
+        report = checking.check(op, samples, isolate=isolate, progress=None, **choice)
+    except (Exception, SystemExit) as error:
+        message = str(error) if isinstance(error, CustomOpsError) else trace(error)
+        return Checked(*place, problem=f"it could not be checked\n{message}", seconds=time.perf_counter() - start)
+    return Checked(*place, report, seconds=time.perf_counter() - start)
+
+
+def check_all(ops: Sequence[Op], targets: Sequence[str], options: Options, jobs: int) -> Iterator[Checked]:
+    """Check ops, in their order; with several jobs, each process imports the targets for itself."""
+    if jobs <= 1 or len(ops) == 1:
+        yield from (check_one(op, options) for op in ops)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(ops)), context, _load, (tuple(targets),)) as pool:
+        futures = [(op, pool.submit(_check_by_name, op._qualname, options)) for op in ops]
+        try:
+            for op, future in futures:
+                yield _result(op, future)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _result(op: Op, future: concurrent.futures.Future[bytes]) -> Checked:
+    try:
+        done: Checked = pickle.loads(future.result())
+    except BrokenProcessPool:
+        problem = "the process that checked it, or another op of this run, ended; run it with --jobs 1"
+        return Checked(op._qualname, op.__name__, shorter_place(op.source), problem=problem)
+    return done
+
+
+#: The ops of the targets, in a process of a pool.
+_loaded: dict[str, Op] = {}
+
+
+def _load(targets: tuple[str, ...]) -> None:
+    _loaded.update({op._qualname: op for op in ops_of(targets)})
+
+
+def _check_by_name(qualname: str, options: Options) -> bytes:
+    return pickle.dumps(check_one(_loaded[qualname], options))  # as bytes: torch would share the memory of tensors
+
+
+# Lines for a terminal, a pipe or a log: colours only where somebody sees them -----------------------------------------
+
+_CODES = {"red": "1;31", "green": "32", "yellow": "33", "bold": "1"}
+
+#: The start of a line after which its further lines are indented: blanks, and a field with its name.
+_START = re.compile(r"^ *(\w+: +)?")
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Does a stream show colours? ``NO_COLOR`` and ``FORCE_COLOR`` have a say."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def colored(text: str, color: str, stream: TextIO | None = None) -> str:
+    """The text in "red", "green", "yellow" or "bold"."""
+    return f"\x1b[{_CODES[color]}m{text}\x1b[0m" if has_colors(stream or sys.stdout) else text
+
+
+def say(text: str = "", stream: TextIO | None = None) -> None:
+    """Print a text now. What the encoding of the stream does not have becomes a question mark."""
+    out: Any = stream or sys.stdout
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), file=out, flush=True)
+
+
+def report_error(problem: object) -> None:
+    say(f"{colored('error:', 'red', sys.stderr)} {problem}", sys.stderr)
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text whose lines are no longer than `width`, but for long words and tracebacks; indentation is kept."""
+    return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    if len(line) <= width or line.lstrip().startswith('File "'):  # editors find places by whole lines
+        return line
+    start = _START.match(line)
+    indent = " " * len(start[0] if start is not None else "")
+    margin = len(line) - len(line.lstrip())
+    return filled(line[margin:], width, first=line[:margin], rest=indent)
+
+
+# What was found of ops: as lines, JSON, JUnit XML and programs --------------------------------------------------------
+
+_WORDS = {
+    "passed": ("ok", "green"),
+    "failed": ("FAILED", "red"),
+    "broken": ("FAILED", "red"),
+    "not exercised": ("nothing", "yellow"),
+    "no samples": ("no samples", "yellow"),
+}
+_COLUMN = 12
+
+
+def line_of(checked: Checked, width: int) -> str:
+    """``ok          mylib::scale  19 inputs, 2.1 s``; on two lines if it is too long for the screen."""
+    word, color = _WORDS[checked.status]
+    first, detail = f"{word:<{_COLUMN}}{checked.op}", _detail(checked)
+    gap = "  " if len(first) + 2 + len(detail) <= width else "\n" + " " * _COLUMN
+    text = f"{first}{gap}{detail}" if detail else first
+    return colored(word, color) + text[len(word) :]
+
+
+def _detail(checked: Checked) -> str:
+    report = checked.report
+    if report is None:
+        return f"attach some with @{checked.name}.register_samples" if checked.status == "no samples" else ""
+    inputs = len({result.input for result in report.results if result.check != "inputs"})
+    faults = f"{plural(len(report.failures), 'fault')}, " if report.failures else ""
+    return f"{faults}{plural(inputs, 'input')}, {checked.seconds:.1f} s"
+
+
+def details(results: Sequence[Checked], width: int) -> Iterator[str]:
+    """A paragraph for each fault."""
+    for checked in results:
+        head = f"{colored('FAILED', 'red')} {checked.op}  ({shorter_place(checked.source)})"
+        if checked.problem:
+            yield f"{head}\n{wrapped(checked.problem, width)}\n"
+        for failure in checked.report.failures if checked.report is not None else ():
+            yield f"{head}\n{wrapped(_relative(report.failure_text(failure)), width)}\n"
+
+
+#: A place in a fault: absolute, with a line.
+_PLACE = re.compile(r"(?<![\w/.])(/[^\s:()]+\.py:\d+)")
+
+
+def _relative(text: str) -> str:
+    """Places below the current directory without it."""
+    return _PLACE.sub(lambda found: shorter_place(found[1], len(found[1])), text)
+
+
+def not_exercised(results: Sequence[Checked]) -> dict[str, list[str]]:
+    """Reason -> the ops in which a check had nothing to try."""
+    reasons: dict[str, list[str]] = {}
+    for checked in results:
+        for name, found in checked.report.by_check().items() if checked.report is not None else ():
+            if {result.status for result in found} == {"not exercised"}:
+                reasons.setdefault(f"{name}: {found[0].reason}", []).append(checked.op)
+    return reasons
+
+
+def summary(results: Sequence[Checked], stopped: bool, seconds: float) -> str:
+    """``3 ops: 1 ok, 1 with faults, 1 without samples, in 3.2 s``."""
+    statuses = [checked.status for checked in results]
+    faults = sum(checked.is_fault for checked in results)
+    parts = [
+        f"{statuses.count('passed')} ok",
+        f"{faults} with faults",
+        f"{statuses.count('not exercised')} not exercised" if "not exercised" in statuses else "",
+        f"{statuses.count('no samples')} without samples" if "no samples" in statuses else "",
+    ]
+    text = f"{plural(len(results), 'op')}: {', '.join(filter(None, parts))}, in {seconds:.1f} s"
+    text += "; stopped at the first fault" if stopped else ""
+    return colored(text, "red" if faults else "green" if "passed" in statuses else "yellow")
+
+
+def as_json(results: Sequence[Checked]) -> str:
+    ops = [
+        {
+            "op": checked.op,
+            "source": checked.source,
+            "status": checked.status,
+            **({"problem": checked.problem} if checked.problem else {}),
+            **({"report": checked.report.to_dict()} if checked.report is not None else {}),
+        }
+        for checked in results
+    ]
+    return json.dumps({"customops": customops.__version__, "ops": ops}, indent=2) + "\n"
+
+
+def as_junit(results: Sequence[Checked]) -> str:
+    """One test suite for each op."""
+    root = ET.Element("testsuites")
+    for checked in results:
+        if checked.report is not None:
+            root.extend(ET.fromstring(checked.report.to_junit_xml().encode()))
+        else:
+            root.append(_suite_without_report(checked))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite_without_report(checked: Checked) -> ET.Element:
+    is_error = bool(checked.problem)
+    counts = {"tests": "1", "failures": "0", "errors": str(int(is_error)), "skipped": str(int(not is_error))}
+    suite = ET.Element(
+        "testsuite", {"name": f"customops.check({checked.op})", "time": f"{checked.seconds:.3f}"} | counts
+    )
+    case = ET.SubElement(suite, "testcase", classname=checked.op, name="samples", time="0")
+    message = checked.problem or "no samples"
+    text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message)
+    ET.SubElement(case, "error" if is_error else "skipped", message=text.partition("\n")[0]).text = text
+    return suite
+
+
+def write_programs(results: Sequence[Checked], directory: Path) -> list[Path]:
+    """A program for each fault, which shows it by itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for checked in results:
+        for number, failure in enumerate(checked.report.failures if checked.report is not None else (), 1):
+            name = re.sub(r"\W+", "_", f"{checked.op}_{number}_{failure.check.removeprefix('test_')}")
+            paths.append(failure.save_script(directory / f"{name}.py"))
+    return paths
+
+
+def why_not_written(path: Path) -> str | None:
+    """What would be in the way of writing a file."""
+    if path.is_dir():
+        return "this is a directory"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
+
+
+# ``customops check``: run the checker over the samples of ops ---------------------------------------------------------
 
 #: Exit statuses.
 ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
@@ -53,7 +346,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         ops = selected(ops_of(options.targets), options.op)
     except TargetError as error:
-        terminal.error(error)
+        report_error(error)
         return NOTHING_RUN
     chosen = Options(only or None, skip, options.effort, False if options.no_isolate else None)
     start = time.perf_counter()
@@ -72,7 +365,7 @@ def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser)
         parser.error(f"--jobs {options.jobs}: 0 or more")
     files = {"json": options.json if str(options.json) != "-" else None, "junit": options.junit}
     for name, path in files.items():
-        problem = results.why_not_written(path) if path is not None else None
+        problem = why_not_written(path) if path is not None else None
         if problem is not None:
             parser.error(f"--{name} {path}: {problem}")
     if options.repro is not None and options.repro.exists() and not options.repro.is_dir():
@@ -107,7 +400,7 @@ def _run(ops: list[Op], options: argparse.Namespace, chosen: Options) -> tuple[l
     for checked in check_all(ops, options.targets, chosen, jobs):
         found.append(checked)
         if str(options.json) != "-":
-            terminal.say(results.line_of(checked, width_of_screen()))
+            say(line_of(checked, width_of_screen()))
         if options.fail_fast and checked.is_fault:
             return found, len(found) < len(ops)
     return found, False
@@ -115,24 +408,24 @@ def _run(ops: list[Op], options: argparse.Namespace, chosen: Options) -> tuple[l
 
 def _write_files(found: list[Checked], options: argparse.Namespace) -> None:
     if options.json is not None:
-        text = results.as_json(found)
+        text = as_json(found)
         if str(options.json) == "-":
-            terminal.say(text.rstrip())
+            say(text.rstrip())
         else:
             options.json.write_text(text, encoding="utf-8")
     if options.junit is not None:
-        options.junit.write_text(results.as_junit(found), encoding="utf-8")
+        options.junit.write_text(as_junit(found), encoding="utf-8")
 
 
 def _print(found: list[Checked], options: argparse.Namespace, stopped: bool, seconds: float) -> None:
-    terminal.say()
-    for part in results.details(found, width_of_screen()):
-        terminal.say(part)
+    say()
+    for part in details(found, width_of_screen()):
+        say(part)
     if options.verbose:
-        for reason, ops in results.not_exercised(found).items():
+        for reason, ops in not_exercised(found).items():
             text = f"not exercised: {reason} ({plural(len(ops), 'op')})"
-            terminal.say(terminal.wrapped(text, width_of_screen()))
+            say(wrapped(text, width_of_screen()))
     if options.repro is not None:
-        for path in results.write_programs(found, options.repro):
-            terminal.say(f"wrote {path}")
-    terminal.say(results.summary(found, stopped, seconds))
+        for path in write_programs(found, options.repro):
+            say(f"wrote {path}")
+    say(summary(found, stopped, seconds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from customops._cli import terminal
+from customops._cli import check
 from customops.checks import CHECKS
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     parsers: dict[str, argparse.ArgumentParser] = options.commands.choices
-    terminal.say({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell](parsers).rstrip("\n"))
+    check.say({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell](parsers).rstrip("\n"))
     return 0
 
 

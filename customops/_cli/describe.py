@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from customops._cli import terminal
+from customops._cli import check
 from customops._cli.check import TARGET_HELP
-from customops._targets import TargetError, ops_of
+from customops._cli.targets import TargetError, ops_of
 
 #: Exit statuses.
 FOUND, NOT_FOUND = 0, 2
@@ -32,10 +32,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         found = [op.describe() for op in ops_of(options.targets)]
     except TargetError as error:
-        terminal.error(error)
+        check.report_error(error)
         return NOT_FOUND
     if options.json:
-        terminal.say(json.dumps([each.to_dict() for each in found], indent=2))
+        check.say(json.dumps([each.to_dict() for each in found], indent=2))
     else:
-        terminal.say("\n\n".join(each.text() for each in found))
+        check.say("\n\n".join(each.text() for each in found))
     return FOUND

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import customops
-from customops._cli import terminal
-from customops._compat.probes import PROBES, Probe, is_too_new_for, missing
-from customops._describe.screen import table, width_of_screen
+from customops._cli import check
+from customops._describe.render import table, width_of_screen
+from customops._torch.probes import PROBES, Probe, is_too_new_for, missing
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
 
@@ -34,25 +34,25 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     found = [(probe, missing(probe)) for probe in PROBES]
     width = width_of_screen()
     release = release_of(torch.__version__)
-    terminal.say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    check.say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     tested = f"torch {spelled(OLDEST)} to {spelled(NEWEST)}"
     if release is None or release > NEWEST:
-        terminal.say(terminal.wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
+        check.say(check.wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
     rows = [(probe.subsystem, _state(probe, names, release), probe.without) for probe, names in found]
-    terminal.say(table(rows, ("part of torch", "state", "needed, or else"), width))
+    check.say(table(rows, ("part of torch", "state", "needed, or else"), width))
     later = [probe for probe, names in found if names and is_too_new_for(probe, release)]
     gone = [probe for probe, names in found if names and probe not in later]
     for probe in later:
         since = spelled(probe.since)  # type: ignore[arg-type]
-        terminal.say(terminal.wrapped(f"from torch {since} on; until then: {probe.without}", width))
+        check.say(check.wrapped(f"from torch {since} on; until then: {probe.without}", width))
     if not gone:
         count = sum(len(probe.names) for probe in PROBES if probe not in later)
-        terminal.say(f"All of {count} names are there.")
+        check.say(f"All of {count} names are there.")
         return ALL_THERE
     for probe in gone:
-        terminal.say(terminal.wrapped(f"missing: {probe.without}", width))
+        check.say(check.wrapped(f"missing: {probe.without}", width))
     advice = f"Use a torch that customops is tested on, {tested}, or report this output."
-    terminal.say(terminal.wrapped(advice, width))
+    check.say(check.wrapped(advice, width))
     return SOME_MISSING
 
 

@@ -6,11 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from customops._cli import terminal
+from customops._cli import check
 from customops._cli.check import TARGET_HELP
+from customops._cli.targets import TargetError, ops_of
 from customops._describe.description import OUTLINE, outline
-from customops._describe.screen import table, width_of_screen
-from customops._targets import TargetError, ops_of
+from customops._describe.render import table, width_of_screen
 
 #: Exit statuses.
 FOUND, NOT_FOUND = 0, 2
@@ -33,10 +33,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         rows = [outline(op) for op in ops_of(options.targets)]
     except TargetError as error:
-        terminal.error(error)
+        check.report_error(error)
         return NOT_FOUND
     if options.json:
-        terminal.say(json.dumps([dict(zip(OUTLINE, row, strict=True)) for row in rows], indent=2))
+        check.say(json.dumps([dict(zip(OUTLINE, row, strict=True)) for row in rows], indent=2))
     else:
-        terminal.say(table(rows, OUTLINE, width_of_screen()))
+        check.say(table(rows, OUTLINE, width_of_screen()))
     return FOUND

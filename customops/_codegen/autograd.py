@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tag
 
-from customops import _compat
+from customops import _torch
 from customops._codegen.function import (
     Shape,
     Source,
@@ -52,7 +53,7 @@ if $apply is not None:
 #: What the templates of this module refer to.
 _OBJECTS: dict[str, Any] = {
     "errors": (TypeError, RuntimeError),
-    "forward_ad": _compat.autograd.forward_ad,
+    "forward_ad": _torch.autograd.forward_ad,
     "is_grad_enabled": torch.is_grad_enabled,
 }
 
@@ -145,9 +146,66 @@ def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:
 def any_requires_grad(schema: Schema) -> Callable[..., bool]:
     """``f(*args, **kwargs)``: does a tensor, or one in a list, require grad?"""
     has_gaps = any(argument.type.startswith("Tensor?[") for argument in schema.arguments)
-    return _look_for_grad if has_gaps else _compat.autograd.any_requires_grad
+    return _look_for_grad if has_gaps else _torch.autograd.any_requires_grad
 
 
 def _look_for_grad(*args: Any, **kwargs: Any) -> bool:
     """torch's own function passes lists over that hold a None."""
     return any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The function at the ADInplaceOrView key of an op that writes: a fast path to the kernel, or redispatch
+# A call gets there first where autograd is left out: in inference mode, with tensors from outside of it.
+
+AD_INPLACE_OR_VIEW = """\
+def ad_inplace_or_view($keyset, /, {arguments}):
+    $current = $fast_path.get($keyset.raw_repr())
+    if $current is not None and $forward_ad._current_level < 0:
+        {defaults}
+        {kernel_call}
+    {leave_out}
+    return $general($keyset, {args}, {kwargs})
+"""
+
+
+def ad_inplace_or_view(
+    schema: Schema,
+    tags: tuple[Tag, ...],
+    op: str,
+    when: CheckPolicy,
+    fast_path: dict[int, CurrentKernel | None],
+    general: Fn,
+) -> Callable[..., Any]:
+    """The function at the ADInplaceOrView key: see `autograd` for `fast_path`; all else is done by `general`."""
+    generate = functools.partial(_generate_for_writes, schema, tags, op, fast_path, general, when=when)
+    return compile_on_first_call("ad_inplace_or_view", generate)
+
+
+def _generate_for_writes(
+    schema: Schema,
+    tags: tuple[Tag, ...],
+    op: str,
+    fast_path: dict[int, CurrentKernel | None],
+    general: Fn,
+    *,
+    when: CheckPolicy,
+) -> Any:
+    return _source_for_writes(Shape.of(schema, tags, when)).build(op, fast_path=fast_path, general=general)
+
+
+@functools.lru_cache(maxsize=512)
+def _source_for_writes(shape: Shape) -> Source:
+    source = Source("ad_inplace_or_view", shape.schema, shape.tags, shape.when)
+    source.objects["forward_ad"] = _torch.autograd.forward_ad
+    leave_out, positional, named = emit_passing(source)
+    source.template = fill(
+        AD_INPLACE_OR_VIEW,
+        arguments=emit_parameters(source),
+        defaults=emit_defaults(source),
+        kernel_call=emit_kernel_call(source, bump=True, direct=True),
+        leave_out=leave_out,
+        args=as_tuple(positional),
+        kwargs=as_dict(named),
+    )
+    return source

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from customops import _compat
+from customops import _torch
 from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing, emit_version_bump
 from customops._dispatch.results import CheckPolicy
@@ -89,15 +89,15 @@ return $current.fn({arguments})
 _OBJECTS: dict[str, Any] = {
     "CustomOpsError": CustomOpsError,
     "cut": cut,
-    "forward_ad": _compat.autograd.forward_ad,
+    "forward_ad": _torch.autograd.forward_ad,
     "is_dynamo_compiling": is_dynamo_compiling,
     "is_grad_enabled": torch.is_grad_enabled,
     "is_nested": operator.attrgetter("is_nested"),
-    "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
+    "is_torch_function_mode_enabled": _torch.dispatcher.is_torch_function_mode_enabled,
     "lists": frozenset({list, tuple, torch.Size}),
-    "profiler": _compat.dispatch.profiler,
+    "profiler": _torch.dispatcher.profiler,
     "sign": math.copysign,
-    "transforms_active": _compat.dispatch.transforms_active,
+    "transforms_active": _torch.dispatcher.transforms_active,
 }
 
 

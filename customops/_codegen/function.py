@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops.errors import UnsupportedError
@@ -140,7 +140,7 @@ def compile_on_first_call(name: str, generate: Generate) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"__tracebackhide__": True}
     fn = types.FunctionType(_stub.__code__, namespace, name)
     namespace["specialize"] = functools.partial(_specialize, fn, generate)
-    return _compat.dynamo.outside_dynamo(fn)
+    return _torch.dynamo.outside_dynamo(fn)
 
 
 def _stub(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +150,7 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
 def _specialize(fn: types.FunctionType, generate: Generate) -> types.FunctionType:
     """Give a stub the code that is generated for it. The dispatcher keeps the function that it was given."""
     generated = generate()
-    _compat.dynamo.outside_dynamo(generated)
+    _torch.dynamo.outside_dynamo(generated)
     fn.__globals__.update(generated.__globals__)
     fn.__defaults__, fn.__kwdefaults__ = generated.__defaults__, generated.__kwdefaults__
     fn.__code__ = generated.__code__  # last: another thread may be about to call it

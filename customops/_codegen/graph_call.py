@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops._codegen.autograd import any_requires_grad
 from customops._codegen.function import Shape, Source, fill, may_be_none, variable_name
 from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
@@ -49,17 +49,17 @@ def _is_lazy(tensor: torch.Tensor | None) -> bool:
 
 #: What the template refers to.
 _OBJECTS: dict[str, Any] = {
-    "ad_inplace_or_view": _compat.dispatch.DispatchKey.ADInplaceOrView,
-    "conjugate": _compat.dispatch.DispatchKey.Conjugate,
+    "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
+    "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
     "is_lazy": _is_lazy,
-    "forward_ad": _compat.autograd.forward_ad,
-    "is_excluded": _compat.dispatch.is_excluded,
+    "forward_ad": _torch.autograd.forward_ad,
+    "is_excluded": _torch.dispatcher.is_excluded,
     "is_grad_enabled": torch.is_grad_enabled,
-    "is_torch_function_mode_enabled": _compat.dispatch.is_torch_function_mode_enabled,
-    "mode_count": _compat.dispatch.mode_count,
+    "is_torch_function_mode_enabled": _torch.dispatcher.is_torch_function_mode_enabled,
+    "mode_count": _torch.dispatcher.mode_count,
     "plain_types": {torch.Tensor, torch.nn.Parameter},
-    "profiler": _compat.dispatch.profiler,
-    "transform": _compat.dispatch.innermost_transform,
+    "profiler": _torch.dispatcher.profiler,
+    "transform": _torch.dispatcher.innermost_transform,
     "types_in_lists": {torch.Tensor, torch.nn.Parameter, type(None)},
 }
 
@@ -73,7 +73,7 @@ def graph_call(operator: Any, device: str, dispatched: Callable[..., Any]) -> Ca
     """
     source = _source(Shape.of(operator.schema, operator.tags, operator.when))
     function = source.build(operator.qualname, handle=operator, device=device, dispatched=dispatched)
-    return _compat.dynamo.outside_dynamo(function)
+    return _torch.dynamo.outside_dynamo(function)
 
 
 @functools.lru_cache(maxsize=512)

@@ -80,12 +80,12 @@ class Listed:
             >>> print(default_registry.describe())
         """
         from customops._describe.description import OUTLINE, outline
-        from customops._describe.screen import table, width_of_screen
+        from customops._describe.render import table, width_of_screen
 
         return table([outline(op) for op in self], OUTLINE, width_of_screen())
 
     def _repr_html_(self) -> str:
-        from customops._describe import html
+        from customops._describe import render
         from customops._describe.description import OUTLINE, outline
 
-        return html.page(f"{len(list(self))} ops", html.table(OUTLINE, [outline(op) for op in self]))
+        return render.page(f"{len(list(self))} ops", render.html_table(OUTLINE, [outline(op) for op in self]))

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from customops import _compat
-from customops._describe import html
-from customops._describe.data import Rule, Support
-from customops._describe.needs import supports_of
-from customops._describe.rules import rules_of
-from customops._describe.screen import entry, shorter_place, width_of_screen
+from customops import _torch
+from customops._describe import render
+from customops._describe.render import entry, shorter_place, width_of_screen
+from customops._describe.rules import Rule, Support, rules_of, supports_of
 from customops.errors import location_of
 
 #: What the names of lines are on the screen.
@@ -125,11 +123,11 @@ class Description:
         ]
         supports = [(s.feature, s.state, s.why, s.fix) for s in self.supports]
         head = "; ".join(f"{label}: {text}" for label, text in self._head())
-        return html.page(
+        return render.page(
             f"{self.op}{self.schema}",
-            html.paragraph(head),
-            html.table(("rule", "for", "name", "where", "origin", ""), rules),
-            html.table(("feature", "works", "why", "what adds it"), supports),
+            render.paragraph(head),
+            render.html_table(("rule", "for", "name", "where", "origin", ""), rules),
+            render.html_table(("feature", "works", "why", "what adds it"), supports),
         )
 
 
@@ -147,8 +145,8 @@ def _signature(fn: Any) -> str:
 
 def place_of_others(qualname: str) -> str:
     """Where an op was defined outside customops."""
-    known = _compat.registries.made_by_torch(qualname)
-    return location_of(known.fn) if known is not None else _compat.schemas.defined_at(qualname)
+    known = _torch.library.made_by_torch(qualname)
+    return location_of(known.fn) if known is not None else _torch.schema.defined_at(qualname)
 
 
 def doc_of(fn: Any) -> str:

@@ -2,15 +2,268 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from customops._describe import html
-from customops._describe.data import Rule, Step
-from customops._describe.route import Route
-from customops._describe.screen import entry, filled, shorter_place, width_of_screen
-from customops._describe.values import outlined
+import torch
+from torch import Tensor
+
+from customops import _torch
+from customops._codegen import bypass
+from customops._describe import render
+from customops._describe.render import entry, filled, outlined, shorter_place, width_of_screen
+from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
+from customops._dispatch.results import tensors_in
+from customops._torch.dispatcher import Entry
+from customops.errors import ArgumentError, location_of, where
+
+# Where a call goes: key by key, what is there and what it does, without running any of it -----------------------------
+
+#: Keys at which torch itself resolves something of a tensor, and goes on.
+_RESOLVED = {
+    "Conjugate": "makes conjugate views plain tensors",
+    "Negative": "makes negative views plain tensors",
+    "ZeroTensor": "makes zeros without memory plain tensors",
+    "Functionalize": "functionalization: the op is called on the tensors inside",
+    "PythonTLSSnapshot": "keeps the state of the thread for the mode or subclass below",
+    "PythonDispatcher": "a dispatcher in Python that a compiler has put there",
+}
+
+
+class Route:
+    """The way of one call of an op, a `CustomOpDef`, with lowered arguments.
+
+    Attributes:
+        arguments: by name.
+        steps: in the order of the call.
+        kernel: what runs in the end; None if that cannot be told, or nothing would.
+    """
+
+    def __init__(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.op, self.operator = op, op._definition
+        self.arguments = named(op, args, kwargs)
+        self.tensors = self._dispatched_on()
+        self.entries = _torch.dispatcher.runs_at(op._qualname)
+        self.rules = rules_of(op)
+        self.kernel: Rule | None = None
+        self.steps = list(self._steps())
+
+    def _dispatched_on(self) -> list[Tensor]:
+        """The tensors that the dispatcher looks at: not those of optional lists."""
+        types = {argument.name: argument.type for argument in self.operator.schema.arguments}
+        return tensors_in([v for name, v in self.arguments.items() if not types[name].endswith("]?")])
+
+    def _steps(self) -> Iterator[Step]:
+        if torch.overrides.has_torch_function(tuple(self.tensors)):
+            yield Step("call", "handles", "the __torch_function__ of a tensor subclass or mode is asked first")
+        options = self.operator.options
+        if options.skip_dispatcher and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
+            said = "eager=True" if options.eager else "bypass=True"
+            current = self.operator.find_past_dispatcher(self.tensors)
+            if current is not None:
+                self.kernel = of_function("kernel", current.registered, "", target=current.device_type or "")
+                yield Step("call", "handles", f"{said}: runs the kernel without the dispatcher", self.kernel.where)
+                return
+            yield Step("call", "redispatches", f"{said}, but this call is not plain: the dispatcher is asked")
+        names = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
+        while names:
+            for step in self._step(names.pop(0), names):
+                yield step
+                if step.action in ("handles", "raises"):
+                    return
+        yield self._backend("Undefined")
+
+    def _step(self, key: str, rest: list[str]) -> Iterator[Step]:
+        """What is done at a key; `rest` are the keys after it, which may be changed."""
+        entry = self.entries.get(key)
+        if entry is None:
+            yield self._no_kernel(key)
+        elif entry.falls_through:
+            yield Step(key, "falls through", "nothing is there")
+        elif entry.kind == "math kernel":
+            yield self._backend(key)
+        elif key.startswith("FuncTorch"):
+            yield from self._transform(key, rest)
+        elif key in _RESOLVED:
+            yield Step(key, "redispatches", _RESOLVED[key])
+        elif key.startswith("Autocast"):
+            yield self._autocast(key, entry)
+        elif key.startswith("Autograd"):
+            yield self._autograd(key, entry, rest)
+        elif key == "ADInplaceOrView":
+            yield self._inplace_or_view(key, entry)
+        elif key == "Python":
+            yield self._python(key)
+        elif key == "BackendSelect":
+            yield self._select(key, rest)
+        else:
+            yield self._backend(key)
+
+    def _rule(self, kind: str, target: str | None = None) -> Rule | None:
+        found = (rule for rule in self.rules if rule.kind == kind and target in (None, rule.target))
+        return next((rule for rule in found if rule.origin != "missing"), None)
+
+    # Above the devices ------------------------------------------------------------------------------------------
+
+    def _transform(self, key: str, rest: list[str]) -> Iterator[Step]:
+        transform = _torch.dispatcher.transform()
+        if key == "FuncTorchDynamicLayerFrontMode":
+            yield Step(key, "redispatches", f"torch.func: {str(transform).lower()} is the innermost transform")
+        elif key == "FuncTorchDynamicLayerBackMode":
+            yield Step(key, "redispatches", "goes on with the tensors inside, in the next transform if there is one")
+        elif key == "FuncTorchBatched" and transform == "Vmap":
+            rule = self._rule("vmap")
+            what = f"the vmap rule: {rule.name}" if rule is not None and rule.name else "torch's fallback for vmap"
+            yield Step(key, "handles", f"{what}; it calls the op again, with less", rule.where if rule else "")
+        elif key == "FuncTorchVmapMode" and self.operator.newest_kernels().get(key) is not None:
+            yield Step(key, "redispatches", "looks whether a random op may be called here")
+        else:
+            yield Step(key, "falls through", "left out of this transform")
+
+    def _autocast(self, key: str, entry: Entry) -> Step:
+        device = _torch.dispatcher.device_of_key(key.removeprefix("Autocast")) or ""
+        rule = self._rule("autocast", device)
+        if rule is None:
+            return self._of_others(key, entry)
+        return Step(key, "redispatches", f"casts floating tensors to {rule.name}", rule.registered)
+
+    def _autograd(self, key: str, entry: Entry, rest: list[str]) -> Step:
+        own = self.operator.newest_kernels().get("Autograd") or self.operator.newest_kernels().get(key)
+        if own is None or autograd_of_others(self.operator):
+            if entry.kind == "backend fallback":
+                return Step(key, "redispatches", "torch's fallback: no gradient is recorded", entry.place)
+            return self._of_others(key, entry)
+        if own.raw:
+            return Step(key, "handles", f"{where(own.fn)}, put there with impl", location_of(own.fn))
+        requiring = self._requiring_grad()
+        needs_grad, rule = bool(requiring) and torch.is_grad_enabled(), self._rule("backward")
+        if needs_grad and rule is not None:
+            what, place = f"{requiring[0]} requires grad: records a node, with the backward {rule.name}", rule.where
+        elif needs_grad:
+            what, place = f"{requiring[0]} requires grad: records a node whose backward raises: there is none", ""
+        else:
+            what = f"{requiring[0]} requires grad, but gradient mode is off" if requiring else "nothing requires grad"
+            place = ""
+        if self._goes_to_kernel([key, *rest]):
+            rest[:] = rest[-1:]
+            return Step(key, "redispatches", f"{what}; calls the kernel of the device directly", place)
+        return Step(key, "redispatches", what, place)
+
+    def _goes_to_kernel(self, keys: list[str]) -> bool:
+        """Does the function at the first of these keys, one of autograd, call the kernel without the keys between?"""
+        entries, keyset = self.entries, _torch.dispatcher.key_set(keys[0])
+        for key in keys:
+            if key in entries and not entries[key].falls_through:
+                keyset = keyset | _torch.dispatcher.key_set(key)
+        forward = _torch.autograd.forward_ad_active()
+        return not forward and self.operator.find_fast_path(keyset) is not None
+
+    def _requiring_grad(self) -> list[str]:
+        operator = self.operator
+        watched = {argument.name for argument in operator.differentiable.differentiable_args(operator.schema)}
+        return [
+            name
+            for name, value in self.arguments.items()
+            if name in watched and any(tensor.requires_grad for tensor in tensors_in([value]))
+        ]
+
+    def _inplace_or_view(self, key: str, entry: Entry) -> Step:
+        schema = self.operator.schema
+        if schema.mutated:
+            return Step(key, "redispatches", f"counts the write to {', '.join(a.name for a in schema.mutated)}")
+        if schema.is_view:
+            return Step(key, "redispatches", "makes the result a view of its argument")
+        return self._of_others(key, entry)
+
+    def _python(self, key: str) -> Step:
+        mode = _torch.dispatcher.infra_mode() or _torch.dispatcher.innermost_mode()
+        subclass = next((type(t).__name__ for t in self.tensors if type(t) not in (Tensor, torch.nn.Parameter)), None)
+        who = str(mode or subclass)
+        rule = self._rule("torch_dispatch", who)
+        if rule is not None:
+            return Step(key, "handles", f"the rule for {who}: {rule.name}", rule.where)
+        if mode == "FakeTensorMode" or (mode is None and who == "FakeTensor"):
+            return self._fake(key, who)
+        what = f"the __torch_dispatch__ of {who}"
+        return Step(key, "redispatches", f"{what}; if it calls the op again, the call goes on below")
+
+    def _fake(self, key: str, who: str = "") -> Step:
+        rule, prefix = self._rule("fake"), f"{who}: " * bool(who)
+        if rule is None:
+            return Step(key, "raises", f"{prefix}there is no fake impl to call; fix: op.register_fake(fn)")
+        self.kernel = rule
+        return Step(key, "handles", f"{prefix}the fake impl, {rule.name or 'registered outside customops'}", rule.where)
+
+    def _select(self, key: str, rest: list[str]) -> Step:
+        device = self.operator.schema.device_argument
+        value = self.arguments.get(device.name) if device is not None else None
+        if self.tensors or value is None:
+            return Step(key, "falls through", "tensors say the device")
+        rest[:] = [_torch.dispatcher.device_key(torch.device(value).type)]
+        return Step(key, "redispatches", f"no tensor says the device, so the argument does: {value}")
+
+    def _of_others(self, key: str, entry: Entry) -> Step:
+        return Step(
+            key, "redispatches", "a kernel registered outside customops, which mostly goes on below", entry.place
+        )
+
+    # Devices ----------------------------------------------------------------------------------------------------
+
+    def _backend(self, key: str) -> Step:
+        entry = self.entries.get(key)
+        if entry is None:
+            return self._no_kernel(key)
+        device = _torch.dispatcher.device_of_key(key) or key
+        table = self.operator.newest_kernels()
+        if key == "Meta" and (self._rule("fake") is not None or self._is_trampoline_of_fakes(table)):
+            return self._fake(key)
+        at = key if entry.kind == "kernel" else "CompositeExplicitAutograd"
+        kernel = table.get(at)
+        if kernel is None or (kernel.current_kernel is None and not kernel.raw):
+            self.kernel = Rule("kernel", device, where=entry.place, origin="others")
+            return Step(key, "handles", "a kernel registered outside customops", entry.place)
+        fn = kernel.fn if kernel.raw else kernel.current_kernel.registered
+        self.kernel = of_function("kernel", fn, "", target=device)
+        why = f"the kernel for {device}" if at == key else f"no kernel for {device} alone: that for other devices"
+        return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
+
+    def _is_trampoline_of_fakes(self, table: Mapping[str, Any]) -> bool:
+        """Is what is at ``Meta`` the function of ours, or torch's, alone, which calls the fake impl or raises?"""
+        name = self.op._qualname
+        has_one = self.operator.has_own_rules or _torch.library.made_by_torch(name) is not None
+        return has_one and "Meta" not in table and len(_torch.dispatcher.registered_at(name).get("Meta", ())) == 1
+
+    def _no_kernel(self, key: str) -> Step:
+        error = self.operator._no_kernel(key)
+        return Step(key, "raises", f"no kernel here; fix: {error.fix}")
+
+
+def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The lowered arguments of a call by their names.
+
+    Raises:
+        ArgumentError: they are not those of the op.
+    """
+    schema = op._definition.schema
+    names = [argument.name for argument in schema.positional]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    known = {argument.name for argument in schema.arguments}
+    required = [argument.name for argument in schema.arguments if not argument.has_default]
+    problem = None
+    if len(args) > len(names):
+        problem = f"{len(args)} arguments by position, of {len(names)}"
+    elif unknown := [name for name in kwargs if name not in known]:
+        problem = f"there is no argument {unknown[0]!r}"
+    elif lacking := [name for name in required if name not in given]:
+        problem = f"{lacking[0]!r} is missing"
+    problem = problem or _torch.library.why_refused(op._definition.name.packet, args, kwargs)
+    if problem is not None:
+        raise ArgumentError("the arguments are not those of the op", op=op._qualname, expected=str(schema), got=problem)
+    return given
+
+
+# `Explanation`: which kernel runs for the arguments of a call, and why ------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,5 +332,5 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         rows = [(step.key, step.action, step.what, shorter_place(step.where)) for step in self.steps]
-        table = html.table(("dispatch key", "does", "what", "where"), rows)
-        return html.page(self._call, table, html.paragraph(f"=> {self._result()}"))
+        table = render.html_table(("dispatch key", "does", "what", "where"), rows)
+        return render.page(self._call, table, render.paragraph(f"=> {self._result()}"))

@@ -2,25 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from customops import _compat
+from customops import _torch
 from customops._autograd.recompute import derived_from
-from customops._describe.data import Origin, Rule
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import _ANY_DEVICE
 from customops._rules.autocast import AutocastRule
-from customops._rules.decomposition import DecompositionRule
-from customops._rules.effect import EffectRule
-from customops._rules.inductor_lowering import InductorLoweringRule
+from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
+from customops._rules.functionalization import EffectRule, TorchDispatchRule
+from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
-from customops._rules.raw import RawRule
-from customops._rules.replacement import ReplacementRule
-from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import _Strategy
+from customops._torch.schema import Tag
 from customops.errors import location_of, name_of
+
+# What a description and an explanation hold, as plain data ------------------------------------------------------------
+
+#: How something came to be there: registered by the user, defined with the op, derived by customops from what else is
+#: there, or put into the dispatcher by others.
+Origin = Literal["registered", "with the op", "derived", "others", "missing"]
+
+#: Does a feature of torch work with the op?
+State = Literal["yes", "slow", "no", "unknown", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kernel or rule of an op, or one that is missing.
+
+    Attributes:
+        kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
+            "lowering", "replacement", "impl", "effect", "samples", "sharding".
+        target: what it applies to: a device type, a class, a compiler or a dispatch key; "" if to everything.
+        name: the name of the function, or the value.
+        where: ``file:line`` of the function; "" if unknown.
+        registered: ``file:line`` of the call that registered it; "" if there is none or it is unknown.
+        origin: "registered" by the user, defined "with the op", "derived" by customops, registered by "others", or
+            "missing".
+        note: further information.
+    """
+
+    kind: str
+    target: str = ""
+    name: str = ""
+    where: str = ""
+    registered: str = ""
+    origin: Origin = "registered"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a feature of torch works with the op; if not, what is missing and which call adds it.
+
+    Attributes:
+        feature: "torch.compile", "torch.export", "training", "forward mode", "vmap".
+        state: "yes", "slow", "no", "unknown" or "not applicable".
+        why: the reason, in a few words.
+        fix: the call that adds the feature, or "".
+    """
+
+    feature: str
+    state: State
+    why: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one dispatch key does with a call.
+
+    Attributes:
+        key: the dispatch key; "call" for a step before the dispatcher.
+        action: "handles", "redispatches", "falls through" or "raises".
+        what: the code at this key, and what it does.
+        where: ``file:line`` of that code; "" if unknown.
+    """
+
+    key: str
+    action: Literal["handles", "redispatches", "falls through", "raises"]
+    what: str
+    where: str = ""
+
+
+# A line for each rule of an op, the kernels of others included --------------------------------------------------------
 
 #: Where an op has a kernel for many devices, besides that of `register_kernel`.
 _FOR_MANY = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -62,9 +130,9 @@ def _kernels(op: Any) -> Iterator[Rule]:
 def _kernels_of_others(op: Any) -> Iterator[Rule]:
     """Kernels that were not registered through customops; the newest one of each key."""
     operator = op._definition
-    for key, places in _compat.tables.registered_at(op._qualname).items():
+    for key, places in _torch.dispatcher.registered_at(op._qualname).items():
         ours = len(operator._kernels.get(key, ())) + (key == "Meta" and op._rules.fake.fn is not None)
-        device = _compat.dispatch.device_of_key(key)
+        device = _torch.dispatcher.device_of_key(key)
         if len(places) > ours and (device is not None or key in _FOR_MANY):
             yield Rule("kernel", device or key, where=places[0], origin="others")
 
@@ -87,7 +155,7 @@ def _fake(op: Any) -> Iterator[Rule]:
         yield Rule("fake", name=f"returns {returned}", origin="derived")
     elif rule.default is not None:
         yield Rule("fake", name="that of the functional op", origin="derived")
-    elif _compat.dispatch.has_kernel(qualname, "CompositeImplicitAutograd"):
+    elif _torch.dispatcher.has_kernel(qualname, "CompositeImplicitAutograd"):
         yield Rule("fake", name="traced into the ops it is made of", origin="derived")
     elif not op._definition.has_own_rules and (place := _fake_of_others(qualname)) is not None:
         yield Rule("fake", where=place, origin="others")
@@ -97,13 +165,13 @@ def _fake(op: Any) -> Iterator[Rule]:
 
 def _fake_of_others(qualname: str) -> str | None:
     """Where a fake, or a kernel for meta tensors, was registered outside customops."""
-    known = _compat.registries.made_by_torch(qualname)
+    known = _torch.library.made_by_torch(qualname)
     if known is not None:  # torch has a fake on record for all of these: one that raises
         return location_of(known.fake) if known.fake is not None else None
-    record = _compat.registries.fake_record(qualname)
+    record = _torch.library.fake_record(qualname)
     if record is not None:
         return str(record.source)
-    table = _compat.tables.registered_at(qualname)
+    table = _torch.dispatcher.registered_at(qualname)
     places = table.get("Meta") or table.get(_ANY_DEVICE) or table.get(_FOR_MANY[2])
     return places[0] if places else None
 
@@ -124,7 +192,7 @@ def _gradients(op: Any) -> Iterator[Rule]:
 
 def _gradient_of_others(operator: Any) -> str | None:
     """Where a backward was registered outside customops, as far as that can be told."""
-    known = _compat.registries.made_by_torch(operator.qualname)
+    known = _torch.library.made_by_torch(operator.qualname)
     if known is not None:  # torch puts a kernel at Autograd for all of these
         return location_of(known.backward) if known.backward is not None else None
     return autograd_of_others(operator)
@@ -132,7 +200,7 @@ def _gradient_of_others(operator: Any) -> str | None:
 
 def autograd_of_others(operator: Any) -> str | None:
     """Where a kernel at Autograd, or one made of ops that have theirs, was registered outside customops."""
-    table = _compat.tables.registered_at(operator.qualname)
+    table = _torch.dispatcher.registered_at(operator.qualname)
     if "CompositeImplicitAutograd" in table:
         return table["CompositeImplicitAutograd"][0]
     for key, places in table.items():
@@ -152,7 +220,7 @@ def _vmap(op: Any) -> Iterator[Rule]:
         yield Rule("vmap", name="that of the functional op, and a copy", origin="derived")
     elif op._definition.has_own_rules:
         yield Rule("vmap", name="one call for each element", origin="derived")
-    elif places := _compat.tables.registered_at(op._qualname).get("FuncTorchBatched"):
+    elif places := _torch.dispatcher.registered_at(op._qualname).get("FuncTorchBatched"):
         yield Rule("vmap", where=places[0], origin="others")
     else:
         yield Rule("vmap", origin="missing")
@@ -205,7 +273,7 @@ def _samples(op: Any) -> Iterator[Rule]:
 
 def _sharding(op: Any) -> Iterator[Rule]:
     """The rule of DTensor, where there is one: most programs use none."""
-    fn = _compat.tables.sharding_of(op._opoverload)
+    fn = _torch.dispatcher.sharding_of(op._opoverload)
     if fn is not None:
         yield of_function("sharding", fn, "", target="DTensor", origin="others")
 
@@ -226,3 +294,79 @@ _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
     _sharding,
     _samples,
 )
+
+
+# What an op has, and what it lacks, for compilers, training, forward mode and vmap ------------------------------------
+
+
+def supports_of(op: Any, rules: Sequence[Rule]) -> list[Support]:
+    """A line for each feature of torch, of an op and its lines of `rules_of`."""
+    first = {rule.kind: rule for rule in reversed(rules)}
+    return [
+        *(_tracing(op, feature, first["fake"]) for feature in ("torch.compile", "torch.export")),
+        _differentiation(op, "training", first["backward"], "register_autograd"),
+        _differentiation(op, "forward mode", first["jvp"], "register_jvp"),
+        _batching(op, first["vmap"]),
+    ]
+
+
+def _tracing(op: Any, feature: str, fake: Rule) -> Support:
+    if fake.origin == "missing":
+        return Support(feature, "no", "there is no fake impl", "op.register_fake(fn)")
+    if feature == "torch.compile" and _returns_alias(op):
+        fix = "return a copy" if op._definition.schema.is_view else "define it with customops.Tag.inplace or Tag.out"
+        return Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
+    return Support(feature, "yes", "")
+
+
+def _returns_alias(op: Any) -> bool:
+    """Does it return a view, or a mutated argument without Tag.inplace or Tag.out? Ops of aten may."""
+    operator = op._definition
+    if operator.name.namespace == "aten" or _is_composite(op) or {Tag.inplace, Tag.out} & {*operator.tags}:
+        return False
+    return any(ret.alias is not None for ret in operator.schema.returns)
+
+
+def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
+    reason = _why_not_differentiable(op, rule.kind)
+    if reason is not None:
+        return Support(feature, "not applicable", reason)
+    if rule.origin == "others" and rule.kind == "jvp" and not _is_composite(op):
+        return Support(feature, "unknown", "as the autograd kernel of others has it")
+    if rule.origin != "missing":
+        return Support(feature, "yes", "")
+    return Support(feature, "no", f"there is no {rule.kind}", f"op.{method}(fn)")
+
+
+def _why_not_differentiable(op: Any, kind: str) -> str | None:
+    operator = op._definition
+    schema = operator.schema
+    if Tag.out in operator.tags:
+        return "out variants have no gradient"
+    if not operator.differentiable.op:
+        return "declared with differentiable=False"
+    if not any(argument.holds_tensors for argument in schema.arguments):
+        return "no argument is a tensor"
+    if not (schema.mutated or any(ret.holds_tensors for ret in schema.returns)):
+        return "no result is a tensor"
+    if not schema.is_differentiable:
+        return "it returns views in a way that autograd has no rule for"
+    if kind == "jvp" and schema.is_view:
+        return "it returns a view"
+    return None
+
+
+def _batching(op: Any, rule: Rule) -> Support:
+    feature = "vmap"
+    if not any(argument.holds_tensors for argument in op._definition.schema.arguments):
+        return Support(feature, "not applicable", "no argument is a tensor")
+    if rule.origin == "missing":
+        state: State = "yes" if _is_composite(op) else "slow"
+        return Support(feature, state, "" if state == "yes" else "torch's fallback, one call for each element")
+    if rule.origin == "derived" and rule.name.startswith("one call"):
+        return Support(feature, "slow", "one call for each element", "op.register_vmap(fn)")
+    return Support(feature, "yes", "")
+
+
+def _is_composite(op: Any) -> bool:
+    return _torch.dispatcher.has_kernel(op._qualname, "CompositeImplicitAutograd")

@@ -7,14 +7,18 @@ around all of them, and takes these away again.
 
 from __future__ import annotations
 
+import functools
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from customops import _torch
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import lock
 from customops._schema.model import Schema
+from customops.errors import location_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -135,3 +139,40 @@ class CurrentKernel:
         for observer in _observers:
             fn = observer.around_kernel(self, fn)
         self.fn = fn
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Names of kernels in profiles: ``ns::op[cuda: file.py:12]``, inside what the profiler shows for the op
+
+
+def name_in_profiles(current: CurrentKernel) -> str:
+    """``mylib::scale[cuda: ops.py:12]``; "default" stands for the kernel of all devices without one of their own."""
+    place = os.path.basename(location_of(current.registered))
+    return f"{current.op}[{current.device_type or 'default'}: {place}]"
+
+
+class _Naming:
+    """Observes while a profiler records."""
+
+    def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
+        named_range, name = _torch.thread_state.named_range, name_in_profiles(current)
+
+        @functools.wraps(fn, updated=())
+        def named(*args: Any, **kwargs: Any) -> Any:
+            with named_range(name):
+                return fn(*args, **kwargs)
+
+        return named
+
+    def around_call(self, op: Any, fn: Fn) -> Fn:
+        return fn
+
+
+_naming = _Naming()
+
+
+def profiling_changed(is_on: bool) -> None:
+    """A profiler started or stopped."""
+    stop(_naming)  # two may be started, of which torch knows one
+    if is_on:
+        start(_naming)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 
@@ -59,8 +59,8 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
 def _device_type(given: Any) -> Any:
     if given in ("default", _ANY_DEVICE):
         return None
-    if isinstance(given, str) and _compat.dispatch.is_dispatch_key(given):
-        return _compat.dispatch.device_of_key(given) or given
+    if isinstance(given, str) and _torch.dispatcher.is_dispatch_key(given):
+        return _torch.dispatcher.device_of_key(given) or given
     return given
 
 
@@ -75,10 +75,10 @@ def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
 def _dispatch_key(type_: Any, op: str) -> str:
     if type_ == "default":
         return _ANY_DEVICE
-    if isinstance(type_, str) and _compat.dispatch.is_dispatch_key(type_):
+    if isinstance(type_, str) and _torch.dispatcher.is_dispatch_key(type_):
         return type_
     _check_device(type_, op, "types")
-    return _compat.dispatch.device_key(type_)
+    return _torch.dispatcher.device_key(type_)
 
 
 def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
@@ -89,13 +89,13 @@ def _check_device(device_type: Any, op: str, argument: str = "device_types") -> 
             right = f'@register_kernel("cpu"), with the device type, above {name_of(device_type)}'
         raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=right, **fields)
     try:
-        _compat.dispatch.device_key(device_type)
+        _torch.dispatcher.device_key(device_type)
     except RuntimeError as error:
-        known = [each for each in _KNOWN if _compat.dispatch.is_device_type(each)]
+        known = [each for each in _KNOWN if _torch.dispatcher.is_device_type(each)]
         word = device_type.partition(":")[0].lower()
-        meant = "cuda" if word == "gpu" else word if _compat.dispatch.is_device_type(word) else None
+        meant = "cuda" if word == "gpu" else word if _torch.dispatcher.is_device_type(word) else None
         fix = f'"{meant}", for all devices of the type' if meant else did_you_mean(word, known)
-        if _compat.dispatch.is_dispatch_key(device_type):
+        if _torch.dispatcher.is_dispatch_key(device_type):
             fix = "; ".join(filter(None, [fix, "customops.impl takes dispatch keys"]))
         raise RegistrationError(
             f"unknown device type: Expected one of {', '.join(known)}, ...", fix=fix, **fields

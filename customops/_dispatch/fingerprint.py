@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from customops import _compat
-from customops._compat.libraries import OpOverload, OpOverloadPacket
+from customops import _torch
+from customops._torch.library import OpOverload, OpOverloadPacket
 
 #: Packages whose functions and classes go by their names: they change with their version alone, or never.
 _BY_NAME = {"torch", "numpy", "triton", "customops", "typing_extensions", *sys.stdlib_module_names} - {"test"}
@@ -165,7 +165,7 @@ class _Walk:
 
     def _add_new(self, value: Any) -> None:
         name = _name_of(value)
-        parts = _compat.triton.parts_of(value)
+        parts = _torch.dynamo.parts_of(value)
         if parts is not None:
             self._all("triton kernel", parts)
         elif name is not None:
@@ -497,4 +497,4 @@ def _is_by_name(module: str) -> bool:
     return module.partition(".")[0] in _BY_NAME
 
 
-_compat.inductor.fingerprint_with(fingerprint)
+_torch.inductor.fingerprint_with(fingerprint)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._compat.libraries import Library, OpOverload
-from customops._compat.tags import Tag, for_dispatcher
-from customops._dispatch import first_use
+from customops import _torch
+from customops._dispatch import names
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.fast_path import FastPath, _fast_paths
-from customops._dispatch.name import Name
+from customops._dispatch.names import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec
-from customops._schema.help import signature_of
-from customops._schema.node_types import may_be_none, part_with, type_of
-from customops._schema.parse import from_dispatcher
+from customops._schema.default_advice import may_be_none, part_with, type_of
+from customops._schema.parse import from_dispatcher, signature_of
+from customops._torch.library import Library, OpOverload
+from customops._torch.schema import Tag, for_dispatcher
 from customops.errors import (
     ArgumentError,
     DefinitionError,
@@ -33,7 +32,89 @@ from customops.errors import (
     user_stacklevel,
 )
 
+# The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
+
 __tracebackhide__ = True  # pytest leaves the frames out
+
+
+#: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
+Kind = tuple[_torch.thread_state.Look, int, bool, Any]
+
+#: How many kinds of call an op has, and how many of them are looked for in each call.
+_KINDS, _RECENT = 32, 3
+
+
+class FastPath:
+    """Which kernel may be called directly. Forgotten with every change of the op's kernels."""
+
+    def __init__(self) -> None:
+        #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.
+        self.tangents_seen = False
+        #: Key set at Autograd or ADInplaceOrView, as a number -> the current kernel, or None: use the dispatcher.
+        #: Those that were not seen yet are missing.
+        self.by_keyset: dict[int, Any] = {}
+        #: The same by the key of a device, for what is called past the dispatcher, and in compiled graphs.
+        self.by_device: dict[str | None, Any] = {}
+        self.in_graphs: dict[str, Any] = {}
+        #: The kinds of call that go past the dispatcher, by what tells most of them apart.
+        self.kinds: dict[Any, list[Kind]] = {}
+        #: Those that were looked for last.
+        self.recent: tuple[Kind, ...] = ()
+
+    def clear(self) -> None:
+        self.by_keyset.clear()
+        self.by_device.clear()
+        self.in_graphs.clear()
+        self.kinds, self.recent = {}, ()
+
+    def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:
+        """The kind of a call with these tensors, which comes first from now on."""
+        for kind in self.kinds.get(_key(tensors), ()):
+            if kind[0](*tensors):
+                self._comes_first(kind)
+                return kind
+        return None
+
+    def _comes_first(self, kind: Kind) -> None:
+        self.recent = (kind, *(each for each in self.recent if each is not kind))[:_RECENT]
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.kinds.values())) >= _KINDS
+
+    def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
+        """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
+        looks_same = None if self.is_full else _torch.thread_state.look_of(tensors)
+        if looks_same is None:
+            return False
+        needs_grad = any(tensor.requires_grad for tensor in tensors)
+        kind = (looks_same, len(tensors), needs_grad, current_kernel)
+        self.kinds.setdefault(_key(tensors), []).append(kind)
+        self._comes_first(kind)
+        return True
+
+
+def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
+
+
+#: By the name of the op: objects of several registries may stand for one op.
+_fast_paths: weakref.WeakValueDictionary[str, FastPath] = weakref.WeakValueDictionary()
+
+
+def _forget_fast_path(qualname: str | None = None) -> None:
+    """A kernel was registered outside customops, for an op or for any."""
+    with lock:
+        for table in [_fast_paths.get(qualname)] if qualname is not None else list(_fast_paths.values()):
+            if table is not None:
+                table.clear()
+
+
+_torch.library.watch_registrations(_forget_fast_path)
+_torch.library.watch_loading(_forget_fast_path)
+
+
+# An operator in the dispatcher: its overload, and the libraries through which kernels reach it ------------------------
 
 
 class Kernel(NamedTuple):
@@ -131,7 +212,7 @@ class OperatorHandle:
         try:
             variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
         except BaseException:
-            _compat.libraries.destroy_library(library)
+            _torch.library.destroy_library(library)
             raise
         return cls(spec, overload, library, variant)
 
@@ -146,7 +227,7 @@ class OperatorHandle:
     @classmethod
     def attach(cls, overload: OpOverload, source: str) -> OperatorHandle:
         """A handle to an op that exists already."""
-        name = Name.parse(_compat.libraries.name_of_overload(overload))
+        name = Name.parse(_torch.library.name_of_overload(overload))
         check = check_policy(None, str(name))
         spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
         return cls(spec, overload)
@@ -168,7 +249,7 @@ class OperatorHandle:
         """
         library, undo = self._library(own_library)
         try:
-            _compat.libraries.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
+            _torch.library.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         except BaseException:
             undo()
             raise
@@ -181,28 +262,28 @@ class OperatorHandle:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(own_library)
         if self.library is not None:
-            _compat.registries.enter_fake(library, self.qualname, fn, source)
+            _torch.library.enter_fake(library, self.qualname, fn, source)
         else:
-            _compat.registries.register_fake(library, self.name.local, fn, user_stacklevel())
+            _torch.library.register_fake(library, self.name.local, fn, user_stacklevel())
         return undo
 
     def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, own_library: bool = False) -> Undo:
         """Install `fn` as the rule of a dispatch mode or tensor subclass."""
         library, undo = self._library(own_library)
-        _compat.registries.register_torch_dispatch(library, self.name.local, cls, fn)
+        _torch.library.register_torch_dispatch(library, self.name.local, cls, fn)
         return undo
 
     def impl_effect(self, effect: Any) -> Undo:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(own_library=True)
-        _compat.registries.register_effect(library, self.qualname, effect)
+        _torch.library.register_effect(library, self.qualname, effect)
         self.recompile()
         return undo
 
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
         library, _ = self._library(own_library=False)
-        _compat.libraries.install_view_fallback(library, self.name.local)
+        _torch.library.install_view_fallback(library, self.name.local)
 
     def _library(self, own_library: bool) -> tuple[Library, Undo]:
         if self.library is not None and not own_library:
@@ -212,7 +293,7 @@ class OperatorHandle:
         return library, functools.partial(self._drop, library)
 
     def _drop(self, library: Library) -> None:
-        _compat.libraries.destroy_library(library)
+        _torch.library.destroy_library(library)
         if library in self._added:
             self._added.remove(library)
 
@@ -228,16 +309,16 @@ class OperatorHandle:
             return
         kernels.remove(kernel)
         # On a living op nothing calls what is remembered for a key without a kernel; a kernel there is not ours.
-        gone = _compat.libraries.find_overload(self.name.packet, self.name.overload) is None
-        if kernels or gone or _compat.dispatch.has_kernel(self.qualname, key):
+        gone = _torch.library.find_overload(self.name.packet, self.name.overload) is None
+        if kernels or gone or _torch.dispatcher.has_kernel(self.qualname, key):
             newest = kernels[-1][:2] if kernels else None
-            _compat.libraries.remember_kernel(self.name.namespace, self.name.local, key, newest)
+            _torch.library.remember_kernel(self.name.namespace, self.name.local, key, newest)
 
     def recompile(self) -> None:
         """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
-        _compat.dynamo.recompile(self.qualname)
+        _torch.dynamo.recompile(self.qualname)
         if Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
-            _compat.dynamo.recompile(self.name.packet)
+            _torch.dynamo.recompile(self.name.packet)
 
     def inspect_compiled(self) -> None:
         """A compiler has asked the fake impl: the next call of each kernel shows whether it is right."""
@@ -249,7 +330,7 @@ class OperatorHandle:
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
         self.fast_path.clear()
-        _compat.libraries.forget_dispatch(self.overload)
+        _torch.library.forget_dispatch(self.overload)
 
     def saw_tangents(self) -> None:
         """From now on look for tangents in each call: it is not called directly any more.
@@ -268,7 +349,7 @@ class OperatorHandle:
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
-            backend = _compat.dispatch.plain_backend(keyset, writes=bool(self.schema.mutated))
+            backend = _torch.dispatcher.plain_backend(keyset, writes=bool(self.schema.mutated))
             self.fast_path.by_keyset[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
         return found
 
@@ -276,11 +357,11 @@ class OperatorHandle:
         """The kernel that a call with these tensors may run without the dispatcher, or None."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
-        if _compat.dispatch.any_dispatch_mode() or _compat.dispatch.transforms_active():
+        if _torch.dispatcher.any_dispatch_mode() or _torch.dispatcher.transforms_active():
             return None
-        if _compat.kernel_state.autocast_is_on():
+        if _torch.thread_state.autocast_is_on():
             return None
-        first_use.use(self.name.namespace)
+        names.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         with lock:
             kind = path.kind_of(tensors)
@@ -288,7 +369,7 @@ class OperatorHandle:
                 return kind[-1]
             if path.is_full:
                 return None
-            backend = _compat.dispatch.plain_tensors(tensors)
+            backend = _torch.dispatcher.plain_tensors(tensors)
             if backend not in path.by_device:
                 path.by_device[backend] = self._find_kernel_of(backend)
             found = path.by_device[backend]
@@ -320,7 +401,7 @@ class OperatorHandle:
         """The kernel that a device runs, or None if one at a key on the way to it is not a rule's."""
         if self.removed is not None:
             return None
-        counts = _compat.dispatch.count_kernels(self.qualname)
+        counts = _torch.dispatcher.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
             if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
@@ -392,8 +473,8 @@ class OperatorHandle:
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        present = _compat.dispatch.devices_with_kernel(self.qualname)
-        device = _compat.dispatch.device_of_key(backend)
+        present = _torch.dispatcher.devices_with_kernel(self.qualname)
+        device = _torch.dispatcher.device_of_key(backend)
         register = (
             f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.qualname}", "{backend}", fn)'
         )
@@ -416,7 +497,7 @@ def check_library(lib: Library | None, namespace: str, op: str) -> None:
         return
     if not isinstance(lib, Library):
         raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
-    if not _compat.libraries.library_alive(lib):
+    if not _torch.library.library_alive(lib):
         raise RegistrationError("the library given as lib= has been destroyed", op=op)
     if lib.ns != namespace:
         raise RegistrationError(
@@ -429,15 +510,15 @@ def check_library(lib: Library | None, namespace: str, op: str) -> None:
 
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
     """Define an op in a library of its own. Nothing is left behind where torch refuses."""
-    known = _compat.namespaces.exists(name.namespace)
+    known = _torch.library.exists(name.namespace)
     library = Library(name.namespace, "FRAGMENT")
     try:
         define_in(library, name, text, tags)
-        return library, _compat.libraries.overload_of(name.packet, name.overload)
+        return library, _torch.library.overload_of(name.packet, name.overload)
     except Exception:
-        _compat.libraries.destroy_library(library)
+        _torch.library.destroy_library(library)
         if not known:
-            _compat.namespaces.forget(name.namespace)
+            _torch.library.forget(name.namespace)
         raise
 
 
@@ -445,7 +526,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
     """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
     try:
         library.define(name.local + text, tags=for_dispatcher(tags))
-        _compat.libraries.move_stand_ins(name.packet)
+        _torch.library.move_stand_ins(name.packet)
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(
@@ -454,3 +535,33 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
             got=text,
             fix='correct the schema, which looks like "(Tensor x, float by=1.0) -> Tensor"',
         ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Removing an op: what it has in the dispatcher and in torch's tables goes, and handles to it raise
+
+
+def remove(operator: OperatorHandle, error: Exception) -> None:
+    """Remove an op of ours, or from an adopted one what was registered; handles to a removed op raise `error`."""
+    operator.removed = error
+    operator.recompile()
+    if operator.mutation_only is not None:
+        remove(operator.mutation_only, error)
+    while operator.on_removal:
+        operator.on_removal.pop()()
+    for library in operator._added:
+        _torch.library.destroy_library(library)
+    operator._added.clear()
+    if operator.library is not None:
+        # also where it was destroyed outside customops: see there
+        _torch.library.destroy_operator(operator.library, operator.name.packet)
+        _torch.library.forget_signature(operator.name.packet, operator.name.overload)
+        _torch.library.forget_entry(operator.qualname)
+        _torch.library.retire_overload(operator.overload, error)
+    for key, kernels in operator._kernels.items():
+        for kernel in list(kernels):
+            operator.forget(key, kernel)
+    operator._forget_dispatch()
+    operator.fast_path = FastPath()  # the other one is of the name, which may soon be another op's
+    if operator.library is not None:
+        _torch.library.remember_kernel(operator.name.namespace, operator.name.local, "Meta", None)

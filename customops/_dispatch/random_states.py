@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _torch
 
 
 class RandomStates:
@@ -64,7 +64,7 @@ def _way_of_device(device: torch.device) -> Any:
     return partial(module.get_rng_state, device), lambda state: module.set_rng_state(state, device)
 
 
-class WatchDraws(_compat.tracing.TorchDispatchMode):
+class WatchDraws(_torch.tensors.TorchDispatchMode):
     """Raises an error where an operator draws random numbers."""
 
     supports_higher_order_operators = True

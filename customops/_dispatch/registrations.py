@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from customops import _compat
-from customops._compat.libraries import Library
+from customops import _torch
+from customops._torch.library import Library
 from customops.errors import user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -46,16 +46,16 @@ class Registration:
 
     def end_with(self, lib: Library) -> None:
         """Unregister it when `lib` is destroyed."""
-        _compat.libraries.on_library_destroyed(lib, functools.partial(self._end, weakref.ref(lib)))
+        _torch.library.on_library_destroyed(lib, functools.partial(self._end, weakref.ref(lib)))
 
     def _end(self, library: weakref.ref[Library]) -> None:
         lent = library()
-        if lent is None or not _compat.libraries.library_alive(lent):  # else the interpreter exits
+        if lent is None or not _torch.library.library_alive(lent):  # else the interpreter exits
             with lock:
                 self.unregister()
 
 
-class Group(Registration):
+class RegistrationGroup(Registration):
     """Registrations that were made together."""
 
     def __init__(self, members: list[Registration]) -> None:

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._compat.tags import Tag
+from customops import _torch
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.environment import expected, of_environment
 from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
+from customops._torch.schema import Tag
 from customops.errors import AliasError, DefinitionError, KernelError, brief, where
+
+# What the environment says of how ops are called: it is for who runs a program, so it counts most ---------------------
+
+_SWITCH = {"0": False, "1": True}
+
+#: For each option, the values that its variable may have.
+VALUES: dict[str, dict[str, Any]] = {
+    "check": {each: each for each in ("always", "first", "never")},
+    "bypass": _SWITCH,
+    "eager": _SWITCH,
+    "direct_in_graphs": _SWITCH,
+}
+
+
+def variable_of(option: str) -> str:
+    return f"CUSTOMOPS_{option.upper()}"
+
+
+def of_environment(option: str, op: str) -> Any:
+    """What the environment says of an option for an op, or None.
+
+    The variable has a value for all ops, values for the ops of namespaces, or both: ``"never,mylib=always"``. That of
+    the namespace counts more.
+
+    Raises:
+        DefinitionError: there is no such value.
+    """
+    text = os.environ.get(variable_of(option))
+    if not text:
+        return None
+    values = VALUES[option]
+    found: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        namespace, equals, value = (each.strip() for each in part.rpartition("="))
+        if value not in values or (equals and not namespace):
+            raise DefinitionError(
+                f"the environment variable {variable_of(option)} has an invalid value",
+                op=op,
+                expected=f"{expected(option)}; for one namespace: {op.partition('::')[0]}={next(iter(values))}",
+                got=brief(part),
+            )
+        found[namespace] = values[value]
+    return found.get(op.partition("::")[0], found.get(""))
+
+
+def expected(option: str) -> str:
+    """The values of a variable, for messages."""
+    *others, last = (f'"{each}"' for each in VALUES[option])
+    return f"{', '.join(others)} or {last}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Result checks of kernels and fakes: types and aliases, and the errors for results that do not fit
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -167,7 +220,7 @@ def alias_error(
     outputs = list(_named_results(schema, result))
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
-            if tensor is output or _compat.memory.outputs_share_memory((tensor,), (output,)):
+            if tensor is output or _torch.tensors.outputs_share_memory((tensor,), (output,)):
                 relation = "is" if tensor is output else "shares memory with"
                 return AliasError(
                     f"{label} {relation} {name}; an output may not alias an input or another output",

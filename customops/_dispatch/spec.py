@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from customops._compat.tags import Tag
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
-from customops._dispatch.name import Name
+from customops._dispatch.names import Name
 from customops._dispatch.results import CheckPolicy
-from customops._schema.cached import cached_property
-from customops._schema.differentiability import ALL, Differentiable
-from customops._schema.model import Schema
-from customops._schema.nodes import Signature
+from customops._schema.model import ALL, Differentiable, Schema, cached_property
+from customops._schema.structure import Signature
+from customops._torch.schema import Tag
 from customops.errors import location_of
 
 

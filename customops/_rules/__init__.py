@@ -7,17 +7,13 @@ from typing import Any, TypeVar
 
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
-from customops._rules import ad_inplace_or_view, checkpointing, functionalization, graph_calls
+from customops._rules import functionalization, graph_calls
 from customops._rules.autocast import AutocastRule
-from customops._rules.decomposition import DecompositionRule
-from customops._rules.effect import EffectRule
+from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.fake import FakeRule
-from customops._rules.inductor_lowering import InductorLoweringRule
-from customops._rules.kernel import KernelRule
+from customops._rules.functionalization import EffectRule, TorchDispatchRule
+from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
-from customops._rules.raw import RawRule
-from customops._rules.replacement import ReplacementRule
-from customops._rules.torch_dispatch import TorchDispatchRule
 from customops._rules.vmap import VmapRule
 
 R = TypeVar("R")
@@ -103,9 +99,10 @@ class Rules:
         self.vmap.bind(operator)
         for rule in self._others.values():
             rule.bind(operator)
-        functionalization.bind(operator, self.kernel.default)
-        for module in (ad_inplace_or_view, checkpointing, graph_calls):
-            module.bind(operator)
+        functionalization.bind_functionalization(operator, self.kernel.default)
+        functionalization.bind_ad_inplace_or_view(operator)
+        functionalization.bind_checkpointing(operator)
+        graph_calls.bind(operator)
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _torch
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._schema.model import Schema
@@ -67,7 +67,7 @@ class AutocastRule:
 
     def _install_at(self, device_type: str, own_library: bool) -> Undo:
         self._install_at_follower(device_type)
-        key = "Autocast" + _compat.dispatch.device_key(device_type)
+        key = "Autocast" + _torch.dispatcher.device_key(device_type)
         return self.operator.impl(_trampoline(self, self.operator, device_type, key), key, own_library=own_library)
 
     def _install_at_follower(self, device_type: str) -> None:
@@ -75,7 +75,7 @@ class AutocastRule:
         variant = self._follower
         if variant is None or variant.removed is not None or device_type in self._followed:
             return
-        key = "Autocast" + _compat.dispatch.device_key(device_type)
+        key = "Autocast" + _torch.dispatcher.device_key(device_type)
         variant.impl(_trampoline(self, variant, device_type, key), key, own_library=True)
         self._followed.add(device_type)
 
@@ -97,14 +97,14 @@ def casting(
     overload: Any, schema: Schema, device_type: str, key: str, dtype_of_call: Callable[[], torch.dtype | None]
 ) -> Callable[..., Any]:
     """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
-    own_key = _compat.dispatch.key_set(key)
+    own_key = _torch.dispatcher.key_set(key)
     # What is written to stays: the op would write to the cast copy.
     stays = [argument.is_mutated for argument in schema.positional]
     named_stays = {argument.name for argument in schema.keyword_only if argument.is_mutated}
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of_call()
-        with _compat.dispatch.exclude_keys(own_key):
+        with _torch.dispatcher.exclude_keys(own_key):
             if dtype is None:
                 return overload(*args, **kwargs)
             return overload(
@@ -112,7 +112,7 @@ def casting(
                 **{k: x if k in named_stays else _cast(x, device_type, dtype) for k, x in kwargs.items()},
             )
 
-    return _compat.dynamo.outside_dynamo(autocast)
+    return _torch.dynamo.outside_dynamo(autocast)
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
-from customops import _compat
-from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.fill_defaults import filler
+import torch
+
+from customops import _torch
+from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
-from customops.errors import RegistrationError, UnsupportedError, where
+from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, nothing
+from customops._dispatch.scopes import Sample
+from customops._schema.model import Argument, Schema
+from customops.errors import RegistrationError, UnsupportedError, brief, where
 
 
 def check_functional(operator: OperatorHandle, role: str) -> None:
@@ -38,7 +45,7 @@ class Equivalent:
     def substitute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool = True) -> Any:
         """What is traced in the place of a call with fake tensors, or NotImplemented: see `substitution`."""
         try:
-            return _compat.substitution.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
+            return _torch.inductor_passes.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
             problem = f"the {self.role} calls the op itself, without end"
             fix = "return NotImplemented for arguments on which the op itself should run"
@@ -63,3 +70,250 @@ class Equivalent:
             given.append(kwargs[argument.name])
         named = {name: value for name, value in kwargs.items() if name in {a.name for a in self.schema.keyword_only}}
         return self.fill(tuple(given), named) if self.fill is not None else (tuple(given), named)
+
+
+# Decompositions: plain torch code that compilers put in the place of a call of the op ---------------------------------
+# inductor takes the op apart below autograd, so its formula still counts; then the code is fused with what is around
+# it.
+# Export does so when a program is decomposed (``program.run_decompositions()``). For all others the op stays whole.
+
+#: Who takes an op apart; or a predicate of the arguments, where it is true: inductor and export.
+When = Literal["inductor", "export"] | Callable[..., bool]
+
+_COMPILERS = ("inductor", "export")
+
+
+class DecompositionRule:
+    """compiler -> the decomposition for it, and the predicate that says where it is one, or None for everywhere."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._slots: Slots[str, tuple[Equivalent, Equivalent | None]] = Slots(self._install_for, self._recompile)
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        self._slots.reset()
+
+    def traced(self) -> Any:
+        return {
+            compiler: (fn.fn, None if applies is None else applies.fn)
+            for compiler, (fn, applies) in self._slots.values.items()
+        }
+
+    def equivalents(self) -> list[Fn]:
+        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
+        return [functools.partial(self._decompose, compiler) for compiler in self._slots.values]
+
+    def register(self, fn: Fn, when: Any) -> Registration:
+        check_functional(self.operator, "a decomposition")
+        if not callable(when) and when not in _COMPILERS:
+            raise RegistrationError(
+                "when= has an invalid value",
+                op=self.operator.qualname,
+                expected='"inductor", "export" or a predicate of the arguments',
+                got=brief(when),
+            )
+        decomposition = Equivalent(self.operator, fn, "decomposition")
+        if not callable(when):
+            return self._slots.set(when, (decomposition, None))
+        applies = Equivalent(self.operator, when, "predicate")
+        return RegistrationGroup([self._slots.set(compiler, (decomposition, applies)) for compiler in _COMPILERS])
+
+    def _install_for(self, compiler: str, own_library: bool) -> Undo:
+        undo = _torch.inductor.decompose(self.operator.overload, compiler, functools.partial(self._trace, compiler))
+        self.operator.on_removal.append(undo)
+        return undo
+
+    def _trace(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
+        fn = self._applicable(compiler, args, kwargs)
+        return NotImplemented if fn is None else fn.substitute(args, kwargs)
+
+    def _decompose(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
+        fn = self._applicable(compiler, args, kwargs)
+        return NotImplemented if fn is None else fn(*args, **kwargs)
+
+    def _applicable(self, compiler: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Equivalent | None:
+        fn, applies = self._slots.values[compiler]
+        return fn if applies is None or applies(*args, **kwargs) else None
+
+    def _recompile(self) -> None:
+        self.operator.recompile()
+
+
+# Lowerings: plain torch code that inductor generates code for in the place of a call of the op ------------------------
+# Unlike a decomposition it counts last, when inductor makes a graph into code: up to then the op is one node, which
+# autograd, partitioners, checkpointing policies and patterns see whole.
+
+
+class InductorLoweringRule:
+    """The lowering that was registered last."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._slots: Slots[None, Equivalent] = Slots(self._install, self._recompile)
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        self._slots.reset()
+
+    def traced(self) -> Any:
+        return [lowering.fn for lowering in self._slots.values.values()]
+
+    def equivalents(self) -> list[Fn]:
+        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
+        return [self._lower] if self._slots.values else []
+
+    def register(self, fn: Fn) -> Registration:
+        check_functional(self.operator, "a lowering")
+        return self._slots.set(None, Equivalent(self.operator, fn, "lowering"))
+
+    def _install(self, _: None, own_library: bool) -> Undo:
+        undo = _torch.inductor.lower(self.operator.overload, self._trace)
+        self.operator.on_removal.append(undo)
+        return undo
+
+    def _trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._slots.values[None].substitute(args, kwargs, random=False)
+
+    def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._slots.values[None](*args, **kwargs)
+
+    def _recompile(self) -> None:
+        self.operator.recompile()
+
+
+# Replacements: plain torch code in the place of which inductor calls the op -------------------------------------------
+# A pattern is traced as a program is, on tensors like those of the samples, and looked for in the graphs that inductor
+# gets, before they are split into forward and backward: with gradients, code is replaced together with its backward.
+
+
+class ReplacementRule:
+    """The patterns of an op: there may be several."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._patterns: list[_Replacement] = []
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        for pattern in self._patterns:
+            pattern.install()
+
+    def traced(self) -> Any:
+        return [pattern.equivalent.fn for pattern in self._patterns]
+
+    def equivalents(self) -> list[Fn]:
+        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
+        return [pattern.compute for pattern in self._patterns]
+
+    def register(
+        self, fn: Fn, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
+    ) -> Registration:
+        check_functional(self.operator, "a replacement")
+        _varied(self.operator.schema, self.operator.qualname)
+        pattern = _Replacement(self, Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
+        self._patterns.append(pattern)
+        pattern.install()
+        return pattern
+
+    def forget(self, pattern: _Replacement) -> None:
+        if pattern in self._patterns:
+            self._patterns.remove(pattern)
+
+
+def _varied(schema: Schema, op: str) -> list[Argument]:
+    """The arguments that a pattern is a function of; the others have their defaults."""
+    for argument in schema.arguments:
+        if argument.type not in ("Tensor", "float") and not argument.has_default:
+            raise UnsupportedError(
+                "register_replacement takes the default of an argument that is no tensor or float: this one has none",
+                op=op,
+                argument=argument.name,
+                got=argument.type,
+                fix="give it a default",
+            )
+    return [argument for argument in schema.arguments if argument.type in ("Tensor", "float")]
+
+
+class _Replacement(Registration):
+    """The registration of a pattern."""
+
+    def __init__(
+        self,
+        rule: ReplacementRule,
+        equivalent: Equivalent,
+        op: Fn,
+        samples: Callable[[], Iterable[Sample]],
+        has_backward: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self.rule, self.equivalent, self.op = rule, equivalent, op
+        self.samples, self.has_backward = samples, has_backward
+        self.schema = rule.operator.schema
+        self.varied = _varied(self.schema, rule.operator.qualname)
+        self.uninstall: Undo = nothing
+
+    def install(self) -> None:
+        operator = self.rule.operator
+        names = [argument.name for argument in self.varied]
+        floats = [argument.name for argument in self.varied if argument.type == "float"]
+        pattern = _torch.inductor_passes.Pattern(
+            operator.qualname,
+            _Function("pattern", names, functools.partial(self._call, self.equivalent)),
+            _Function("replacement", names, functools.partial(self._call, self.op)),
+            self._examples,
+            # Not the value of any number in a program, to be told from all others when it is traced.
+            {name: 0.1234567 + i / 1000 for i, name in enumerate(floats)},
+            self.has_backward,
+        )
+        self.uninstall = _torch.inductor_passes.add_pattern(pattern)
+        operator.on_removal.append(self.uninstall)
+
+    def unregister(self) -> None:
+        self.rule.forget(self)
+        self.uninstall()
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The pattern's result for a call of the op, or NotImplemented where no such call takes its place."""
+        given, named = self.equivalent.arguments(args, kwargs)
+        values = dict(zip((a.name for a in self.schema.positional), given, strict=False)) | named
+        fixed = [argument for argument in self.schema.arguments if argument not in self.varied]
+        if any(values.get(argument.name, argument.default) != argument.default for argument in fixed):
+            return NotImplemented
+        return self.equivalent(*args, **kwargs)
+
+    def _call(self, fn: Fn, values: dict[str, Any]) -> Any:
+        values = {
+            argument.name: argument.default for argument in self.schema.arguments if argument.has_default
+        } | values
+        positional = [values[argument.name] for argument in self.schema.positional]
+        return fn(*positional, **{argument.name: values[argument.name] for argument in self.schema.keyword_only})
+
+    def _examples(self) -> Iterator[tuple[Any, ...]]:
+        """The arguments of the samples; each kind of tensors once."""
+        seen = set()
+        for sample in self.samples():
+            args, kwargs = self.equivalent.arguments(sample.args, sample.kwargs)
+            values = dict(zip((a.name for a in self.schema.positional), args, strict=False)) | kwargs
+            example = tuple(values[argument.name] for argument in self.varied)
+            tensors = [each for each in example if isinstance(each, torch.Tensor)]
+            kind = tuple((each.dtype, each.dim(), each.device) for each in tensors)
+            if kind not in seen and len(tensors) == sum(argument.type == "Tensor" for argument in self.varied):
+                seen.add(kind)
+                yield example
+
+
+class _Function:
+    """A function with these parameters, of which torch asks the names."""
+
+    def __init__(self, name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> None:
+        self.__name__ = name
+        self.parameters, self.call = parameters, call
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call({**dict(zip(self.parameters, args, strict=False)), **kwargs})

@@ -7,7 +7,7 @@ written, and each written argument is replaced by that. torch does so for every 
   and nothing would say that it is the memory of the argument: a compiler hands that memory out again while the result
   is still in use. So a variant of the op that only writes, and returns nothing, takes its place, and the result is the
   argument.
-- Some calls go through torch's first form of it: see `_compat.functionalization.functionalize`.
+- Some calls go through torch's first form of it: see `_torch.tensors.functionalize`.
 
 Ops that also return lists or numbers are let through: torch's form can do that, but refuses them.
 
@@ -17,17 +17,21 @@ it is under AOTAutograd, the front of inductor. An export keeps the op.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from customops import _compat
-from customops._dispatch.callbacks import Fn
-from customops._dispatch.fill_defaults import filler
+from torch.autograd.graph import increment_version
+
+from customops import _torch
+from customops._codegen.autograd import ad_inplace_or_view as generate
+from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import lock
+from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
+from customops.errors import CallbackError, UnsupportedError, brief
 
 
-def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
+def bind_functionalization(operator: OperatorHandle, kernel: Fn | None) -> None:
     """Nothing to register: the schema says what the op writes, and `kernel`, which came with it, what it does."""
     if not operator.has_own_rules:
         return
@@ -36,12 +40,12 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
         if operator.mutation_only is not None:
             _install_kernels(operator.mutation_only, operator)
         elif any(ret.type != "Tensor" for ret in operator.schema.returns):
-            _compat.functionalization.allow_any_returns(operator.overload)
+            _torch.tensors.allow_any_returns(operator.overload)
         rule = _rule(operator)
     if operator.spec.traceable and kernel is not None:
         rule = _traced_into(operator, kernel, rule or _keep)
     if rule is not None:
-        operator.impl_torch_dispatch(_compat.functionalization.FunctionalTensorMode, rule)
+        operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, rule)
 
 
 def _keep(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -54,10 +58,10 @@ def _traced_into(operator: OperatorHandle, kernel: Fn, otherwise: Fn) -> Fn:
 
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        _compat.dynamo.traced(operator.overload, operator.qualname)
+        _torch.dynamo.traced(operator.overload, operator.qualname)
         if not _can_trace(operator, kernel, tensors_in((*args, *kwargs.values()))):
             return otherwise(mode, func, types, args, kwargs)
-        if not all(map(_compat.functionalization.is_of_torch, types)):
+        if not all(map(_torch.tensors.is_of_torch, types)):
             return NotImplemented  # a subclass has the first say
         if fill is not None:
             args, kwargs = fill(args, kwargs)
@@ -69,10 +73,10 @@ def _traced_into(operator: OperatorHandle, kernel: Fn, otherwise: Fn) -> Fn:
 
 def _can_trace(operator: OperatorHandle, kernel: Fn, tensors: Any) -> bool:
     """Is what a call of the op would run its own function, and one that can be traced now?"""
-    if not tensors or _compat.triton.interprets() or _compat.triton.keeps_ops():
+    if not tensors or _torch.dynamo.interprets() or _torch.dynamo.keeps_ops():
         return False
     with lock:
-        current = operator.kernel_on(_compat.dispatch.device_key(tensors[0].device.type))
+        current = operator.kernel_on(_torch.dispatcher.device_key(tensors[0].device.type))
     return current is not None and current.registered is kernel
 
 
@@ -83,7 +87,7 @@ def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:
     def write(*args: Any, **kwargs: Any) -> None:
         overload(*args, **kwargs)
 
-    variant.impl(_compat.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
+    variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
     variant.impl_fake(write, __file__)  # the fake of the op has its say
 
 
@@ -98,7 +102,178 @@ def _rule(operator: OperatorHandle) -> Fn:
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
-        result = _compat.functionalization.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
+        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
         return result if mutated is None else mutated(args, kwargs)
 
     return rule
+
+
+# Version counters of what an op writes to, and true views for view ops (the ADInplaceOrView key) ----------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
+    """Nothing to register: the schema says which arguments are written and which returns are views."""
+    schema = operator.schema
+    if not operator.has_own_rules:
+        return
+    if schema.is_view and schema.mutated:
+        operator.impl(_refusal(operator), "ADInplaceOrView")
+    elif schema.is_view:
+        operator.impl_view_fallback()
+    elif schema.mutated:
+        operator.impl(_count_writes(operator), "ADInplaceOrView", with_keyset=True)
+
+
+def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
+    """Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            "an op cannot both return a view and write to an argument",
+            op=operator.qualname,
+            got=str(operator.schema),
+            fix="split it into two ops, or call it under torch.inference_mode()",
+        )
+
+    return _torch.dynamo.outside_dynamo(refuse)
+
+
+def _count_writes(operator: OperatorHandle) -> Callable[..., Any]:
+    """Count the write, and call the kernel of the device where it is what comes next, as at Autograd."""
+    return generate(
+        operator.schema,
+        operator.tags,
+        operator.qualname,
+        operator.when,
+        operator.fast_path.by_keyset,
+        _general(operator),
+    )
+
+
+def _general(operator: OperatorHandle) -> Callable[..., Any]:
+    """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
+    overload, after = operator.overload, _torch.dispatcher.after_adinplaceorview
+    known = operator.fast_path.by_keyset
+    positions = [i for i, argument in enumerate(operator.schema.positional) if argument.is_mutated]
+    names = [argument.name for argument in operator.schema.keyword_only if argument.is_mutated]
+
+    def general(keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if keyset.raw_repr() not in known:
+            operator.find_fast_path(keyset)  # for the next call
+        mutated = [args[i] for i in positions if i < len(args)]
+        mutated += [kwargs[name] for name in names if name in kwargs]
+        try:
+            return overload.redispatch(keyset & after, *args, **kwargs)
+        finally:
+            increment_version(tensors_in(mutated))
+
+    return _torch.dynamo.outside_dynamo(general)
+
+
+# Ops that write, under selective checkpointing, and under a checkpoint that is compiled -------------------------------
+# A policy of selective checkpointing may say that what an op returns is saved. When the forward is repeated, the op is
+# then not run, and what it should have written is not there: the rest reads memory that nobody filled. So an op that
+# writes is run each time. Where a checkpoint is compiled, the graph has the new values as tensors of their own: these
+# are saved, because by then the memory that the op read holds what it has written.
+
+
+def bind_checkpointing(operator: OperatorHandle) -> None:
+    """Nothing to register: the schema says what the op writes."""
+    if operator.schema.mutated and operator.has_own_rules:
+        for mode in _torch.tensors.checkpoint_modes:
+            operator.impl_torch_dispatch(mode, _run)
+
+
+def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    with _torch.tensors.saved_for_backward(mode):
+        return func(*args, **(kwargs or {}))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__``
+
+
+class TorchDispatchRule:
+    """class -> rule. torch refuses a second rule for a class, so one function is registered, which reads the table."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._slots: Slots[type, Fn] = Slots(self._install_for, self._recompile)
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        self._slots.reset()
+
+    @property
+    def rules(self) -> dict[type, Fn]:
+        return self._slots.values
+
+    def register(self, cls: type, fn: Fn) -> Registration:
+        if not isinstance(cls, type):
+            raise CallbackError(
+                "a torch_dispatch rule is for a class: a TorchDispatchMode or a tensor subclass",
+                op=self.operator.qualname,
+                got=brief(cls),
+                fix="register_torch_dispatch(MyMode, fn)",
+            )
+        bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
+        return self._slots.set(cls, fn)
+
+    def _recompile(self) -> None:
+        self.operator.recompile()
+
+    def _install_for(self, cls: type, own_library: bool) -> Undo:
+        return self.operator.impl_torch_dispatch(
+            cls, _trampoline(self._slots, cls, self.operator), own_library=own_library
+        )
+
+
+def _trampoline(slots: Slots[type, Fn], cls: type, operator: OperatorHandle) -> Callable[..., Any]:
+    """The function in torch's registry of rules."""
+
+    overload, op = operator.overload, operator.qualname
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
+        return slots.values[cls](*args, **kwargs)
+
+    return rule
+
+
+# The side effect of an op, by which compilers keep its calls and their order ------------------------------------------
+
+
+class EffectRule:
+    """The effect that was registered last. torch keeps it by the op's name, so that it is told anew when it changes."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._slots: Slots[None, Any] = Slots(self._install, self._tell_torch)
+        self._undo: Undo = nothing
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator, self._undo = operator, nothing
+        self._slots.reset()
+
+    @property
+    def effects(self) -> dict[None, Any]:
+        return self._slots.values
+
+    def register(self, effect: Any) -> Registration:
+        return self._slots.set(None, effect)
+
+    def _install(self, _: None, own_library: bool) -> Undo:
+        return self._forget
+
+    def _forget(self) -> None:
+        undo, self._undo = self._undo, nothing
+        undo()
+
+    def _tell_torch(self) -> None:
+        self._forget()
+        if None in self._slots.values:
+            self._undo = self.operator.impl_effect(self._slots.values[None])

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops._codegen.graph_call import graph_call
-from customops._dispatch.name import Name
+from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
 from customops._schema.model import Argument
 from customops._schema.types import ROWS, item_type
@@ -55,7 +55,7 @@ def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
     item = item_type(type_)
     if item is not None:
         return isinstance(value, list) and all(_arrives_unchanged(argument, item, each) for each in value)
-    if value is _compat.graph_calls.TENSOR:
+    if value is _torch.inductor.TENSOR:
         return type_ == "Tensor"
     if isinstance(value, torch.SymInt):
         return type_ in ("SymInt", "int")
@@ -78,7 +78,7 @@ class Dispatched:
         self.name = Name.parse(qualname)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _compat.libraries.overload_of(self.name.packet, self.name.overload)(*args, **kwargs)
+        return _torch.library.overload_of(self.name.packet, self.name.overload)(*args, **kwargs)
 
 
-_compat.graph_calls.write_direct_calls(may_be_direct, direct_call)
+_torch.inductor.write_direct_calls(may_be_direct, direct_call)

@@ -7,29 +7,28 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from customops import _compat
+from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
-from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.current_kernel import CurrentKernel, profiling_changed
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
-from customops._dispatch.expected import Inspection
-from customops._dispatch.fill_defaults import filler
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.profiler_names import profiling_changed
-from customops._dispatch.registrations import Group, Registration, Slots, Undo, lock
+from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, lock
 from customops._dispatch.spec import OpSpec
-from customops.errors import RegistrationError, user_stacklevel, where
+from customops._rules.out import Inspection
+from customops._torch.library import OpOverload
+from customops.errors import RegistrationError, user_source, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
-_compat.profiling.when_profiling(profiling_changed)
+_torch.thread_state.when_profiling(profiling_changed)
 
 #: Functions of torch that draw random numbers, and methods of tensors that do.
 _FUNCTIONS = frozenset(
@@ -97,7 +96,7 @@ class KernelRule:
         if ours:
             _warn_if_random(fn, self.operator.spec)
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
-        return Group([self._slots.set(device_type, fn) for device_type in devices])
+        return RegistrationGroup([self._slots.set(device_type, fn) for device_type in devices])
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -161,7 +160,7 @@ class KernelRule:
         current_kernel = CurrentKernel(
             self._active(device_type), operator.qualname, device_type, operator.schema, self._inspection
         )
-        key = _ANY_DEVICE if device_type is None else _compat.dispatch.device_key(device_type)
+        key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
         undo = operator.impl(
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
         )
@@ -253,7 +252,7 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
     def select(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
-        key = _compat.dispatch.device_key(device.type)
+        key = _torch.dispatcher.device_key(device.type)
         if device.type not in rule.kernels and None not in rule.kernels and not _reaches_kernel(str(name), key):
             raise RegistrationError(
                 f"{name.local} does not have a kernel registered for {device.type}",
@@ -261,15 +260,80 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
                 got=f"device={device}",
                 fix=f'op.register_kernel("{device.type}")',
             )
-        return overload.redispatch(_compat.dispatch.key_set(key), *args, **kwargs)
+        return overload.redispatch(_torch.dispatcher.key_set(key), *args, **kwargs)
 
-    return _compat.dynamo.outside_dynamo(select)
+    return _torch.dynamo.outside_dynamo(select)
 
 
 def _reaches_kernel(op: str, key: str) -> bool:
     """Is there a kernel for `key`, whoever registered it?"""
     try:
-        _compat.dispatch.computed_kernel(op, key)
+        _torch.dispatcher.computed_kernel(op, key)
     except RuntimeError:
         return False
     return True
+
+
+# Kernels of the user's own at dispatch keys, as they are --------------------------------------------------------------
+
+
+class RawRule:
+    """Kernels of the user's own at dispatch keys, as they are."""
+
+    operator: OperatorHandle
+
+    def __init__(self) -> None:
+        self._kernels: list[_Raw] = []
+
+    def bind(self, operator: OperatorHandle) -> None:
+        self.operator = operator
+        for kernel in self._kernels:
+            kernel.install()
+
+    def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
+        """Put `fn` at all of the keys, or at none."""
+        kernel = _Raw(self, keys, fn)
+        kernel.install()
+        self._kernels.append(kernel)
+        self.operator.recompile()  # at some keys, tracing goes through it
+        return kernel
+
+    def traced(self) -> list[Any]:
+        """The kernels that tracing may go through, and their keys."""
+        return [(kernel.keys, kernel.fn) for kernel in self._kernels]
+
+    def _remove(self, kernel: _Raw) -> None:
+        if kernel in self._kernels:
+            self._kernels.remove(kernel)
+            kernel.uninstall.close()
+            self.operator.recompile()
+
+
+def _call_traced(overload: OpOverload, op: str, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
+    _torch.dynamo.traced(overload, op)
+    return fn(*args, **kwargs)
+
+
+class _Raw(Registration):
+    """The registration of a kernel at several keys."""
+
+    def __init__(self, rule: RawRule, keys: tuple[str, ...], fn: Fn) -> None:
+        super().__init__()
+        self.rule, self.keys, self.fn, self.source = rule, keys, fn, user_source()
+        self.uninstall = ExitStack()
+
+    def install(self) -> None:
+        operator = self.rule.operator
+        with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
+            for key in self.keys:
+                undos.callback(operator.impl(self._kernel_at(key), key, own_library=True, raw=True))
+            self.uninstall = undos.pop_all()
+
+    def _kernel_at(self, key: str) -> Fn:
+        if key != "CompositeImplicitAutograd":
+            return self.fn
+        # Compilers trace such a kernel in the place of the op.
+        return functools.partial(_call_traced, self.rule.operator.overload, self.rule.operator.qualname, self.fn)
+
+    def unregister(self) -> None:
+        self.rule._remove(self)

@@ -8,36 +8,529 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import inspect
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from operator import attrgetter, is_
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._dispatch.callbacks import Fn, bind_kernel
+from customops import _torch
+from customops._codegen.lowering import Lowering
+from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import DeviceTypes, check_devices
-from customops._dispatch.expected import Expected, Foresight
-from customops._dispatch.fill_defaults import filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.out_call import Checked, ReturnsOut, check_given, misfit
-from customops._dispatch.registrations import Group, Registration
+from customops._dispatch.registrations import Registration, RegistrationGroup
+from customops._dispatch.results import describe, given, tensors_in
 from customops._dispatch.spec import OpSpec
-from customops._lowering.lowering import Lowering
-from customops._schema.differentiability import Names, tensor_names
-from customops._schema.outs import check_has_outs, out_names, out_schema, out_signature, out_tags
+from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
+from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
+from customops._schema.tags import Tags, normalize_tags
+from customops._torch.library import OpOverload
+from customops._torch.schema import Tag
 from customops.errors import (
+    AliasError,
+    ArgumentError,
+    KernelError,
     MissingFakeError,
     RegistrationError,
     UnregisteredError,
     UnsupportedError,
     innermost,
     user_source,
+    where,
 )
 
+# ----------------------------------------------------------------------------------------------------------------------
+# What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices; and calls that differ
+
 __tracebackhide__ = True  # pytest leaves the frames out
+
+#: So many calls are remembered of an op.
+_MOST = 256
+
+#: What of a call the fake impl may go by.
+Key = tuple[Any, ...]
+_FACTS = attrgetter("shape", "dtype", "device")
+
+#: Is a fake impl being asked?
+_asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
+
+
+class Expected(NamedTuple):
+    """A tensor that is to come."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> Expected:
+        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    def allocate(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Has a tensor this shape and dtype, on this device? (Strides are another matter.)"""
+        return tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.device == self.device
+
+    def is_laid_out(self, tensor: Tensor) -> bool:
+        """Has a tensor of this shape these strides, where they matter?"""
+        given = tensor.stride()
+        if given == self.stride or 0 in self.shape:
+            return True
+        return all(n == 1 or a == b for n, a, b in zip(self.shape, given, self.stride, strict=True))
+
+    def __str__(self) -> str:
+        return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
+
+
+Known = dict[Key | None, tuple[Expected, ...]]
+
+
+class Foresight:
+    """Asks the fake impl of an op, once for all calls with the same shapes and numbers.
+
+    Args:
+        fake: the fake impl that counts now; None if there is none to be known of. With another one, all is forgotten.
+    """
+
+    def __init__(self, overload: OpOverload, op: str, fake: Callable[[], Any]) -> None:
+        self._overload, self._op, self._fake = overload, op, fake
+        self._known: Known = {}
+        self._known_of: Any = None
+        #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
+        self.accepted: Known = {}
+
+    def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
+        """Equal for calls of which the fake impl says the same; None where that cannot be told."""
+        fake = self._fake()
+        if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
+            self.forget()
+            self._known_of = fake
+        key = [torch.get_default_dtype(), *kwargs]
+        try:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor):
+                    key += _FACTS(value)
+                    key.append(value.stride())
+                elif isinstance(value, (list, tuple)):
+                    key += [
+                        type(value),
+                        *((*_FACTS(x), x.stride()) if isinstance(x, Tensor) else (type(x), x) for x in value),
+                    ]
+                else:
+                    key += (type(value), value)
+        except RuntimeError:  # of a layout without strides
+            return None
+        return tuple(key)
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
+        """What the results of a call will be, or None if the op has no fake impl.
+
+        Raises:
+            UnsupportedError: that depends on data.
+        """
+        key = self.key(args, kwargs)
+        found = lookup(self._known, key)
+        if found is None:
+            found = asked(self._overload, self._op, args, kwargs)
+            if found is not None:
+                remember(self._known, key, found)
+        return found
+
+    def forget(self) -> None:
+        """A fake impl may go by more than its arguments, which then is not what it was."""
+        self._known, self.accepted = {}, {}
+
+
+def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
+    """What the fake impl says of the tensors that a call returns, or None if the op has none.
+
+    Raises:
+        UnsupportedError: that depends on data.
+    """
+    if is_asking():  # a kernel runs in the place of the fake impl: there is none
+        return None
+    token = _asking.set(True)
+    try:
+        with _torch.tensors.quiet_fakes():
+            results = _torch.tensors.call_on_fakes(overload, args, kwargs)
+    except (MissingFakeError, _torch.tensors.NoFakeImpl):
+        return None
+    except Exception as error:
+        if _torch.tensors.needs_data(error):
+            raise UnsupportedError(
+                "an out variant of an op whose result sizes depend on data: they are unknown before the call",
+                op=op,
+                fix="return tensors of the largest size, and the sizes",
+            ) from error
+        raise
+    finally:
+        _asking.reset(token)
+    return tuple(map(Expected.like, tensors_in(results if isinstance(results, (list, tuple)) else (results,))))
+
+
+def is_asking() -> bool:
+    """Does a fake impl run for `asked`, and for no compiler?"""
+    return _asking.get()
+
+
+def lookup(known: Known, key: Key | None) -> tuple[Expected, ...] | None:
+    try:
+        return known.get(key)
+    except TypeError:  # an argument that cannot be hashed
+        return None
+
+
+def remember(known: Known, key: Key | None, expected: tuple[Expected, ...]) -> None:
+    with contextlib.suppress(TypeError):
+        if key is not None:
+            known[key] = expected
+
+
+#: Tensors on these devices are looked at; others may lack the operations for it.
+_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
+_PLAIN = (Tensor, torch.nn.Parameter)
+_SAMPLE = 4096
+
+
+class Inspection:
+    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
+
+    Args:
+        compiled: compare with the fake impl, on which code that was compiled relies.
+    """
+
+    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
+        self.current, self.overload, self.compiled = current, overload, compiled
+        self.__wrapped__ = current.registered
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        current, fn = self.current, self.__wrapped__
+        assert current.schema is not None
+        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
+        written = set()
+        for argument, value in given(current.schema, args, kwargs):
+            for x in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(x, Tensor):
+                    continue
+                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
+                    return fn(*args, **kwargs)
+                if argument.is_mutated:
+                    written.add(_memory(x))
+                else:
+                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
+        result = fn(*args, **kwargs)
+        for name, x, version, sample in read:
+            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
+            if is_counted and _differs(_sample(x), sample):
+                raise KernelError(
+                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
+                    "use the old value",
+                    op=current.op,
+                    argument=name,
+                    where=where(fn),
+                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
+                )
+        if self.compiled:
+            self._compare(args, kwargs, tensors_in(result if isinstance(result, (list, tuple)) else (result,)))
+        current.passed()
+        return result
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Tensor]) -> None:
+        op = self.current.op
+        try:
+            expected = asked(self.overload, op, args, kwargs)
+        except UnsupportedError:  # sizes that depend on data
+            return
+        if expected is None or (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
+            return
+        record = _torch.library.fake_record(op)
+        raise KernelError(
+            "the kernel returned something else than the fake impl says, on which compiled code relies",
+            op=op,
+            expected=", ".join(map(str, expected)),
+            got=", ".join(str(Expected.like(x)) for x in results),
+            where=where(self.__wrapped__),
+            fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
+        )
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Equal for tensors of one storage, which may have one version."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _sample(tensor: Tensor) -> Tensor | None:
+    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return None
+    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
+    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
+    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
+
+
+def _differs(now: Tensor | None, before: Tensor | None) -> bool:
+    if now is None or before is None or now.shape != before.shape:
+        return now is not before
+    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The schema and the signature of an out variant: those of a functional op, and the tensors to write to
+
+
+def check_has_outs(schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> None:
+    """Raise RegistrationError unless an op has nothing but new tensors as results, of sizes known before the call."""
+    problem = fix = None
+    if not schema.is_functional:
+        problem, fix = "it is not functional", "an op that writes, or returns a view, allocates no results to plan"
+    elif any(ret.type != "Tensor" for ret in schema.returns):
+        problem, fix = "it returns something else than tensors, one or a fixed number of them", "return each by itself"
+    elif torch.Tag.dynamic_output_shape in tags:
+        problem, fix = "the sizes of its results depend on data", "return tensors of the largest size, and the sizes"
+    elif taken := [argument.name for argument in schema.arguments if argument.name in ("out", *out_names(schema))]:
+        problem, fix = f"it has an argument {taken[0]}", f"rename {taken[0]}"
+    if problem is not None:
+        raise RegistrationError(f"the op cannot have an out variant: {problem}", op=op, got=str(schema), fix=fix)
+
+
+def out_names(schema: Schema) -> tuple[str, ...]:
+    """The names of the arguments that an out variant writes to: ``out``, or ``out0``, ``out1`` and so on."""
+    count = len(schema.returns)
+    return ("out",) if count == 1 else tuple(f"out{i}" for i in range(count))
+
+
+def out_schema(schema: Schema) -> Schema:
+    """``(Tensor x) -> Tensor``: ``(Tensor x, *, Tensor(a0!) out) -> Tensor(a0!)``."""
+    aliases = [Alias(frozenset({f"a{i}"}), write=True) for i in range(len(schema.returns))]
+    outs = (Argument("Tensor", a, name, kwarg_only=True) for name, a in zip(out_names(schema), aliases, strict=True))
+    return Schema((*schema.arguments, *outs), tuple(Return("Tensor", alias) for alias in aliases))
+
+
+def out_tags(tags: Tags) -> tuple[torch.Tag, ...]:
+    return normalize_tags([*normalize_tags(tags), Tag.out])
+
+
+def out_signature(signature: Signature | None, schema: Schema) -> Signature | None:
+    """The signature of the out variant of an op that has this one; None if it is just what the schema says.
+
+    It has one parameter ``out``, of the form of the result: a tuple where the op returns a tuple.
+    """
+    if signature is None:
+        if len(schema.returns) == 1:
+            return None
+        fields: dict[str, Node] = {str(i): Leaf(f"result_{i}", f"[{i}]", "Tensor") for i in range(len(schema.returns))}
+        result: Node = Group("result", "", TupleForm(tuple, tuple(fields)), fields)
+        signature = Signature(tuple(map(_parameter, schema.arguments)), result, returns_plainly=True)
+    assert signature.result is not None
+    out = Parameter("out", inspect.Parameter.KEYWORD_ONLY, _outs(signature.result, iter(out_names(schema))))
+    before = [each for each in signature.parameters if each.stars != "**"]
+    after = [each for each in signature.parameters if each.stars == "**"]
+    return replace(signature, parameters=(*before, out, *after))
+
+
+def _parameter(argument: Argument) -> Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    leaf = Leaf(argument.name, argument.name, argument.type, default=argument.default)
+    return Parameter(argument.name, kind, leaf, argument.default)
+
+
+def _outs(node: Node, names: Iterator[str]) -> Node:
+    """What the result of an op is made of, as an argument."""
+    if isinstance(node, Group):
+        fields = {key: _outs(each, names) for key, each in node.fields.items()}
+        return replace(node, name="out", path=f"out{node.path}", fields=fields)
+    assert isinstance(node, Leaf)
+    return replace(node, name=next(names), path=f"out{node.path}", is_mutated=True)
+
+
+# A call of the kernel of an out variant: what it is given to write to, and what it returns ----------------------------
+# The kernel gets tensors that it can just fill. What the caller gave is looked at before: tensors of another shape,
+# dtype
+# or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory that
+# the
+# kernel reads, it gets tensors of its own, and the result is copied.
+
+
+class HasForesight(Protocol):
+    foresight: Foresight
+
+
+def misfit(op: str, argument: str, expected: Expected, out: Tensor) -> ArgumentError:
+    return ArgumentError(
+        "an out tensor does not match the result, and is neither resized nor cast",
+        op=op,
+        argument=argument,
+        expected=str(expected),
+        got=str(Expected.like(out)),
+        fix=f'{argument}=torch.empty({tuple(expected.shape)}, dtype={expected.dtype}, device="{expected.device}")',
+    )
+
+
+def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
+    """Raise if one is None: the dispatcher takes that for a tensor."""
+    for name, out in zip(names, outs, strict=True):
+        if out is None:
+            raise ArgumentError("the out tensor is missing", op=op, argument=name, expected="a tensor", got="None")
+
+
+class ReturnsOut:
+    """A kernel of the user as one that returns ``out``: it may return nothing, or that."""
+
+    def __init__(self, fn: Fn, op: str) -> None:
+        self.fn, self.op = fn, op
+        self.__wrapped__ = fn
+
+    def __call__(self, /, *args: Any, out: Any, **kwargs: Any) -> Any:
+        result = self.fn(*args, out=out, **kwargs)
+        if result is not None and result is not out and not _same_items(result, out):
+            raise KernelError(
+                "a kernel of an out variant returned something other than its out tensors",
+                op=self.op,
+                expected="out itself, or None",
+                got=describe(result),
+                where=where(self.fn),
+                fix="write into out and end with `return out`, or without a return",
+            )
+        return out
+
+
+def _same_items(result: Any, out: Any) -> bool:
+    return (
+        isinstance(result, (list, tuple))
+        and isinstance(out, (list, tuple))
+        and len(result) == len(out)
+        and all(one is other for one, other in zip(result, out, strict=True))
+    )
+
+
+class Checked:
+    """A kernel of an out variant, called with tensors that it can just fill: see the module.
+
+    Args:
+        fn: takes what the schema of the variant says.
+        schema: of the functional op.
+        rule: has what is known of the results of the functional op.
+        inplace: the arguments that ``out`` may be.
+    """
+
+    def __init__(self, fn: Fn, schema: Schema, op: str, rule: HasForesight, inplace: frozenset[str]) -> None:
+        self.fn, self.op, self.rule = fn, op, rule
+        self.__wrapped__ = fn
+        self.inplace = inplace
+        self.names = out_names(schema)
+        self.positions = [i for i, argument in enumerate(schema.positional) if argument.name in inplace]
+        self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        outs = tuple(kwargs.pop(name) for name in self.names)
+        foresight = self.rule.foresight
+        key = foresight.key((*args, *outs), kwargs)
+        expected, targets = lookup(foresight.accepted, key), outs
+        if expected is None:
+            expected = self._expected(args, kwargs, outs)
+            targets = tuple(
+                out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
+            )
+            if all(map(is_, targets, outs)):
+                remember(foresight.accepted, key, expected)
+        if _torch.tensors.any_alias(args, kwargs, outs):
+            targets = self._apart(args, kwargs, outs, targets, expected)
+        self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
+        for name, out, target, was in zip(self.names, outs, targets, expected, strict=True):
+            if target.shape != was.shape:
+                raise self._resized(name, was, target)
+            if target is not out:
+                out.copy_(target)
+        return outs[0] if len(outs) == 1 else outs
+
+    def _expected(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tensor, ...]
+    ) -> tuple[Expected, ...]:
+        check_given(self.op, self.names, outs)
+        foresight = self.rule.foresight
+        expected = foresight.of(args, kwargs)
+        if expected is None:
+            return tuple(map(Expected.like, outs))
+        if not all(each.fits(out) for each, out in zip(expected, outs, strict=True)):
+            foresight.forget()
+            expected = foresight.of(args, kwargs) or expected
+            for name, each, out in zip(self.names, expected, outs, strict=True):
+                if not each.fits(out):
+                    raise misfit(self.op, name, each, out)
+        return expected
+
+    def _apart(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outs: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
+        expected: tuple[Expected, ...],
+    ) -> tuple[Tensor, ...]:
+        """What the kernel is to fill, where it may not write over what it still has to read."""
+        for i, out in enumerate(outs):
+            if any(_overlap(out, other) for other in outs[:i]):
+                raise AliasError(
+                    "two out tensors share memory",
+                    op=self.op,
+                    argument=self.names[i],
+                    fix="pass tensors with separate memory",
+                )
+        replaced = [args[i] for i in self.positions if i < len(args)] + list(map(kwargs.get, self.keywords))
+        others = tensors_in([each for i, each in enumerate(args) if i not in self.positions])
+        others += tensors_in([each for name, each in kwargs.items() if name not in self.keywords])
+        return tuple(
+            each.allocate() if target is out and self._is_read(out, others, replaced) else target
+            for each, out, target in zip(expected, outs, targets, strict=True)
+        )
+
+    @staticmethod
+    def _is_read(out: Tensor, others: Sequence[Tensor], replaced: Sequence[Any]) -> bool:
+        """Does a tensor to write to lie in memory that the kernel still has to read?"""
+        return any(_overlap(out, x) for x in others) or any(
+            _overlap(out, x) and not _is_same_view(out, x) for x in replaced if isinstance(x, Tensor)
+        )
+
+    def _resized(self, name: str, expected: Expected, target: Tensor) -> KernelError:
+        return KernelError(
+            "the kernel of an out variant resized an out tensor",
+            op=self.op,
+            argument=name,
+            expected=str(expected),
+            got=f"shape {tuple(target.shape)} after the call",
+            where=where(self.fn),
+            fix="write into the tensor without resizing it; if the new shape is right, correct the fake impl",
+        )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """May two tensors have an element in common?"""
+    return _torch.tensors.overlap(one, other, one.data_ptr(), other.data_ptr())
+
+
+def _is_same_view(one: Tensor, other: Tensor) -> bool:
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype is other.dtype
+    )
+
+
+# Out variants: kernels that write their results into tensors of the caller --------------------------------------------
+
 
 #: Defines the variant, of an `OpSpec`; returns its `CustomOpDef`.
 Define = Callable[[OpSpec], Any]
@@ -127,8 +620,8 @@ class OutRule:
             return True
         keys = [] if None in kernels else [*_FOR_ALL]
         if device is not None and device not in kernels:
-            keys.append(_compat.dispatch.device_key(device))
-        return any(_compat.dispatch.has_kernel(op, key) for key in keys)
+            keys.append(_torch.dispatcher.device_key(device))
+        return any(_torch.dispatcher.has_kernel(op, key) for key in keys)
 
     def end(self, error: UnregisteredError | None) -> None:
         """The op goes, and the variant with it."""
@@ -153,11 +646,11 @@ class OutRule:
 
 
 def _refuse_taken(spec: OpSpec) -> None:
-    if _compat.libraries.find_overload(spec.name.packet, spec.name.overload) is not None:
+    if _torch.library.find_overload(spec.name.packet, spec.name.overload) is not None:
         raise RegistrationError(
             "an op with the name of the out variant exists",
             op=spec.qualname,
-            got=f"defined at {_compat.schemas.defined_at(spec.qualname)}",
+            got=f"defined at {_torch.schema.defined_at(spec.qualname)}",
             fix="unregister that op, or do without register_out: inductor finds an out variant by its name",
         )
 
@@ -175,7 +668,7 @@ def is_stub(fn: Fn) -> bool:
     return len(steps) <= 2 and steps[0].opname in ("LOAD_CONST", "RETURN_CONST") and steps[0].argval is None
 
 
-class _OutRegistration(Group):
+class _OutRegistration(RegistrationGroup):
     """The registration of a kernel of an out variant. With the last one, the variant goes."""
 
     def __init__(self, rule: OutRule, members: list[Registration]) -> None:
@@ -252,7 +745,7 @@ class Faked:
         outs = tuple(kwargs.pop(name) for name in self.names)
         try:
             result = self.rule.operator.overload(*args, **kwargs)
-        except (MissingFakeError, _compat.tracing.NoFakeImpl):
+        except (MissingFakeError, _torch.tensors.NoFakeImpl):
             return outs[0] if len(outs) == 1 else outs
         for name, out, each in zip(self.names, outs, (result,) if len(outs) == 1 else result, strict=True):
             expected = Expected.like(each)
@@ -278,7 +771,7 @@ class Batched:
             expected = Expected.like(each)
             if not expected.fits(out):
                 raise misfit(self.op, name, expected, out)
-            if _compat.functorch.Batch(each).is_batched and not _compat.functorch.Batch(out).is_batched:
+            if _torch.autograd.Batch(each).is_batched and not _torch.autograd.Batch(out).is_batched:
                 raise UnsupportedError(
                     "vmap over an out variant with an out tensor that is not batched itself",
                     op=self.op,
@@ -297,7 +790,7 @@ def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
     variant, names, fill = op._rules.out_variant, out_names(op.schema), filler(op.schema)
     for sample in op.samples():
         lowered = op.lower(*sample.args, **sample.kwargs)
-        args, kwargs = _compat.tracing.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
+        args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         results = op._opoverload(*args, **kwargs)

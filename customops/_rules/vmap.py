@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._compat.tags import Tag
-from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel
-from customops._dispatch.fill_defaults import Fill, filler
+from customops import _torch
+from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import describe, tensors_in
 from customops._schema.model import Schema
+from customops._torch.schema import Tag
 from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -107,25 +106,25 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     overload, op = operator.overload, operator.qualname
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
-        _compat.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
+        _torch.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
         fill, operands = rule.fill, rule.operands
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
-        if _compat.kernel_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
-            key = _compat.kernel_state.casting_key(op, tensors_in((*args, *kwargs.values())))
+        if _torch.thread_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
+            key = _torch.thread_state.casting_key(op, tensors_in((*args, *kwargs.values())))
             if key is not None:
                 return overload.redispatch(key, *args, **kwargs)  # and comes back
-            return _compat.kernel_state.call_without_autocast(vmap, *args, **kwargs)
+            return _torch.thread_state.call_without_autocast(vmap, *args, **kwargs)
         fn = functools.partial(_call_current, rule)
         if not operands.names:
-            return _compat.functorch.call_vmap_rule(fn, overload, args, kwargs)
+            return _torch.autograd.call_vmap_rule(fn, overload, args, kwargs)
         values, others = operands.join(args, kwargs)
         fn = functools.partial(operands.call_rule, fn)
-        return _compat.functorch.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
+        return _torch.autograd.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
 
-    return _compat.dynamo.outside_dynamo(vmap)
+    return _torch.dynamo.outside_dynamo(vmap)
 
 
 def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
@@ -165,15 +164,15 @@ def _below_vmap_mode(rule: VmapRule, operator: OperatorHandle) -> Callable[..., 
 
     It does not look into optional lists.
     """
-    overload, rest = operator.overload, _compat.functorch.below_vmap_mode()
-    vmap, looked_at = _trampoline(rule, operator), _compat.dispatch.DispatchKey.FuncTorchBatched
+    overload, rest = operator.overload, _torch.autograd.below_vmap_mode()
+    vmap, looked_at = _trampoline(rule, operator), _torch.dispatcher.DispatchKey.FuncTorchBatched
 
     def below(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not keyset.has(looked_at) and _compat.functorch.Batch((args, kwargs)).is_batched:
+        if not keyset.has(looked_at) and _torch.autograd.Batch((args, kwargs)).is_batched:
             return vmap(*args, **kwargs)
         return overload.redispatch(keyset & rest, *args, **kwargs)
 
-    return _compat.dynamo.outside_dynamo(below)
+    return _torch.dynamo.outside_dynamo(below)
 
 
 def _refuse_batch_of_gradients(operator: OperatorHandle) -> Callable[..., Any]:
@@ -186,7 +185,7 @@ def _refuse_batch_of_gradients(operator: OperatorHandle) -> Callable[..., Any]:
             fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
         )
 
-    return _compat.dynamo.outside_dynamo(refuse)
+    return _torch.dynamo.outside_dynamo(refuse)
 
 
 def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
@@ -197,7 +196,7 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
     op, go_on = operator.qualname, _below_vmap_mode(rule, operator)
 
     def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        batch = _compat.functorch.Batch((args, kwargs))
+        batch = _torch.autograd.Batch((args, kwargs))
         if batch.randomness == "error" and isinstance(
             rule.registered, (_Strategy, NoneType)
         ):  # a rule sees to it itself
@@ -207,7 +206,7 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
                 fix='torch.vmap(f, randomness="different") or "same"',
             )
         below = functools.partial(go_on, keyset, *args, **kwargs)
-        with _compat.functorch.without_vmap_mode():  # what the rule does with the op is not looked at again
+        with _torch.autograd.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
                 return below()
             mutated = [argument.name for argument in operator.schema.mutated]
@@ -215,7 +214,7 @@ def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
                 raise _unbatched_write(op, mutated[0])
             return batch.wrap(_stack([below() for _ in range(batch.size)], op))
 
-    return _compat.dynamo.outside_dynamo(random)
+    return _torch.dynamo.outside_dynamo(random)
 
 
 class _Operands:
@@ -312,7 +311,7 @@ class _Strategy:
         problem = None
         if self.run is not _sequential:
             problem = "by a strategy that calls it once for all elements"
-        elif _compat.dispatch.any_dispatch_mode():
+        elif _torch.dispatcher.any_dispatch_mode():
             problem = "while it is traced, or under another dispatch mode"
         if problem is not None:
             raise UnsupportedError(

@@ -17,8 +17,7 @@ import torch
 import typing_extensions
 from torch import Tensor
 
-from customops._schema.annotations import Keys, annotated, simplify, strip, union_members, union_of
-from customops._schema.spelling import code
+from customops._schema.annotations import Keys, annotated, code, simplify, strip, union_members, union_of
 
 _CHOICES = (Literal["name", "other"], "the names of those that there are")
 _BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")

@@ -23,26 +23,33 @@ from customops._schema.annotations import (
     Mutates,
     SameAs,
     annotated,
+    code,
     may_be_absent,
+    show,
     simplify,
     strip,
     union_members,
     union_of,
 )
-from customops._schema.codecs import (
+from customops._schema.model import REQUIRED
+from customops._schema.structure import (
     AS_IT_IS,
+    DataclassForm,
     DeviceCodec,
+    DictForm,
     DtypeCodec,
+    Either,
     EnumCodec,
+    Group,
+    Leaf,
     LiteralCodec,
     MaybeTensor,
+    Nested,
+    Node,
     SequenceCodec,
     Text,
+    TupleForm,
 )
-from customops._schema.forms import DataclassForm, DictForm, TupleForm
-from customops._schema.model import REQUIRED
-from customops._schema.nodes import Either, Group, Leaf, Nested, Node
-from customops._schema.spelling import code, show
 from customops._schema.types import param_type, return_type
 from customops.errors import SchemaError
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from customops._compat.tags import Tag, is_tag
 from customops._schema.model import Schema
+from customops._torch.schema import Tag, is_tag
 from customops.errors import DefinitionError, SchemaError, TagError, brief
 
 Tags = torch.Tag | Sequence[torch.Tag] | None
@@ -90,3 +90,37 @@ def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
     return (compliant, *(tag for tag in tags if tag is not compliant))
+
+
+# What compilers have to keep of the strides of an op's tensors, by name -----------------------------------------------
+
+#: "needs_contiguous": the kernel gets contiguous tensors. "exact_strides": it gets the strides that it would get
+#: without a compiler; so does an op that says nothing. "stride_order": the same order of strides. "flexible": any.
+Layout = Literal["needs_contiguous", "exact_strides", "stride_order", "flexible"]
+
+_TAGS = {
+    "needs_contiguous": torch.Tag.needs_contiguous_strides,
+    "exact_strides": torch.Tag.needs_exact_strides,
+    "stride_order": torch.Tag.needs_fixed_stride_order,
+    "flexible": torch.Tag.flexible_layout,
+}
+
+
+def with_layout(tags: tuple[torch.Tag, ...], layout: Any, op: str) -> tuple[torch.Tag, ...]:
+    """The tags of an op, with that of a layout if there is one.
+
+    Raises:
+        DefinitionError: there is no such layout, or a tag says another one.
+    """
+    if layout is None:
+        return tags
+    if not isinstance(layout, str) or layout not in _TAGS:
+        expected = " or ".join(f'"{name}"' for name in _TAGS)
+        raise DefinitionError("layout= has an invalid value", op=op, expected=expected, got=brief(layout))
+    wanted = _TAGS[layout]
+    other = next((tag for tag in _TAGS.values() if tag in tags and tag is not wanted), None)
+    if other is not None:
+        raise DefinitionError(
+            "layout= and tags= disagree", op=op, expected=f"tags without {other}", got=f"layout={layout!r}, {other}"
+        )
+    return tags if wanted in tags else (*tags, wanted)

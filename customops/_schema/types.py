@@ -10,6 +10,7 @@ import collections.abc
 import enum
 import numbers
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -18,9 +19,102 @@ from typing import Any, List, NamedTuple, Optional, Union
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from customops import _compat
-from customops._named import Named
-from customops._schema import literals
+from customops import _torch
+from customops._schema.named import Named
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Single default values: how a schema writes them, how it hands them back, and which of them it cannot hold
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
+
+
+def literal(value: Any) -> str | None:
+    """A number, a bool or a string as schema text, or None where the schema language has no word for it."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        # The parser has no inf or nan, and refuses numbers too small to have all their digits.
+        return repr(value) if value == 0 or sys.float_info.min <= abs(value) <= sys.float_info.max else None
+    if isinstance(value, complex):
+        return f"{value.imag!r}j" if value.real == 0 else None
+    if isinstance(value, int):
+        return str(int(value))
+    return quoted(value) if isinstance(value, str) else None
+
+
+def quoted(value: Any) -> str:
+    """A string, or the text of an object, as a string of a schema."""
+    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _octal(c)) for c in str(value)) + '"'
+
+
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in char.encode())
+
+
+def dtype_text(value: torch.dtype) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def dtype_from(value: Any) -> Any:
+    """The dtype behind the number by which the dispatcher holds it."""
+    return _torch.schema.dtype_from_number(value) if isinstance(value, int) else value
+
+
+def enum_text(value: torch.layout | torch.memory_format) -> str:
+    """A layout or memory format as a number: the schema language has words for the first of each only."""
+    return str(_torch.schema.enum_to_number(value))
+
+
+def layout_from(value: Any) -> Any:
+    """The layout behind the number by which the dispatcher holds it."""
+    return _torch.schema.enum_from_number("Layout", value) if isinstance(value, int) else value
+
+
+def memory_format_from(value: Any) -> Any:
+    """The memory format behind the number by which the dispatcher holds it."""
+    return _torch.schema.enum_from_number("MemoryFormat", value) if isinstance(value, int) else value
+
+
+def plain_number(value: Any) -> int | float:
+    """A number of a subclass (a member of an IntEnum, a numpy float64) as a plain one. A bool stays one."""
+    if isinstance(value, bool):
+        return value
+    return float(value) if isinstance(value, float) else int(value)
+
+
+def int_problem(value: Any) -> str | None:
+    """Why the dispatcher cannot hold an int, or None; a number of another type is for others to judge."""
+    if not isinstance(value, int) or -(2**63) <= value < 2**63:
+        return None
+    return "the dispatcher's integers have 64 bits"
+
+
+def float_problem(value: int | float) -> str | None:
+    """Why a number cannot be a float, or None."""
+    return "the number is too large for a float" if isinstance(value, int) and abs(value) > sys.float_info.max else None
+
+
+def str_problem(value: str) -> str | None:
+    """Why a schema cannot hold a string, or None."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "the string holds surrogates, which UTF-8 cannot encode"
+    return None
+
+
+def device_problem(value: torch.device | str) -> str | None:
+    """Why something is no device, or None."""
+    try:
+        torch.device(value)
+    except RuntimeError:
+        return "torch knows no such device"
+    except UnicodeEncodeError:
+        return str_problem(str(value))
+    return None
+
+
+# The types of arguments and returns: a row for each, with all that the package knows of it ----------------------------
 
 #: A type, and one that may be None: the dispatcher takes both of any type.
 _ALONE = ("", "?")
@@ -44,7 +138,7 @@ class TypeRow(NamedTuple):
     #: Why a value of these types cannot be a default all the same, or None.
     default_problem: Callable[[Any], str | None] | None = None
     #: A default as schema text, or None where the schema language has no word for it.
-    write_default: Callable[[Any], str | None] = literals.literal
+    write_default: Callable[[Any], str | None] = literal
     #: A default as kernels receive it, from what the dispatcher holds after it has read the text.
     read_default: Callable[[Any], Any] | None = None
     #: Has the schema language defaults for lists of it?
@@ -75,7 +169,7 @@ class TypeRow(NamedTuple):
 
 
 def _rows() -> Iterable[TypeRow]:
-    group_name = _compat.schemas.group_name_type()
+    group_name = _torch.schema.group_name_type()
     yield TypeRow(
         "Tensor",
         (Tensor, torch.nn.Parameter),
@@ -92,7 +186,7 @@ def _rows() -> Iterable[TypeRow]:
         forms=(*_ALONE, "[]", "[]?"),
         return_forms=("",),
         defaults=(int,),
-        default_problem=literals.int_problem,
+        default_problem=int_problem,
         list_defaults=True,
         canonical_default=int,
         results=(numbers.Integral, SymInt),
@@ -112,7 +206,7 @@ def _rows() -> Iterable[TypeRow]:
         forms=(*_ALONE, "[]", "[]?"),
         return_forms=("",),
         defaults=(int, float),
-        default_problem=literals.float_problem,
+        default_problem=float_problem,
         read_default=float,
         list_defaults=True,
         canonical_default=float,
@@ -143,8 +237,8 @@ def _rows() -> Iterable[TypeRow]:
         forms=(*_ALONE, "[]"),
         return_forms=("",),
         defaults=(int, float, bool),
-        default_problem=literals.int_problem,
-        canonical_default=literals.plain_number,
+        default_problem=int_problem,
+        canonical_default=plain_number,
         results=(numbers.Integral, float, complex, SymInt, SymFloat, SymBool),
         unchanged=(int, float, bool, complex),
         unchanged_if="($type({}) is not $int or -0x8000000000000000 <= {} <= 0x7FFFFFFFFFFFFFFF)",
@@ -168,7 +262,7 @@ def _rows() -> Iterable[TypeRow]:
         (str,) if group_name is None else (str, group_name),
         forms=(*_ALONE, "[]", "[]?"),
         defaults=(str,),
-        default_problem=literals.str_problem,
+        default_problem=str_problem,
         canonical_default="".join,
         results=(str,),
         unchanged=(str,),
@@ -180,8 +274,8 @@ def _rows() -> Iterable[TypeRow]:
         (torch.dtype,),
         forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `codecs.DtypeCodec`
         defaults=(torch.dtype,),
-        write_default=literals.dtype_text,
-        read_default=literals.dtype_from,
+        write_default=dtype_text,
+        read_default=dtype_from,
         list_defaults=True,
         unchanged=(torch.dtype,),
         stub="torch.dtype",
@@ -190,8 +284,8 @@ def _rows() -> Iterable[TypeRow]:
         "Device",
         (torch.device,),
         defaults=(torch.device, str),
-        default_problem=literals.device_problem,
-        write_default=literals.quoted,
+        default_problem=device_problem,
+        write_default=quoted,
         read_default=torch.device,
         keeps_default=True,  # a string goes on being one: that is what torch.library passes
         unchanged=(torch.device,),
@@ -202,8 +296,8 @@ def _rows() -> Iterable[TypeRow]:
         "Layout",
         (torch.layout,),
         defaults=(torch.layout,),
-        write_default=literals.enum_text,
-        read_default=literals.layout_from,
+        write_default=enum_text,
+        read_default=layout_from,
         list_defaults=True,
         unchanged=(torch.layout,),
         stub="torch.layout",
@@ -212,8 +306,8 @@ def _rows() -> Iterable[TypeRow]:
         "MemoryFormat",
         (torch.memory_format,),
         defaults=(torch.memory_format,),
-        write_default=literals.enum_text,
-        read_default=literals.memory_format_from,
+        write_default=enum_text,
+        read_default=memory_format_from,
         list_defaults=True,
         unchanged=(torch.memory_format,),
         stub="torch.memory_format",
@@ -294,7 +388,7 @@ def param_type(annotation: Any) -> str | None:
     known = lookup(SUPPORTED_PARAM_TYPES, annotation)
     if known is None and not (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
         # Enums are opaque types of some versions of torch. Here all have the same schema, with the member's name.
-        return _compat.schemas.opaque_type_name(annotation)
+        return _torch.schema.opaque_type_name(annotation)
     return known
 
 
@@ -309,7 +403,7 @@ def hint_of(type_: str) -> Any:
 
 def return_type(annotation: Any) -> str | None:
     """The schema type of a hint of a return, or None."""
-    return lookup(SUPPORTED_RETURN_TYPES, annotation) or _compat.schemas.opaque_type_name(annotation, as_return=True)
+    return lookup(SUPPORTED_RETURN_TYPES, annotation) or _torch.schema.opaque_type_name(annotation, as_return=True)
 
 
 def tuple_to_list(tuple_type: Any) -> Any:
@@ -320,3 +414,54 @@ def tuple_to_list(tuple_type: Any) -> Any:
     if len(items) == 2 and items[1] is Ellipsis:
         items = items[:1]
     return types.GenericAlias(list, Union[items])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Default values of arguments: which ones a type takes, and their forms in a schema, in the dispatcher and in a kernel
+# The row of the type says it for a single value (`types`); here are None and lists.
+
+
+def default_problem(type_: str, default: Any) -> str | None:
+    """Why `default` is no value of schema type `type_`, or None."""
+    if default is None:
+        return None if type_.endswith("?") else f"None is not a {type_}: make the type Optional[...]"
+    base = type_.removesuffix("?")
+    item = item_type(base)
+    if item is not None:
+        if not isinstance(default, (list, tuple)):
+            return f"expected a list, got {type(default).__name__}"
+        return next((problem for value in default if (problem := default_problem(item, value))), None)
+    row = ROWS.get(base)
+    if row is None or not isinstance(default, row.defaults):
+        return f"a {type(default).__name__} cannot be the default of {'an int' if base == 'SymInt' else f'a {base}'}"
+    return row.default_problem(default) if row.default_problem is not None else None
+
+
+def default_text(type_: str, value: Any) -> str | None:
+    """`value` as schema text for an argument of `type_`, or None where the schema language has no word for it."""
+    if value is None:
+        return "None"
+    if not isinstance(value, (list, tuple)):
+        return row_of(type_).write_default(value)
+    item = item_type(type_)
+    if item not in ROWS or not ROWS[item].list_defaults:
+        return None
+    parts = [default_text(item, each) for each in value]
+    return None if None in parts else f"[{', '.join(map(str, parts))}]"
+
+
+def dispatched(type_: str, default: Any) -> Any:
+    """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``."""
+    return _converted(row_of(type_).canonical_default, default)
+
+
+def python_default(type_: str, value: Any) -> Any:
+    """A default that the dispatcher holds, in the form in which kernels receive it: dtypes and devices as objects."""
+    return _converted(row_of(type_).read_default, value)
+
+
+def _converted(convert: Any, value: Any) -> Any:
+    """A value, or each one of a list, in another form; None stays None. A list becomes a tuple, which cannot change."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_converted(convert, item) for item in value)
+    return value if convert is None or value is None else convert(value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from customops.backend._backend import Backend
 from customops.backend.errors import BackendError
-from customops.backend.names import (
+from customops.backend.kernels import KernelHandle
+from customops.backend.registration import (
     generate_methods_for_privateuse1_backend,
+    get_backend,
     get_custom_mod_func,
+    register_backend,
     rename_privateuse1_backend,
 )
-from customops.backend.registration import get_backend, register_backend
-from customops.backend.user_kernels import KernelHandle
 
 __all__ = [
     "Backend",

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from customops.backend import _compat, attention, autocast
+from customops.backend import _compat, kernels
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
-from customops.backend.fallback import Fallback, Policy, check_policy
+from customops.backend.fallbacks import Fallback, Policy, check_policy
+from customops.backend.kernels import Fn, KernelHandle, Shortcuts, UserKernels
 from customops.backend.memory import Memory
-from customops.backend.shortcuts import Shortcuts
-from customops.backend.user_kernels import Fn, KernelHandle, UserKernels
 from customops.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Backend:
 
         def register(fn: Fn) -> KernelHandle:
             handle = self._kernels.install(found, "PrivateUse1", fn, self._kernels.checked(found, fn, only))
-            attention.after_kernel(found, only)
+            kernels.after_kernel(found, only)
             return handle
 
         return register
@@ -111,7 +110,7 @@ class Backend:
         found = self._kernels.find(op)
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise BackendNameError("autocast casts to a dtype", op=_compat.full_name(found), got=repr(dtype))
-        kernel = autocast.casting_kernel(found, self.name, dtype)
+        kernel = kernels.casting_kernel(found, self.name, dtype)
         return self._kernels.install(found, "AutocastPrivateUse1", kernel, kernel)
 
     # Memory -----------------------------------------------------------------------------------------------------

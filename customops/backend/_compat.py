@@ -16,26 +16,26 @@ from typing import Any
 
 import torch
 
-from customops import _compat as _core
+from customops import _torch as _core
 from customops._dispatch.results import tensors_in
 from customops.backend.errors import BackendError
 
 #: Plenty; torch keeps a device's index in eight bits.
 MAX_DEVICES = 64
 
-OpOverload = _core.libraries.OpOverload
+OpOverload = _core.library.OpOverload
 outside_dynamo = _core.dynamo.outside_dynamo
-schema_of = _core.schemas.schema_of
-impl = _core.libraries.impl
-remember_kernel = _core.libraries.remember_kernel
-destroy_library = _core.libraries.destroy_library
-has_kernel = _core.dispatch.has_kernel
-exclude_keys = _core.dispatch.exclude_keys
-key_set = _core.dispatch.key_set
-is_abstract = _core.memory.is_abstract
+schema_of = _core.schema.schema_of
+impl = _core.library.impl
+remember_kernel = _core.library.remember_kernel
+destroy_library = _core.library.destroy_library
+has_kernel = _core.dispatcher.has_kernel
+exclude_keys = _core.dispatcher.exclude_keys
+key_set = _core.dispatcher.key_set
+is_abstract = _core.tensors.is_abstract
 
 
-class Library(_core.libraries.Library):
+class Library(_core.library.Library):
     """A library of this package's own: `watch_kernels` tells them from others."""
 
     def __init__(self, namespace: str, kind: str, dispatch_key: str = "") -> None:
@@ -95,7 +95,7 @@ NEEDED += [  # replaced below, and what torch's functions and those of `_core` t
 ]
 
 #: By these keys redispatching runs the CPU's kernel on the tensors as they are.
-CPU_KEYS: Any = _core.dispatch.key_set("CPU")
+CPU_KEYS: Any = _core.dispatcher.key_set("CPU")
 
 
 def require(paths: Iterable[str], ops: Iterable[str]) -> None:
@@ -142,7 +142,7 @@ def find_op(qualname: str) -> OpOverload | None:
     overload = "" if overload == "default" else overload
     if f"{name}.{overload}".removesuffix(".") not in overload_names(name):  # TorchScript has more, for Python numbers
         return None
-    return _core.libraries.find_overload(name, overload)
+    return _core.library.find_overload(name, overload)
 
 
 def overload_names(qualname: str) -> list[str]:
@@ -186,9 +186,9 @@ def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) ->
 
     def then(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:
         if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
-            added(_core.libraries.name_in(library, op_name))
+            added(_core.library.name_in(library, op_name))
 
-    replace(undo, "library.Library.impl", _core.late.followed(_core.libraries.Library.impl, then))
+    replace(undo, "library.Library.impl", _core.late.followed(_core.library.Library.impl, then))
 
 
 def accepts_numbers(op: OpOverload) -> bool:
@@ -202,7 +202,7 @@ def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def below_autograd() -> Any:
-    return _core.dispatch.below_autograd()
+    return _core.dispatcher.below_autograd()
 
 
 def is_differentiated(values: tuple[Any, ...]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from customops.backend import _compat
 from customops.backend.device_module import DeviceModule
-from customops.backend.fallback import Fallback
+from customops.backend.fallbacks import Fallback
 from customops.backend.memory import Memory
 from customops.errors import UnsupportedError
 

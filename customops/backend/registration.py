@@ -5,22 +5,205 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.util
+import multiprocessing.reduction
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.multiprocessing.reductions
 
-from customops.backend import _compat, attention, autocast, essential_kernels, names, patches, sending
+from customops.backend import _compat, essential_kernels, kernels, patches
 from customops.backend._backend import Backend
 from customops.backend.device_module import DeviceModule, Devices
 from customops.backend.errors import BackendError, BackendNameError
-from customops.backend.fallback import Fallback, Policy, check_policy
+from customops.backend.fallbacks import Fallback, Policy, check_policy
+from customops.backend.kernels import Shortcuts, boxed
 from customops.backend.memory import Allocate, Memory
-from customops.backend.shortcuts import Shortcuts, boxed
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tensors of the device on their way to another process: in a queue, from a worker of a data loader, with a dataset
+# What is sent is a copy: the memory of the device is that of one process. torch's own way would raise, but in the
+# thread
+# that feeds a queue, where nobody sees it, and the other end would wait for ever.
+
+
+class _Here:
+    """The memory of this process's device."""
+
+    memory: Memory | None = None
+
+
+def install(memory: Memory, undo: contextlib.ExitStack) -> None:
+    """Have storages of the device pickled by `reduce` between processes, until `undo` is closed."""
+    _Here.memory = memory
+    undo.callback(setattr, _Here, "memory", None)
+    multiprocessing.reduction.register(torch.UntypedStorage, reduce)
+    undo.callback(
+        multiprocessing.reduction.register, torch.UntypedStorage, torch.multiprocessing.reductions.reduce_storage
+    )
+
+
+def reduce(storage: torch.UntypedStorage) -> Any:
+    """As torch reduces a storage of the CPU, with the device beside it."""
+    memory = _Here.memory
+    if memory is None or storage.device.type != memory.name:
+        return torch.multiprocessing.reductions.reduce_storage(storage)
+    return rebuild, (memory.name, storage.device.index, storage.cpu())
+
+
+def rebuild(name: str, index: int, host: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage of the device, from what `reduce` sent.
+
+    Raises:
+        BackendError: this process has no such device.
+    """
+    memory = _Here.memory
+    if memory is None or memory.name != name:
+        raise BackendError(
+            f"a tensor of the device {name!r} was sent to a process that has not made this device",
+            fix=f"register_backend({name!r}) at the top of the file, which a spawned process runs too, and not under "
+            "if __name__ == '__main__'; or send x.cpu()",
+        )
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host, 0, (host.nbytes(),), (1,))
+    return memory.place(flat, memory.check_index(index)).untyped_storage()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The name of the device and the methods called after it: torch's functions, with all that can fail found before
+# torch takes nearly any string for a name, for good, and finds out later that no device can be called so, or that
+# ``Tensor`` has a method of that name. Here a call either does everything or raises and changes nothing.
+
+#: What PrivateUse1 is called until somebody renames it.
+UNNAMED = "privateuseone"
+
+#: Device types that torch has code for. ("maia", "fpga" and the like are only reserved, and can be had.)
+TAKEN = frozenset("cpu cuda hip xpu mps mtia hpu xla ipu meta lazy vulkan mkldnn ideep opengl opencl".split())
+
+METHODS = ("tensor", "module", "packed_sequence", "storage")
+
+
+def rename_privateuse1_backend(backend_name: str) -> None:
+    """Set the name of PrivateUse1, once per process. Setting the same name again does nothing.
+
+    Raises:
+        BackendNameError: torch cannot parse the name as a device, or the name would hide an attribute of torch.
+        BackendError: it has another name already.
+    """
+    check_name(backend_name)
+    _compat.rename(backend_name)
+
+
+def check_name(name: object) -> None:
+    """Raise what `rename_privateuse1_backend` raises, and change nothing."""
+    name = check_spelling(name)
+    current = _compat.backend_name()
+    if current == name:
+        return
+    if current != UNNAMED:
+        raise BackendError(
+            f"the name of the device has already been set to {current!r}, once for this process",
+            got=repr(name),
+            fix="use one name in a process; run_isolated of customops.testing starts another one",
+        )
+    taken = [f"torch.{name}"] if hasattr(torch, name) else []
+    taken += [f"{cls.__name__}.{name}" for cls in _all_classes() if hasattr(cls, name)]
+    if taken:
+        raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
+
+
+def check_spelling(name: object) -> str:
+    """Raise for a name that no device of one's own could ever have."""
+    if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
+        raise BackendNameError(
+            "torch cannot read this as a device", expected="a string of a-z and _ (no digits)", got=repr(name)
+        )
+    if name in TAKEN or name == UNNAMED:
+        raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
+    return name
+
+
+def _all_classes() -> list[type]:
+    return [cls for classes in _compat.classes_with_methods().values() for cls in classes]
+
+
+def generate_methods_for_privateuse1_backend(
+    for_tensor: bool = True,
+    for_module: bool = True,
+    for_packed_sequence: bool = True,
+    for_storage: bool = False,
+    unsupported_dtype: Iterable[torch.dtype] | None = None,
+) -> None:
+    """Add ``.<name>()`` and ``.is_<name>`` to tensors, modules, packed sequences and storages.
+
+    Args:
+        unsupported_dtype: dtypes whose typed storages cannot be moved to the device; trying to raises.
+
+    Raises:
+        BackendError: the device has no name yet, or one of the methods exists.
+    """
+    flags = dict(zip(METHODS, (for_tensor, for_module, for_packed_sequence, for_storage), strict=True))
+    check_methods([method for method, wanted in flags.items() if wanted], unsupported_dtype)
+    _compat.generate_methods(
+        for_tensor=for_tensor,
+        for_module=for_module,
+        for_packed_sequence=for_packed_sequence,
+        for_storage=for_storage,
+        unsupported_dtype=list(unsupported_dtype) if unsupported_dtype is not None else None,
+    )
+
+
+def check_methods(
+    methods: Iterable[str], unsupported_dtype: Iterable[torch.dtype] | None, *, name: str | None = None
+) -> None:
+    """Raise what `generate_methods_for_privateuse1_backend` raises, and change nothing."""
+    name = name or _compat.backend_name()
+    if name == UNNAMED:
+        raise BackendError("the device has no name yet", fix='rename_privateuse1_backend("...") comes first')
+    wrong = [dtype for dtype in unsupported_dtype or () if not isinstance(dtype, torch.dtype)]
+    if wrong:
+        raise BackendNameError("unsupported_dtype takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
+    methods = list(methods)
+    if "tensor" not in methods and not hasattr(torch.Tensor, name):
+        needy = [method for method in methods if method != "storage"]
+        if needy:
+            raise BackendError(
+                f"the methods of {needy[0]} call Tensor.{name}(), which is not there", fix="for_tensor=True"
+            )
+    for method in methods:
+        for cls in _compat.classes_with_methods()[method]:
+            attributes = [name] if method == "module" else [name, f"is_{name}"]
+            there = [attribute for attribute in attributes if hasattr(cls, attribute)]
+            if there:
+                raise BackendError(
+                    f"The custom device module of {cls} has already been registered with {there[0]}",
+                    fix="call it once, or leave this class out",
+                )
+
+
+def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
+    """The function of this name in the device module, ``torch.<name>``.
+
+    Raises:
+        BackendError: there is no device module, or it has no such function.
+    """
+    if not isinstance(func_name, str):
+        raise BackendNameError("the name of a function is a string", got=repr(func_name))
+    name = _compat.backend_name()
+    function = getattr(getattr(torch, name, None), func_name, None)
+    if function is None:
+        raise BackendError(
+            f"Try to call torch.{name}.{func_name}: there is none",
+            fix=f"register_backend makes torch.{name}; or define {func_name} in the module given to torch",
+        )
+    return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
+
+
+# `register_backend`: everything is checked, then everything is done ---------------------------------------------------
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -46,7 +229,7 @@ class BackendOptions:
     def check(self, force: bool) -> None:
         """Raise whatever would go wrong, and change nothing."""
         _compat.require(patches.NEEDED, essential_kernels.NEEDED)
-        names.check_name(self.name)
+        check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
             raise BackendNameError(
@@ -59,10 +242,10 @@ class BackendOptions:
         if self.allocate is not None and importlib.util.find_spec("numpy") is None:
             raise BackendError("allocate= returns NumPy arrays, and NumPy is not installed", fix="pip install numpy")
         check_policy(self.fallback)
-        unknown = [method for method in self.methods if method not in names.METHODS]
+        unknown = [method for method in self.methods if method not in METHODS]
         if unknown:
-            raise BackendNameError("unknown methods", expected=", ".join(names.METHODS), got=repr(unknown[0]))
-        names.check_methods(self.methods, None, name=self.name)
+            raise BackendNameError("unknown methods", expected=", ".join(METHODS), got=repr(unknown[0]))
+        check_methods(self.methods, None, name=self.name)
         wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
         if wrong:
             raise BackendNameError("amp_dtypes takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
@@ -117,7 +300,7 @@ def register_backend(
     device_count: int = 1,
     allocate: Allocate | None = None,
     fallback: Policy = "cpu",
-    methods: Iterable[str] = names.METHODS,
+    methods: Iterable[str] = METHODS,
     amp_dtypes: Iterable[torch.dtype] = AMP_DTYPES,
     pin_memory: bool = True,
     force: bool = False,
@@ -145,7 +328,7 @@ def register_backend(
         BackendError: the process has a device already, or torch cannot register one. Nothing was changed.
     """
     methods = _as_tuple(methods, "methods", str)
-    methods = tuple(sorted(methods, key=(*names.METHODS, *methods).index))
+    methods = tuple(sorted(methods, key=(*METHODS, *methods).index))
     amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
     options = BackendOptions(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
     with _lock:
@@ -165,7 +348,7 @@ def _registered_once(options: BackendOptions, force: bool) -> Backend:
     if _registered.backend is not None:
         if options == _registered.options:
             return _registered.backend
-        names.check_spelling(options.name)
+        check_spelling(options.name)
         raise BackendError(
             "this process has a device already, with other options",
             expected=repr(_registered.options),
@@ -196,13 +379,13 @@ def _register(options: BackendOptions) -> Backend:
         _install_pinning(undo, name, options.pin_memory)
         _install_autocast(undo, name)
         patches.Patches(memory, module, fallback).install(undo)
-        sending.install(memory, undo)
+        install(memory, undo)
         _compat.single_threaded_backward(undo)
         _compat.install_hooks()
-        names.rename_privateuse1_backend(name)
+        rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
-        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in names.METHODS}
-        names.generate_methods_for_privateuse1_backend(**for_each)
+        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
+        generate_methods_for_privateuse1_backend(**for_each)
         _kept.append(undo.pop_all())
     return Backend(name, memory, module, fallback, shortcuts, own_kernels)
 
@@ -236,7 +419,7 @@ def _install_kernels(
 
     _library(undo, "_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
     own = {f"aten::{op}": kernel for op, kernel in table.items()}
-    return own | dict.fromkeys((attention.FUSED, f"{attention.FUSED}_backward"), attention.no_fallback)
+    return own | dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
 
 
 def _install_refusals(undo: contextlib.ExitStack) -> None:
@@ -269,8 +452,8 @@ def _install_autocast(undo: contextlib.ExitStack, name: str) -> None:
     # Without this, every op under autocast fails.
     _library(undo, "_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
     aten = _library(undo, "aten")
-    for ops, dtype in ((autocast.LOWER_PRECISION, None), (autocast.FLOAT32, torch.float32)):
+    for ops, dtype in ((kernels.LOWER_PRECISION, None), (kernels.FLOAT32, torch.float32)):
         for op in ops:
             overload = _compat.find_op(f"aten::{op}")
             if overload is not None:
-                _compat.impl(aten, op, autocast.casting_kernel(overload, name, dtype), "AutocastPrivateUse1")
+                _compat.impl(aten, op, kernels.casting_kernel(overload, name, dtype), "AutocastPrivateUse1")

@@ -1,7 +1,6 @@
 """`customops.check`: run the checks on inputs derived from an operator's samples, and report each fault once."""
 
 from customops.checking._check import check
-from customops.checking._data import Result
-from customops.checking.report import Failure, Report
+from customops.checking.report import Failure, Report, Result
 
 __all__ = ["Failure", "Report", "Result", "check"]

@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from customops import _compat
-from customops._op import CustomOpDef
+from customops import _torch
+from customops._op.op import CustomOpDef
 from customops.checking._isolated import can_isolate, isolated
-from customops.checking._progress import Progress
-from customops.checking._run import Run
+from customops.checking._run import INPUTS, Run
 from customops.checking.report import Report
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._check import EFFORTS, Check, Effort
 from customops.checks._inputs import alone
 from customops.checks._outcome import in_short
 from customops.checks._trial import Trial, resolve
+
+# A line on the terminal that says what is being checked, where that takes long ----------------------------------------
+
+_PATIENCE = 2.0  #: seconds before the line is shown
+_PAUSE = 0.1  #: seconds between two lines about the same check
+
+
+class Progress:
+    """Shows ``mylib::op [#####-----] 12/30 test_vmap`` on stderr while it is entered.
+
+    Args:
+        name: of the operator.
+        shown: None shows it on terminals only, after two seconds.
+    """
+
+    def __init__(self, name: str, shown: bool | None) -> None:
+        self._name = name
+        self._patience = 0.0 if shown else _PATIENCE
+        self._enabled = sys.stderr.isatty() if shown is None else shown
+        self._start = time.monotonic()
+        self._last, self._what = 0.0, ""
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+    def step(self, done: int, total: int, what: str) -> None:
+        """Show how far it is, and what comes next."""
+        now = time.monotonic()
+        is_due = now - self._last >= _PAUSE or what != self._what
+        if self._enabled and is_due and now - self._start >= self._patience:
+            self._last, self._what = now, what
+            filled = 20 * done // max(total, 1)
+            self._write(f"{self._name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}")
+
+    def _write(self, line: str) -> None:
+        if self._width or line:
+            sys.stderr.write("\r" + line.ljust(self._width) + ("" if line else "\r"))
+            sys.stderr.flush()
+            self._width = len(line)
+
+
+# `check`: derive inputs, run the checks on them, and report each fault once -------------------------------------------
 
 
 def check(
@@ -81,7 +128,7 @@ def is_isolated(isolate: bool | None, trial: Trial) -> bool:
     """Is the operator to be run in a process of its own? Where nothing is said, if its kernel may end the process."""
     if isolate is not None:
         return isolate
-    is_foreign = not trial.is_builtin and not _compat.dispatch.runs_python(trial.name)
+    is_foreign = not trial.is_builtin and not _torch.dispatcher.runs_python(trial.name)
     return is_foreign and can_isolate()
 
 
@@ -202,3 +249,61 @@ def _left_out(
         yield f"{', '.join(skipped)} (skip=)"
     if effort != "thorough":
         yield 'some of the inputs that can be derived (effort="thorough" tries all)'
+
+
+# The checks of one sample, one by one: for tests that are one check each ----------------------------------------------
+
+
+class SampleChecks:
+    """One sample of an operator, and the checks on what is derived from it, each when it is asked for.
+
+    What they have in common is done once: looking for the inputs that the operator accepts. Each check says the same
+    whichever others were run before, so that tests may run in any order and in several processes.
+
+    Args:
+        op: the operator.
+        sample: ``(args, kwargs)``.
+        number: the number of the sample, for reports.
+        effort: as of `customops.check`.
+
+    Raises:
+        UsageError: the sample does not fit the operator.
+    """
+
+    def __init__(self, op: CustomOpDef[Any, Any], sample: Any, number: int, effort: Effort) -> None:
+        trials = trials_of(op, [sample], None)
+        self._run = Run(op, trials, {}, effort, first=number)
+        self._is_isolated = is_isolated(None, trials[0])
+        self._reports: dict[str, Report] = {}
+
+    def report(self, check: str) -> Report:
+        """What a check finds; for "inputs", what is wrong with the operator as it is called on the inputs."""
+        if check not in self._reports:
+            self._reports[check] = self._made(check)
+        return self._reports[check]
+
+    def explained_by(self, check: str, among: Collection[str]) -> str | None:
+        """One of these checks that fails, too, and whose failure may be the cause of this one's."""
+        return next((name for name in CHECKS[check].after if name in among and self.report(name).failures), None)
+
+    def _made(self, check: str) -> Report:
+        if check != INPUTS and not self._is_isolated:
+            self.report(INPUTS)  # which finds the inputs for the others
+        chosen = {} if check == INPUTS else {check: CHECKS[check]}
+        run = replace(self._run, chosen=chosen, results=[], faults={}, given=None, left_out=[], probed=0)
+        start = time.perf_counter()
+        with alone():
+            for _ in isolated(run) if self._is_isolated else run.steps():
+                pass
+        # None from a process of its own, where they stay. What ends it all runs know, by `avoided`.
+        self._run.cases, self._run.samples_only = run.cases, run.samples_only
+        results, failures, left_out = run.outcome()
+        return Report(
+            run.op,
+            run.effort,
+            tuple(result for result in results if result.check == check),
+            tuple(failure for failure in failures if failure.check == check),
+            left_out,
+            time.perf_counter() - start,
+            run.source,
+        )

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checking._run import Run, Step, raised_at
 from customops.checks import UsageError
 from customops.errors import CheckError, brief, is_users
-from customops.testing._isolation_outcome import IsolationError
-from customops.testing.isolation import in_fork
+from customops.testing.isolation import IsolationError, in_fork
 
 _TIMEOUT = 600.0  #: seconds for a whole run
 _CRASHES = 8  #: after so many nothing is derived any more
@@ -42,7 +41,7 @@ def isolated(run: Run) -> Iterator[Step]:
             argument="isolate",
             fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
         )
-    _compat.tracing.fake_mode()  # loads what each fork would load for itself
+    _torch.tensors.fake_mode()  # loads what each fork would load for itself
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "step"
         while True:

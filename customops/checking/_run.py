@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from customops.checking._data import Result
-from customops.checking.report import Failure
-from customops.checks._case import Case
+from customops.checking.report import Failure, Result
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
-from customops.checks._settings import Settings
-from customops.checks._trial import FAILS, Trial
+from customops.checks._state import Settings
+from customops.checks._trial import FAILS, Case, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
 from customops.errors import CheckError, is_users, where
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from customops._op import CustomOpDef
+from customops._op.op import CustomOpDef
 from customops.checks._check import Check
 from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out

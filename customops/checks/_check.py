@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.checks._case import Case
-from customops.checks._trial import Trial
+from customops.checks._trial import Case, Trial
 
 #: How much `customops.check` tries, from least to most.
 Effort = Literal["quick", "normal", "thorough"]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks._memory import byte_range, is_addressable
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thr
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in _compat.tracing.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in _torch.tensors.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: bool = False) -> _T:
@@ -56,11 +56,11 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
     Between their elements, the copies have what is in the original memory, or zeros if `bare`. Copies on the CPU are at
     addresses that no tensor had before if `unseen`.
     """
-    values, spec = _compat.tracing.tree_flatten(tree)
+    values, spec = _torch.tensors.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
     blocks = _copy_storages(originals.values(), bare=bare, unseen=unseen)
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
-    copied: _T = _compat.tracing.tree_unflatten([copies.get(id(value), value) for value in values], spec)
+    copied: _T = _torch.tensors.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
 
 
@@ -145,7 +145,7 @@ def _copy_storages(tensors: Iterable[torch.Tensor], *, bare: bool, unseen: bool)
     groups: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
         if is_plain(tensor):
-            groups.setdefault(_compat.memory.storage_id(tensor), []).append(tensor)
+            groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
     return {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
 
 
@@ -157,7 +157,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:
     def make() -> torch.Tensor:
-        return blocks[_compat.memory.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
+        return blocks[_torch.tensors.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
 
     if leaf or not tensor.requires_grad:
         with torch.no_grad():
@@ -187,7 +187,7 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
     """Fix the seeds of the CPU and of the devices in `tree`; afterwards the generators are as they were."""
-    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _compat.tracing.tree_leaves(tree)]
+    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _torch.tensors.tree_leaves(tree)]
     devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

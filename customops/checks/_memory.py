@@ -10,7 +10,7 @@ import itertools
 
 import torch
 
-from customops import _compat
+from customops import _torch
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -39,17 +39,17 @@ def is_addressable(tensor: torch.Tensor) -> bool:
 
     Backends written in Python may keep the data elsewhere, behind a storage of no bytes.
     """
-    if tensor.layout is not torch.strided or tensor.is_nested or not _compat.memory.has_storage(tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested or not _torch.tensors.has_storage(tensor):
         return False
     return byte_range(tensor)[1] <= tensor.untyped_storage().nbytes()
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The addressable tensors that hold the data of `tensor`: itself, or what it is made of."""
-    wrapped = _compat.memory.wrapped_by(tensor)
+    wrapped = _torch.tensors.wrapped_by(tensor)
     if wrapped is not None:
         return [part for inner in wrapped for part in parts(inner)]
-    return [part for part in _compat.memory.sparse_parts(tensor) or [tensor] if is_addressable(part)]
+    return [part for part in _torch.tensors.sparse_parts(tensor) or [tensor] if is_addressable(part)]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """Where in memory the elements of a tensor start and end, if it has any there."""
-    if _compat.memory.is_abstract(tensor) or _compat.memory.wrapped_by(tensor) is not None:
+    if _torch.tensors.is_abstract(tensor) or _torch.tensors.wrapped_by(tensor) is not None:
         return []
     bases = [(part.untyped_storage().data_ptr(), byte_range(part)) for part in parts(tensor)]
     return [(base + start, base + end) for base, (start, end) in bases if base and end > start]
@@ -97,24 +97,24 @@ def _is_empty(tensor: torch.Tensor) -> bool:
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
-    if _compat.memory.wrapped_by(tensor) is not None:
+    if _torch.tensors.wrapped_by(tensor) is not None:
         return set()
     return {
-        _compat.memory.storage_id(part)
-        for part in _compat.memory.sparse_parts(tensor) or [tensor]
-        if _compat.memory.has_storage(part)
+        _torch.tensors.storage_id(part)
+        for part in _torch.tensors.sparse_parts(tensor) or [tensor]
+        if _torch.tensors.has_storage(part)
     }
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Do two tensors have an element in common? Slices of one buffer share its storage without overlapping."""
-    if first is second or _compat.memory.wrapped_by(first) is not None:
+    if first is second or _torch.tensors.wrapped_by(first) is not None:
         return first is second
     return any(_parts_overlap(one, two) for one, two in itertools.product(parts(first), parts(second)))
 
 
 def _parts_overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if _compat.memory.storage_id(one) != _compat.memory.storage_id(two):
+    if _torch.tensors.storage_id(one) != _torch.tensors.storage_id(two):
         return False
     (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
     if start >= other_end or other_start >= end:

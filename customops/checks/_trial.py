@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from customops import _compat
-from customops._op import CustomOpDef
+from customops import _torch
+from customops._op.op import CustomOpDef
 from customops._schema import model, parse
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
@@ -34,7 +34,7 @@ class Trial:
         reference: a plain PyTorch function that computes the same, or None.
     """
 
-    op: _compat.libraries.OpOverload
+    op: _torch.library.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     atol: float | None = None
@@ -47,7 +47,7 @@ class Trial:
 
     @functools.cached_property
     def schema(self) -> model.Schema:
-        return parse.from_dispatcher(_compat.schemas.schema_of(self.op))
+        return parse.from_dispatcher(_torch.schema.schema_of(self.op))
 
     @functools.cached_property
     def tensors(self) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ class Trial:
     @property
     def custom_op(self) -> Any:
         """The `CustomOpDef` of the operator; None if customops did not define it."""
-        found = _compat.registries.torch_op_of(self.name)
+        found = _torch.library.torch_op_of(self.name)
         return found if hasattr(found, "_definition") else None
 
     def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
@@ -88,8 +88,8 @@ class Trial:
             return changed[id(value)]
 
         def mapped(name: str, value: Any) -> Any:
-            values, spec = _compat.tracing.tree_flatten(value)
-            return _compat.tracing.tree_unflatten([leaf(name, v) for v in values], spec)
+            values, spec = _torch.tensors.tree_flatten(value)
+            return _torch.tensors.tree_unflatten([leaf(name, v) for v in values], spec)
 
         names = [argument.name for argument in self.schema.positional]
         args = tuple(mapped(name, value) for name, value in zip(names, self.args, strict=False))
@@ -131,20 +131,20 @@ class Trial:
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
-        if any(_compat.memory.is_abstract(tensor) for tensor in self.tensors):
+        if any(_torch.tensors.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
 
 
-def is_judged(func: Any, op: _compat.libraries.OpOverload) -> bool:
+def is_judged(func: Any, op: _torch.library.OpOverload) -> bool:
     """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
-    return isinstance(func, _compat.libraries.OpOverload) and (func is op or func.namespace not in _TORCHS)
+    return isinstance(func, _torch.library.OpOverload) and (func is op or func.namespace not in _TORCHS)
 
 
 #: Namespaces of ops that are made by torch itself.
 _TORCHS = ("aten", "prim", "prims")
 
 
-def is_untraceable(op: _compat.libraries.OpOverload) -> bool:
+def is_untraceable(op: _torch.library.OpOverload) -> bool:
     """May it refuse to be traced? A compiler leaves operators with these tags out of its graphs."""
     return any(tag in op.tags for tag in (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
 
@@ -165,7 +165,7 @@ def failed_call(
     return kind(problem, op=name, got=got, fix=error.fix or fix, **said)
 
 
-def resolve(op: Any) -> _compat.libraries.OpOverload:
+def resolve(op: Any) -> _torch.library.OpOverload:
     """The OpOverload that `op` is or stands for.
 
     Raises:
@@ -174,10 +174,10 @@ def resolve(op: Any) -> _compat.libraries.OpOverload:
     """
     if isinstance(op, CustomOpDef) and op._definition.removed is not None:
         raise op._definition.removed
-    if isinstance(op, _compat.libraries.OpOverloadPacket):
+    if isinstance(op, _torch.library.OpOverloadPacket):
         op = _only_overload(op)
-    overload = op if isinstance(op, _compat.libraries.OpOverload) else getattr(op, "_opoverload", None)
-    if not isinstance(overload, _compat.libraries.OpOverload):
+    overload = op if isinstance(op, _torch.library.OpOverload) else getattr(op, "_opoverload", None)
+    if not isinstance(overload, _torch.library.OpOverload):
         raise UsageError(
             "this is not an operator",
             argument="op",
@@ -187,7 +187,7 @@ def resolve(op: Any) -> _compat.libraries.OpOverload:
     return overload
 
 
-def _only_overload(packet: _compat.libraries.OpOverloadPacket) -> Any:
+def _only_overload(packet: _torch.library.OpOverloadPacket) -> Any:
     overloads = packet.overloads()
     if len(overloads) != 1:
         raise UsageError(
@@ -197,3 +197,40 @@ def _only_overload(packet: _compat.libraries.OpOverloadPacket) -> Any:
             fix=f"pass one of them, e.g. {packet}.{overloads[0]}",
         )
     return getattr(packet, overloads[0])
+
+
+# One input to try an operator on, and how it was made -----------------------------------------------------------------
+
+#: What was changed of a sample.
+Kind = Literal[
+    "sample",  # nothing
+    "size",  # other sizes, empty ones among them; 0-dimensional tensors
+    "broadcast",  # a dimension of one tensor of several is missing, or has size 1
+    "layout",  # other strides, storage offsets, alignment, conjugate and negative views
+    "dtype",
+    "value",  # other elements
+    "padding",  # -1 among integers, if it stands for none of them
+    "number",  # another number among the arguments
+    "choice",  # a member of an enum or Literal, a bool, a dtype argument
+    "optional",  # an optional argument that is absent
+    "list",  # another number of tensors or numbers
+    "same",  # one tensor in two places
+    "device",
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input to try an operator on.
+
+    Attributes:
+        trial: the call.
+        kind: what was changed.
+        label: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is.
+        sample: the number of the sample that it was made of.
+    """
+
+    trial: Trial
+    kind: Kind = "sample"
+    label: str = ""
+    sample: int = 0

@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 
+from customops.checks._check import Effort
 from customops.checks._inputs import is_plain, quiet, seeded
+from customops.checks._runs import attempt, difference
 from customops.checks._trial import Trial
+from customops.checks.inputs.derive import derive
+from customops.checks.inputs.parts import variation_of
 
 #: Operators of torch that are about storages, or that return memory as they find it.
 _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
@@ -49,7 +53,7 @@ class Run:
         return [self.outputs, list(self.written.values())]
 
 
-def attempt(trial: Trial) -> Run | None:
+def attempt_run(trial: Trial) -> Run | None:
     """Call the operator on copies; None if it does not accept the call."""
     try:
         return perform(trial)
@@ -75,7 +79,7 @@ def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
         return like(rows.roll(by, 0).reshape(tensor.shape), tensor)
 
 
-def other_values(trial: Trial, by: int = 1) -> Trial:
+def reordered_values(trial: Trial, by: int = 1) -> Trial:
     """The same call with the elements of each tensor in another order."""
     return trial.map_tensors(lambda _, tensor: reordered(tensor, by))
 
@@ -118,3 +122,58 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
                 tensor, tuple(change.get(size, size) for size in tensor.shape)
             )
         )
+
+
+# Other values for the same call: same shapes and dtypes, and in the range of the values there are ---------------------
+
+
+def other_values(trial: Trial) -> Trial | None:
+    """The call with other values, which the operator takes; None if none were found.
+
+    The rows of floating-point tensors are shuffled, and elements made smaller. Tensors of integers and bools are
+    often indices or sizes: theirs are shuffled, where that is accepted and nothing else can change.
+    """
+    for change in (_scaled, _shuffled):
+        other = trial.map_tensors(change)
+        if difference([*other.tensors], [*trial.tensors], exact=True) and attempt(other) is not None:
+            return other
+    return None
+
+
+def _scaled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
+    return (_shuffled(_name, tensor) * factor.to(tensor.device)).to(tensor.dtype)
+
+
+def _shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    with torch.no_grad():
+        # Rows stay together where there are several: what stands in one may mean different things.
+        rows = tensor.detach() if tensor.dim() > 1 and len(tensor) > 2 else tensor.detach().reshape(-1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
+        return rows[order].reshape(tensor.shape)
+
+
+def other_numbers(trial: Trial) -> Iterator[Trial]:
+    """The call with another value for one of its numbers. It need not be accepted."""
+    for name, value in trial.arguments.items():
+        if type(value) is float:
+            yield trial.with_arguments(**{name: value * 1.5 + 0.25})
+            yield trial.with_arguments(**{name: value * 0.5})
+        elif type(value) is int:
+            yield trial.with_arguments(**{name: value + 1})
+        elif type(value) is bool:
+            yield trial.with_arguments(**{name: not value})
+
+
+def other_arguments(trial: Trial, effort: Effort) -> Iterator[Trial]:
+    """The same tensors with other numbers and choices, and with optional arguments given or absent.
+
+    They need not be accepted. What the author said about inputs is kept to, and defaults count as given.
+    """
+    for case in derive(trial, variation_of(trial.custom_op), effort):
+        if case.kind in ("number", "choice", "optional"):
+            yield case.trial

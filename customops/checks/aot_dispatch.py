@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 
-from customops import _compat
+from customops import _torch
+from customops.checks._derivatives import requiring_grad
 from customops.checks._inputs import copy_tensors, is_plain, seeded
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._recorded import requiring_grad
 from customops.checks._trial import Trial, failed_call, is_untraceable, resolve
 from customops.errors import CheckError
 
@@ -51,7 +51,7 @@ def check(trial: Trial, *, dynamic: bool) -> None:
     try:
         _Comparison(call, dynamic, "auto", (trial.atol, trial.rtol), trial.name).run()
     except CheckError as error:
-        is_about_data = error.__cause__ is not None and _compat.tracing.needs_data(error.__cause__)
+        is_about_data = error.__cause__ is not None and _torch.tensors.needs_data(error.__cause__)
         if dynamic and is_about_data and is_untraceable(trial.op):
             raise NotExercised("the operator is tagged as depending on data, and is left out of traces") from error
         raise
@@ -96,13 +96,13 @@ def _results_of_function(func: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return {"output": func(*args, **kwargs)}
 
 
-def _results_of_op(op: _compat.libraries.OpOverload, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _results_of_op(op: _torch.library.OpOverload, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """All that a call of `op` leaves behind: what it returns, and the arguments it writes."""
     trial = Trial(op, args, kwargs)
     outputs = trial.by_return(op(*args, **kwargs))
     mutated = trial.mutated
     if hasattr(
-        _compat.registries.torch_op_of(trial.name), "_definition"
+        _torch.library.torch_op_of(trial.name), "_definition"
     ):  # one of ours: a backward through its writes raises
         mutated = {name: _detached(value) for name, value in mutated.items()}
     return {
@@ -112,8 +112,8 @@ def _results_of_op(op: _compat.libraries.OpOverload, *args: Any, **kwargs: Any) 
 
 
 def _detached(value: Any) -> Any:
-    values, spec = _compat.tracing.tree_flatten(value)
-    return _compat.tracing.tree_unflatten([v.detach() if isinstance(v, torch.Tensor) else v for v in values], spec)
+    values, spec = _torch.tensors.tree_flatten(value)
+    return _torch.tensors.tree_unflatten([v.detach() if isinstance(v, torch.Tensor) else v for v in values], spec)
 
 
 class _Call:
@@ -136,7 +136,7 @@ class _Call:
         self.input_names = [name for name, _ in inputs.values()]
         self.inputs = [tensor for _, tensor in inputs.values()]
         self.result_names: list[str] = []  #: of the latest call
-        self.values, self._spec = _compat.tracing.tree_flatten((args, kwargs))
+        self.values, self._spec = _torch.tensors.tree_flatten((args, kwargs))
         self._results_of = results_of
         self._position = {key: i for i, key in enumerate(inputs)}
         self._copiers = [_copier(tensor) for tensor in self.inputs]
@@ -144,7 +144,7 @@ class _Call:
     def __call__(self, *inputs: torch.Tensor) -> list[Any]:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
         values = [copies[self._position[id(v)]] if isinstance(v, torch.Tensor) else v for v in self.values]
-        args, kwargs = _compat.tracing.tree_unflatten(values, self._spec)
+        args, kwargs = _torch.tensors.tree_unflatten(values, self._spec)
         leaves = _named_leaves(self._results_of(*args, **kwargs).items())
         results = [(name, leaf) for name, leaf in leaves if isinstance(leaf, _RESULTS)]
         self.result_names = [name for name, _ in results]
@@ -153,7 +153,7 @@ class _Call:
 
 def _named_leaves(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, tree in named:
-        leaves = _compat.tracing.tree_leaves(tree)
+        leaves = _torch.tensors.tree_leaves(tree)
         for i, leaf in enumerate(leaves):
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
@@ -224,7 +224,7 @@ class _Comparison:
         eager = self._run(self.call, "in eager mode, on these inputs", self.check_gradients)
         if self.check_gradients is True and not eager.is_differentiable():
             raise CheckError("there are no gradients to check: no input or no output requires grad", op=self.name)
-        compiled = _compat.tracing.aot_function(self.call, dynamic=self.dynamic)
+        compiled = _torch.tensors.aot_function(self.call, dynamic=self.dynamic)
         traced = self._run(compiled, "when traced by AOTDispatcher", eager.gradients is not None)
         self._compare(self.call.result_names, _results, eager, traced)
         if eager.gradients is not None:
@@ -233,7 +233,7 @@ class _Comparison:
             self._compare(names_of_gradients, _gradients, eager, traced)
 
     def _run(self, function: Callable[..., list[Any]], where: str, gradients: CheckGradients) -> _Run:
-        with seeded(self.call.values), _compat.tracing.ignoring_aliases():  # they are for test_schema to find
+        with seeded(self.call.values), _torch.tensors.ignoring_aliases():  # they are for test_schema to find
             inputs = copy_tensors(self.call.inputs, leaves=True)
             try:
                 run = _Run(inputs, function(*inputs))

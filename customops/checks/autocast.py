@@ -14,11 +14,10 @@ from dataclasses import replace
 
 import torch
 
-from customops import _compat
-from customops.checks._calls import Results, results_of, steady_results, where_of
-from customops.checks._compare import difference, tolerance_of
+from customops import _torch
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import Results, difference, results_of, steady_results, tolerance_of, where_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -34,7 +33,7 @@ def check(trial: Trial) -> None:
     if len(devices) != 1:
         raise NotExercised("autocast is for tensors of one device")
     (device,) = devices
-    if not _compat.dispatch.has_kernel(trial.name, f"Autocast{_compat.dispatch.device_key(device)}"):
+    if not _torch.dispatcher.has_kernel(trial.name, f"Autocast{_torch.dispatcher.device_key(device)}"):
         raise NotExercised(f"the operator has no autocast rule for {device}")
     if not any(_is_cast(tensor) for tensor in trial.tensors):
         raise NotExercised("no tensor that autocast would cast: it needs one of floating point, other than float64")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial, resolve
@@ -37,7 +37,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("no input has requires_grad=True")
     if not torch.is_grad_enabled():
         raise NotExercised("gradients are disabled")
-    key = _compat.dispatch.autograd_key(trial.tensors)
+    key = _torch.dispatcher.autograd_key(trial.tensors)
     if key is None:
         raise NotExercised("the inputs were made in inference mode: autograd does not see them")
     if not _is_differentiable_at(trial.name, key):
@@ -45,23 +45,23 @@ def check(trial: Trial) -> None:
 
 
 def _is_differentiable_at(name: str, key: str) -> bool:
-    if _compat.dispatch.has_kernel(name, key) or _compat.dispatch.has_kernel(name, "Autograd"):
+    if _torch.dispatcher.has_kernel(name, key) or _torch.dispatcher.has_kernel(name, "Autograd"):
         return True
     # A composite stops being one where the device has a kernel of its own.
     backend = key.removeprefix("Autograd")
-    return _compat.dispatch.has_kernel(name, "CompositeImplicitAutograd") and not (
-        _compat.dispatch.has_kernel(name, "CompositeExplicitAutograd") or _compat.dispatch.has_kernel(name, backend)
+    return _torch.dispatcher.has_kernel(name, "CompositeImplicitAutograd") and not (
+        _torch.dispatcher.has_kernel(name, "CompositeExplicitAutograd") or _torch.dispatcher.has_kernel(name, backend)
     )
 
 
 def _run_below_autograd(trial: Trial, key: str) -> None:
     copy = trial.copy()
     already = {id(tensor) for tensor in copy.tensors if tensor.requires_grad}
-    before = _compat.autograd.set_autograd_fallback("nothing")
+    before = _torch.autograd.set_autograd_fallback("nothing")
     try:
         outputs = copy.run()
     finally:
-        _compat.autograd.set_autograd_fallback(before)
+        _torch.autograd.set_autograd_fallback(before)
     for i, tensor in enumerate(tensors_in(outputs)):
         if tensor.requires_grad and id(tensor) not in already:
             raise _misplaced(trial, key, f"output {i} requires grad")

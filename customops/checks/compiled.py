@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops.checks._compare import difference
+from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import difference
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, other_sizes, other_values
+from customops.checks._variants import are_plain, attempt_run, other_sizes, reordered_values
 from customops.errors import CheckError
 
 _DEPEND_ON_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -33,7 +33,7 @@ _FIX = (
 
 def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | None = None) -> None:
     trial = _prepared(trial)
-    function = _compat.tracing.fresh_copy(_around)
+    function = _torch.tensors.fresh_copy(_around)
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True, options=options)
     for what, call in _calls(trial):
         _compare(compiled, call, "torch.compile", what)
@@ -52,7 +52,7 @@ def inductor_check(trial: Trial) -> None:
 
 def _why_inductor_fails(trial: Trial) -> str | None:
     """What torch.compile raises of a function that does not call the operator; there may be no C++ compiler."""
-    compiled: Callable[..., Any] = torch.compile(_compat.tracing.fresh_copy(_plain))
+    compiled: Callable[..., Any] = torch.compile(_torch.tensors.fresh_copy(_plain))
     try:
         with quiet():
             compiled([tensor.detach() for tensor in trial.tensors])
@@ -68,7 +68,7 @@ def _plain(tensors: list[torch.Tensor]) -> Any:
 def export_check(trial: Trial) -> None:
     """The function exported with dynamic sizes, saved and loaded."""
     trial = _prepared(trial)
-    if any(isinstance(leaf, torch.Tensor) for leaf in _compat.tracing.tree_leaves(trial.kwargs)):
+    if any(isinstance(leaf, torch.Tensor) for leaf in _torch.tensors.tree_leaves(trial.kwargs)):
         raise NotExercised("a keyword argument is a tensor")
     try:
         with quiet(), seeded((trial.args, trial.kwargs)):
@@ -85,7 +85,7 @@ def export_check(trial: Trial) -> None:
     def exported(_op: Any, args: Any, _kwargs: Any) -> Any:
         return loaded(*args)
 
-    for what, call in (("", trial), ("on other elements", other_values(trial))):
+    for what, call in (("", trial), ("on other elements", reordered_values(trial))):
         _compare(exported, call, "torch.export", what)
 
 
@@ -99,7 +99,7 @@ def _prepared(trial: Trial) -> Trial:
         raise NotExercised("the operator returns a view, which AOTDispatcher does not take of operators outside aten")
     trial = trial.detached()
     with quiet():
-        first, again = attempt(trial), attempt(trial)
+        first, again = attempt_run(trial), attempt_run(trial)
     if first is None or again is None or difference(first.results, again.results):
         raise NotExercised("two calls of the operator differ in eager mode")
     return trial
@@ -123,7 +123,7 @@ class _Around(torch.nn.Module):
 
 def _calls(trial: Trial) -> Iterator[tuple[str, Trial]]:
     yield "", trial
-    yield "on other elements", other_values(trial)
+    yield "on other elements", reordered_values(trial)
     for name, value in trial.arguments.items():
         if isinstance(value, float):
             yield "with another number", trial.with_arguments(**{name: value + 0.5})
@@ -137,7 +137,7 @@ def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) ->
     eager = _run(_around, trial)
     if isinstance(eager, Exception):
         return  # the operator does not take this call
-    with _compat.tracing.ignoring_aliases():  # they are for test_schema to find
+    with _torch.tensors.ignoring_aliases():  # they are for test_schema to find
         result = _run(function, trial)
     if isinstance(result, Exception):
         raise _not_traced(trial, how, result) from result
@@ -160,7 +160,7 @@ def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
     causes: list[BaseException] = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
-    if trial.is_builtin or any(map(_compat.tracing.needs_data, causes)):
+    if trial.is_builtin or any(map(_torch.tensors.needs_data, causes)):
         return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")
     return failed_call(trial.name, f"{how} fails on a function that calls the operator", error, fix=_FIX)
 

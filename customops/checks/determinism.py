@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from customops.checks._calls import Results, attempt, first_difference, require_comparable, where_of
+from customops.checks._fills import is_filled
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import Results, attempt, first_difference, require_comparable, where_of
 from customops.checks._trial import Trial
-from customops.checks._uninitialized import is_filled
 from customops.errors import CheckError
 
 _TAG = torch.Tag.nondeterministic_seeded

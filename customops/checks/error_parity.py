@@ -18,11 +18,10 @@ from typing import Literal
 
 import torch
 
-from customops import _compat
-from customops.checks._faults import user_line
+from customops import _torch
+from customops.checks._fills import Surrounded, can_surround
 from customops.checks._inputs import quiet, seeded
-from customops.checks._outcome import NotExercised, in_short
-from customops.checks._surroundings import Surrounded, can_surround
+from customops.checks._outcome import NotExercised, in_short, user_line
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, resized
 from customops.errors import CheckError, CustomOpsError
@@ -35,7 +34,7 @@ _SURELY_WRONG = ("sizes of two tensors differ", "a dimension is out of range")
 
 def check(trial: Trial, *, late: bool = False) -> None:
     trial.require_data()
-    if trial.is_builtin or not _compat.dispatch.runs_python(trial.name):
+    if trial.is_builtin or not _torch.dispatcher.runs_python(trial.name):
         raise NotExercised("the kernel is not Python: a wrong call might end the process")
     if late and trial.schema.mutated:
         raise NotExercised("the operator writes: its fake impl may be that which its schema implies")
@@ -135,17 +134,17 @@ def _kernel_error(trial: Trial) -> Exception | None:
 
 def _fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises, if anything; NotExercised if it is no refusal."""
-    mode = _compat.tracing.fake_mode()
+    mode = _torch.tensors.fake_mode()
     try:
         fake = trial.map_tensors(lambda _, tensor: mode.from_tensor(tensor, static_shapes=True))
-    except _compat.tracing.NoFakeTensor:
+    except _torch.tensors.NoFakeTensor:
         return NotExercised("torch cannot make a fake of an input")
     try:
         with mode:
             fake.op(*fake.args, **fake.kwargs)
     except Exception as error:
-        is_absent = isinstance(error, _compat.tracing.NoFakeImpl) or "no fake impl" in str(error)
-        return NotExercised("no fake impl") if is_absent or _compat.tracing.needs_data(error) else error
+        is_absent = isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)
+        return NotExercised("no fake impl") if is_absent or _torch.tensors.needs_data(error) else error
     return None
 
 

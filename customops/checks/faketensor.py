@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
@@ -46,7 +46,7 @@ def check(trial: Trial) -> None:
             _compare(trial.copy(leaves=True), is_composite=True)
 
 
-class _CompareMode(_compat.tracing.TorchDispatchMode):
+class _CompareMode(_torch.tensors.TorchDispatchMode):
     """Compares each call of an operator that has a fake of its own, with the arguments that its kernel gets.
 
     By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
@@ -55,7 +55,7 @@ class _CompareMode(_compat.tracing.TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, op: _compat.libraries.OpOverload) -> None:
+    def __init__(self, op: _torch.library.OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.op = op
         self.compared = 0
@@ -64,7 +64,7 @@ class _CompareMode(_compat.tracing.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         call = Trial(func, args, kwargs or {}) if is_judged(func, self.op) else None
-        if call is None or any(map(_compat.memory.is_abstract, call.tensors)):
+        if call is None or any(map(_torch.tensors.is_abstract, call.tensors)):
             return func(*args, **(kwargs or {}))
         self.compared += 1
         return _compare(call)
@@ -72,7 +72,7 @@ class _CompareMode(_compat.tracing.TorchDispatchMode):
 
 def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     """Run the operator on real inputs and on fakes of them, and compare; returns what it returned on real ones."""
-    mode = _compat.tracing.fake_mode()
+    mode = _torch.tensors.fake_mode()
     fake = _fake_copy(mode, real)
     real_outputs = real.run()
     with mode:
@@ -82,12 +82,12 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
 
 
 def _fake_copy(mode: Any, trial: Trial) -> Trial:
-    values, spec = _compat.tracing.tree_flatten((trial.args, trial.kwargs))
+    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
     try:
         fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
-    except _compat.tracing.NoFakeTensor as error:
+    except _torch.tensors.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
-    args, kwargs = _compat.tracing.tree_unflatten(fakes, spec)
+    args, kwargs = _torch.tensors.tree_unflatten(fakes, spec)
     return Trial(trial.op, args, kwargs)
 
 
@@ -95,12 +95,12 @@ def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
     try:
         return trial.op(*trial.args, **trial.kwargs)
     except Exception as error:
-        if _compat.tracing.needs_data(error):
+        if _torch.tensors.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
             if is_untraceable(trial.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
-        if isinstance(error, (_compat.tracing.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
+        if isinstance(error, (_torch.tensors.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
                 trial.name,
                 f"{trial.op} has no fake impl, so that nothing that calls it can be traced or compiled",

@@ -13,25 +13,31 @@ from contextlib import contextmanager
 import torch
 from torch.autograd import forward_ad
 
-from customops.checks._compare import difference
-from customops.checks._differences import (
+from customops.checks._derivatives import (
     Accuracy,
+    Function,
+    Gradients,
+    Recorded,
     Tensors,
     Verdict,
     as_symmetric,
     confirmed,
+    differentiable_inputs,
     generator,
     inner,
     judge,
+    only,
+    place_of_formula,
     random_like,
+    recording,
+    refuses_gradients,
     scale_of,
     shifted,
     size_of_terms,
     slope,
 )
-from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._recorded import Gradients, Recorded, differentiable_inputs, only, refuses_gradients
+from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 

@@ -16,12 +16,22 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from customops.checks import _gradient_variants
-from customops.checks._compare import difference
-from customops.checks._differences import Tensors, generator, random_like
-from customops.checks._function import Function, place_of_formula, recording
+from customops.checks import _gradient_relations
+from customops.checks._derivatives import (
+    Function,
+    Gradients,
+    Recorded,
+    Tensors,
+    backward_may_fail,
+    differentiable_inputs,
+    generator,
+    place_of_formula,
+    random_like,
+    recording,
+    refuses_gradients,
+)
 from customops.checks._outcome import in_short
-from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, refuses_gradients
+from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -40,7 +50,7 @@ def check(trial: Trial) -> None:
         wanted = differentiable_inputs(function)
         _Modes(function, wanted).run()
         if len(wanted) > 2:
-            _gradient_variants.compare_choices(function, wanted)
+            _gradient_relations.compare_choices(function, wanted)
 
 
 class _Modes:

@@ -21,25 +21,32 @@ from typing import NamedTuple
 
 import torch
 
-from customops.checks import _gradient_variants, _reference
-from customops.checks._differences import (
+from customops.checks import _gradient_relations
+from customops.checks._derivatives import (
     Accuracy,
+    Function,
+    Gradients,
+    Recorded,
     Slope,
     Tensors,
     Verdict,
+    backward_may_fail,
     confirmed,
+    derived_from,
+    differentiable_inputs,
     generator,
     inner,
     judge,
+    only,
+    place_of_formula,
     random_like,
+    recording,
     scale_of,
     shifted,
     slope,
 )
-from customops.checks._function import Function, derived_from, place_of_formula, recording
-from customops.checks._identity import is_always_identity
+from customops.checks._gradient_relations import is_always_identity
 from customops.checks._outcome import NotExercised
-from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, only
 from customops.checks._trial import Trial
 from customops.errors import CheckError, name_of
 
@@ -53,9 +60,9 @@ def check(trial: Trial) -> None:
     with recording():
         function = Function.of(trial)
         wanted = differentiable_inputs(function)
-        _gradient_variants.compare(function, wanted)  # first: a backward that writes spoils the rest
+        _gradient_relations.compare_variants(function, wanted)  # first: a backward that writes spoils the rest
         verdict = Comparison(function, wanted).run()
-        if not _reference.compare(function, wanted) and verdict != "agrees":
+        if not _gradient_relations.compare_with_reference(function, wanted) and verdict != "agrees":
             raise NotExercised(f"the gradients cannot be compared with finite differences: {verdict}")
 
 

@@ -15,25 +15,25 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops._dispatch.out_call import Checked
+from customops import _torch
+from customops._rules.out import Checked
 from customops.checks import _memory
-from customops.checks._caches import functions_of
-from customops.checks._calls import (
+from customops.checks._outcome import NotExercised
+from customops.checks._runs import (
     Results,
     attempt,
     call,
+    difference,
     first_difference,
     is_tie_of_indices,
     results_in,
     steady_results,
+    tolerance_of,
     where_of,
 )
-from customops.checks._compare import difference, tolerance_of
-from customops.checks._other_inputs import other_numbers
-from customops.checks._outcome import NotExercised
+from customops.checks._state import functions_of
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain
+from customops.checks._variants import are_plain, other_numbers
 from customops.errors import CheckError, where
 
 
@@ -119,10 +119,10 @@ def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:
     if len(devices) != 1 or trial.op.namespace in ("aten", "prims"):
         return False
     (device,) = devices
-    qualname, key = trial.name, _compat.dispatch.device_key(device)
-    if not _compat.dispatch.has_kernel(qualname, key):
+    qualname, key = trial.name, _torch.dispatcher.device_key(device)
+    if not _torch.dispatcher.has_kernel(qualname, key):
         return False
-    if not any(_compat.dispatch.has_kernel(qualname, alias) for alias in _FOR_ALL):
+    if not any(_torch.dispatcher.has_kernel(qualname, alias) for alias in _FOR_ALL):
         return False
     tried = False
     for changed in (trial, *_other_values(trial)):
@@ -147,7 +147,7 @@ _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "Composite
 def _attempt_for_all(trial: Trial) -> Results | None:
     """The results of the kernel for all devices."""
     copy = trial.copy()
-    aside: Any = _compat.dispatch.without_device_kernel(trial.op)
+    aside: Any = _torch.dispatcher.without_device_kernel(trial.op)
     try:
         return results_in(copy, call(replace(copy, op=aside)))
     except Exception:  # it need not be made for these inputs
@@ -211,7 +211,7 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
     if any(tensor.device.type != "cpu" for tensor in trial.tensors) or not trial.tensors:
         return False
     tried = False
-    for device in _compat.dispatch.devices_at_hand():
+    for device in _torch.dispatcher.devices_at_hand():
         if any(isinstance(value, torch.device) for value in trial.arguments.values()):
             return tried
         try:
@@ -293,8 +293,8 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_cpu(value: Any) -> Any:
-    values, spec = _compat.tracing.tree_flatten(value)
-    return _compat.tracing.tree_unflatten([v.cpu() if isinstance(v, torch.Tensor) else v for v in values], spec)
+    values, spec = _torch.tensors.tree_flatten(value)
+    return _torch.tensors.tree_unflatten([v.cpu() if isinstance(v, torch.Tensor) else v for v in values], spec)
 
 
 def _device_tolerance(expected: Results) -> float:

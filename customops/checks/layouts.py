@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import (
+from customops.checks._inputs import is_plain
+from customops.checks._memory import bits, byte_range, overlaps_itself, share_storage
+from customops.checks._outcome import NotExercised
+from customops.checks._runs import (
     Results,
     attempt,
     call,
+    difference,
     is_rounding,
     is_tie_of_indices,
     results_in,
     steady_results,
     where_of,
 )
-from customops.checks._compare import difference
-from customops.checks._inputs import is_plain
-from customops.checks._memory import bits, byte_range, overlaps_itself, share_storage
-from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 

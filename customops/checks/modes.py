@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops.checks._compare import difference
+from customops import _torch
 from customops.checks._inputs import quiet, seeded
-from customops.checks._other_inputs import other_arguments
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import difference
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt
+from customops.checks._variants import are_plain, attempt_run, other_arguments
 from customops.errors import CheckError, where
 
 
@@ -33,7 +32,7 @@ def check(trial: Trial) -> None:
         raise NotExercised("an input is not a plain strided tensor")
     plain = trial.detached()
     with quiet():
-        expected, again = attempt(plain), attempt(plain)
+        expected, again = attempt_run(plain), attempt_run(plain)
         if expected is None or again is None:
             raise NotExercised("the operator takes no inputs without gradients")
         wanted = _copied(expected.results)
@@ -47,7 +46,7 @@ def check(trial: Trial) -> None:
 
 def _modes_with_rules(trial: Trial) -> list[type]:
     rules = trial.custom_op._rules.torch_dispatch.rules if trial.custom_op is not None else {}
-    return [cls for cls in rules if issubclass(cls, _compat.tracing.TorchDispatchMode)]
+    return [cls for cls in rules if issubclass(cls, _torch.tensors.TorchDispatchMode)]
 
 
 def _judge_rule(trial: Trial, mode: type, wanted: Any) -> None:
@@ -55,7 +54,7 @@ def _judge_rule(trial: Trial, mode: type, wanted: Any) -> None:
     if results is None or difference(results, wanted) or difference(wanted, results):
         return
     for other in other_arguments(trial, "quick"):
-        plain, again, results = attempt(other), attempt(other), _below(mode, other)
+        plain, again, results = attempt_run(other), attempt_run(other), _below(mode, other)
         if plain is None or again is None or results is None or difference(again.results, plain.results):
             continue
         found = difference(results, _copied(plain.results))
@@ -103,7 +102,7 @@ class _Skipped(Exception):
 
 
 def _copied(results: Any) -> list[Any]:
-    leaves = _compat.tracing.tree_leaves(results)
+    leaves = _torch.tensors.tree_leaves(results)
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
@@ -166,10 +165,10 @@ def _on_subclass(trial: Trial) -> Any:
 def _on_wrappers(trial: Trial) -> Any:
     if trial.mutated or not trial.tensors:
         raise _Skipped
-    results = _call(trial.map_tensors(lambda _, tensor: _compat.tracing.Wrapper(tensor)))
-    leaves, spec = _compat.tracing.tree_flatten(results)
-    unwrapped = [leaf.inner if isinstance(leaf, _compat.tracing.Wrapper) else leaf for leaf in leaves]
-    return _compat.tracing.tree_unflatten(unwrapped, spec)
+    results = _call(trial.map_tensors(lambda _, tensor: _torch.tensors.Wrapper(tensor)))
+    leaves, spec = _torch.tensors.tree_flatten(results)
+    unwrapped = [leaf.inner if isinstance(leaf, _torch.tensors.Wrapper) else leaf for leaf in leaves]
+    return _torch.tensors.tree_unflatten(unwrapped, spec)
 
 
 def _functionalized(trial: Trial) -> Any:
@@ -182,7 +181,7 @@ def _functionalized(trial: Trial) -> Any:
     return torch.func.functionalize(function)(*tensors)
 
 
-class _Through(_compat.tracing.TorchDispatchMode):
+class _Through(_torch.tensors.TorchDispatchMode):
     """Passes calls on."""
 
     supports_higher_order_operators = True

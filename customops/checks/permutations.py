@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from customops.checks._calls import Results, attempt, steady_results, where_of
-from customops.checks._compare import difference
-from customops.checks._groups import Group, groups_of
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, where_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import attempt, steady_results, where_of
-from customops.checks._compare import difference
-from customops.checks._function import named_tensors
+from customops.checks._derivatives import named_tensors
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import attempt, difference, steady_results, where_of
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 from customops.errors import CheckError

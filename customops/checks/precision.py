@@ -16,12 +16,21 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, first_difference, is_tie_of_indices, steady_results, where_of
-from customops.checks._compare import difference, tolerance_of
-from customops.checks._nudges import Nudge, nudges
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import (
+    Nudge,
+    Results,
+    attempt,
+    difference,
+    first_difference,
+    is_tie_of_indices,
+    nudges,
+    steady_results,
+    tolerance_of,
+    where_of,
+)
 from customops.checks._trial import Trial
-from customops.checks.inputs.dtypes import name_of
+from customops.checks.inputs.values import name_of
 from customops.errors import CheckError
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)

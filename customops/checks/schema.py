@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
@@ -59,12 +59,12 @@ def check(trial: Trial) -> None:
         )
 
 
-class _SchemaMode(_compat.tracing.TorchDispatchMode):
+class _SchemaMode(_torch.tensors.TorchDispatchMode):
     """Compares what operators do with their schemas."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, op: _compat.libraries.OpOverload) -> None:
+    def __init__(self, op: _torch.library.OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.op = op
         self.judged = 0
@@ -73,7 +73,7 @@ class _SchemaMode(_compat.tracing.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         trial = Trial(func, args, kwargs or {}) if self._judges(func) else None
-        if trial is None or any(map(_compat.memory.is_abstract, trial.tensors)):
+        if trial is None or any(map(_torch.tensors.is_abstract, trial.tensors)):
             return func(*args, **(kwargs or {}))
         self.judged += 1
         call = _Call(trial)
@@ -101,7 +101,7 @@ class _Call:
         trial = self.trial
         if trial.schema.is_view:
             return trial.op(*trial.args, **trial.kwargs)  # torch does not let a view be made twice over
-        with _compat.autograd.count_versions():
+        with _torch.autograd.count_versions():
             return trial.op(*trial.args, **trial.kwargs)
 
     def judge(self, outputs: Any) -> None:
@@ -173,7 +173,7 @@ class _Call:
 
     def _error(self, problem: str, **fields: str) -> CheckError:
         return SchemaCheckError(
-            problem, op=self.trial.name, expected=str(_compat.schemas.schema_of(self.trial.op)), **fields
+            problem, op=self.trial.name, expected=str(_torch.schema.schema_of(self.trial.op)), **fields
         )
 
 
@@ -184,7 +184,7 @@ class _Snapshot:
         self.tensor = tensor
         self.shape = _shape(tensor)
         self.bits = [_memory.bits(part).clone() for part in _memory.parts(tensor)]
-        self.version = _compat.autograd.version_of(tensor)
+        self.version = _torch.autograd.version_of(tensor)
 
     def change(self) -> str | None:
         """What has happened to the tensor since, or None."""
@@ -199,7 +199,7 @@ class _Snapshot:
                 differs = before != after
                 changed = (differs if differs.dim() == part.dim() else differs.any(-1)).nonzero().tolist()
                 return f"{len(changed)} of {part.numel()} elements changed, the first at index {tuple(changed[0])}"
-        if _compat.autograd.version_of(self.tensor) != self.version:
+        if _torch.autograd.version_of(self.tensor) != self.version:
             return "it was written, though with the values it already had"
         return None
 

@@ -11,21 +11,27 @@ from collections.abc import Sequence
 
 import torch
 
-from customops.checks._differences import (
+from customops.checks._derivatives import (
     Accuracy,
+    Function,
+    Gradients,
+    Recorded,
     Tensors,
     as_symmetric,
+    backward_may_fail,
     confirmed,
+    differentiable_inputs,
     generator,
     judge,
+    only,
+    place_of_formula,
     random_like,
+    recording,
     scale_of,
     shifted,
     slope,
 )
-from customops.checks._function import Function, place_of_formula, recording
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._recorded import Gradients, Recorded, backward_may_fail, differentiable_inputs, only
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from customops.checks._calls import Results, attempt, steady_results, where_of
-from customops.checks._nudges import nudges
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import Results, attempt, nudges, steady_results, where_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 

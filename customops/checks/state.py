@@ -19,13 +19,12 @@ from typing import Any
 import torch
 
 from customops.checks import _memory
-from customops.checks._caches import Caches, emptied, functions_of
-from customops.checks._calls import Results, attempt, call, first_difference, results_in, steady_results, where_of
 from customops.checks._inputs import tensors_in
-from customops.checks._other_inputs import other_numbers, other_values
 from customops.checks._outcome import NotExercised
-from customops.checks._settings import Settings, reseeds
+from customops.checks._runs import Results, attempt, call, first_difference, results_in, steady_results, where_of
+from customops.checks._state import Caches, Settings, emptied, functions_of, reseeds
 from customops.checks._trial import Trial
+from customops.checks._variants import other_numbers, other_values
 from customops.errors import CheckError
 
 _COPIES = 3

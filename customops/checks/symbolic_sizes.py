@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, other_sizes
+from customops.checks._variants import are_plain, attempt_run, other_sizes
 from customops.errors import CheckError, is_users
 
 _INT = re.compile(r"\bint\(")
@@ -37,7 +37,7 @@ def check(trial: Trial) -> None:
     if not any(size > 1 for tensor in trial.tensors for size in tensor.shape):
         raise NotExercised("no input has a size of two or more: one of 0 or 1 is never a symbol")
     trial = trial.detached()
-    run = _compat.symbols.SymbolicRun()
+    run = _torch.tensors.SymbolicRun()
     with torch.no_grad(), quiet():
         originals, outputs, fake = _run_fake(run, trial)
         seen = 0
@@ -57,13 +57,13 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
 
     try:
         fake = trial.map_tensors(to_fake)
-    except _compat.tracing.NoFakeTensor as error:
+    except _torch.tensors.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
     try:
-        with run.mode, _compat.tracing.as_if_compiling():
+        with run.mode, _torch.tensors.as_if_compiling():
             outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
     except Exception as error:
-        if _compat.tracing.needs_data(error) or trial.is_builtin or not _runs_on_numbers(trial):
+        if _torch.tensors.needs_data(error) or trial.is_builtin or not _runs_on_numbers(trial):
             raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
         raise failed_call(
             trial.name,
@@ -77,7 +77,7 @@ def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Tr
 
 def _runs_on_numbers(trial: Trial) -> bool:
     """Does the fake impl run where sizes are numbers? Where not, it is test_faketensor that says so."""
-    mode = _compat.tracing.fake_mode()
+    mode = _torch.tensors.fake_mode()
     try:
         fake = trial.map_tensors(lambda _, tensor: mode.from_tensor(tensor, static_shapes=True))
         with mode:
@@ -105,7 +105,7 @@ def _compare(
     values = _sizes(run, originals, trial, other)
     if not run.holds_for(values):
         return False
-    real = attempt(other)
+    real = attempt_run(other)
     if real is None:
         return False
     # What was promised of strides and offsets is for inputs that lie in memory in the same way.
@@ -127,7 +127,7 @@ def _compare(
 
 
 def _pairs(real: list[Any], fake: list[Any]) -> Iterator[tuple[str, Any, Any]]:
-    real_leaves, fake_leaves = (_compat.tracing.tree_leaves(tree) for tree in (real, fake))
+    real_leaves, fake_leaves = (_torch.tensors.tree_leaves(tree) for tree in (real, fake))
     if len(real_leaves) == len(fake_leaves):  # else the number of tensors depends on a size
         for i, (one, other) in enumerate(zip(real_leaves, fake_leaves, strict=True)):
             yield f"result {i}", one, other
@@ -179,10 +179,10 @@ def _judge_constants(run: Any, trial: Trial, originals: list[torch.Tensor]) -> N
     places = [place for place in places if is_users(place[1])]
     if trial.is_builtin or not places:
         return
-    first = attempt(trial)
+    first = attempt_run(trial)
     for other in other_sizes(trial):
         values = _sizes(run, originals, trial, other)
-        real = None if run.holds_for(values) else attempt(other)
+        real = None if run.holds_for(values) else attempt_run(other)
         if first is None or real is None or len(tensors_in(real.outputs)) != len(tensors_in(first.outputs)):
             continue
         number, file, line = places[0]

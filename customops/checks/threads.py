@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, first_difference, results_in, steady_results, where_of
 from customops.checks._inputs import quiet
-from customops.checks._other_inputs import other_values
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import Results, attempt, first_difference, results_in, steady_results, where_of
 from customops.checks._trial import Trial
+from customops.checks._variants import other_values
 from customops.errors import CheckError, is_users
 
 _CALLS = 12

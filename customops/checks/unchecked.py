@@ -18,11 +18,11 @@ import torch
 
 from customops._codegen import bypass
 from customops._dispatch.results import CheckPolicy
-from customops._op import CustomOpDef
-from customops._registry import Registry
-from customops._spec import define_op
-from customops.checks._calls import Results, call, first_difference, results_in, steady_results, where_of
+from customops._op.definitions import define_op
+from customops._op.op import CustomOpDef
+from customops._op.registry import Registry
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import Results, call, first_difference, results_in, steady_results, where_of
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 from customops.errors import AliasError, CheckError, KernelError

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from customops.checks._calls import Results, attempt, first_difference, require_comparable, where_of
+from customops.checks._fills import MARK, deterministic, is_filled, marked
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import Results, attempt, first_difference, require_comparable, where_of
 from customops.checks._trial import Trial
-from customops.checks._uninitialized import MARK, deterministic, is_filled, marked
 from customops.errors import CheckError
 
 

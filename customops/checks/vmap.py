@@ -17,14 +17,12 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops.checks._calls import require_comparable
-from customops.checks._compare import difference
-from customops.checks._faults import is_refusal
+from customops import _torch
 from customops.checks._inputs import quiet, seeded
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, is_refusal
+from customops.checks._runs import difference, require_comparable
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt, is_about_storages, perform, reordered
+from customops.checks._variants import are_plain, attempt_run, is_about_storages, perform, reordered
 from customops.errors import CheckError
 
 _BATCH = 3
@@ -37,7 +35,7 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     if is_about_storages(trial):
         raise NotExercised("the operator works on storages, which the elements of a batch share")
     keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
-    if not any(_compat.dispatch.has_kernel(trial.name, key) for key in keys):
+    if not any(_torch.dispatcher.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
     plain = trial.detached()
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
@@ -70,7 +68,7 @@ def _other_dims(trial: Trial) -> Iterator[Trial]:
         if isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name):
             for other in {-1, 0} - {value}:
                 call = trial.with_arguments(**{name: other})
-                if attempt(call) is not None:
+                if attempt_run(call) is not None:
                     yield call
 
 
@@ -104,7 +102,7 @@ def _check_randomness(trial: Trial) -> None:
 
 
 def _leaves(results: Any) -> list[Any]:
-    leaves = _compat.tracing.tree_leaves(results)
+    leaves = _torch.tensors.tree_leaves(results)
     return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
@@ -123,9 +121,9 @@ class _Calls:
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self.tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
-        self._is_written = {id(tensor) for tensor in _compat.tracing.tree_leaves(trial.mutated)}
+        self._is_written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
         self.elements = [self._elements(by) for by in range(_BATCH)]
-        if any(attempt(self._with(element)) is None for element in self.elements[1:]):
+        if any(attempt_run(self._with(element)) is None for element in self.elements[1:]):
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
 
     def _elements(self, by: int) -> list[torch.Tensor]:
@@ -142,7 +140,7 @@ class _Calls:
         written = [id(tensor) in self._is_written for tensor in self.tensors]
         call = self._with([t.clone() if w else t for t, w in zip(tensors, written, strict=True)])
         outputs = call.by_return(call.op(*call.args, **call.kwargs))
-        return [leaf for leaf in _compat.tracing.tree_leaves([outputs, list(call.mutated.values())])]
+        return [leaf for leaf in _torch.tensors.tree_leaves([outputs, list(call.mutated.values())])]
 
     def loop(self, which: tuple[bool, ...], rows: list[int]) -> list[list[Any]]:
         """The results for each element of a batch in which the tensors of `which` are batched."""
@@ -237,7 +235,7 @@ def _stacked(looped: list[list[Any]], dim: int, size: int) -> list[Any] | None:
 def _refusal(calls: _Calls, plan: _Plan, error: Exception) -> str:
     """The words of a rule that refuses; raises a finding for one that fails by accident."""
     trial = calls.trial
-    has_rule = _compat.dispatch.has_kernel(trial.name, "FuncTorchBatched")
+    has_rule = _torch.dispatcher.has_kernel(trial.name, "FuncTorchBatched")
     if has_rule and not trial.is_builtin and not is_refusal(error):
         problem = f"the vmap rule fails: {plan.label}"
         raise failed_call(

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from customops import _compat
-from customops._compat.tags import Tag
+from customops import _torch
+from customops._torch.schema import Tag
 from customops.checks import _memory
-from customops.checks._compare import difference
+from customops.checks._fills import Surrounded, can_surround
 from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
-from customops.checks._surroundings import Surrounded, can_surround
+from customops.checks._runs import difference
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, is_about_storages, like, other_values
+from customops.checks._variants import are_plain, is_about_storages, like, reordered_values
 from customops.errors import CheckError
 
 
@@ -108,7 +108,7 @@ def _judge_surroundings(trial: Trial) -> None:
 
 
 def _copied(values: list[Any]) -> list[Any]:
-    leaves = _compat.tracing.tree_leaves(values)
+    leaves = _torch.tensors.tree_leaves(values)
     return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in leaves]
 
 
@@ -150,7 +150,7 @@ def _states(trial: Trial) -> dict[str, list[_State]]:
 def _likely_to_write(trial: Trial) -> Iterator[Trial]:
     """Calls with other values, one of which should change what an operator writes."""
     yield trial
-    yield other_values(trial)
+    yield reordered_values(trial)
     generator = torch.Generator().manual_seed(1)
     fills: list[Any] = [lambda t: 3 * torch.randn(t.shape, generator=generator)] * 6
     fills += [torch.zeros_like, torch.ones_like]
@@ -177,13 +177,13 @@ class _State:
     def __init__(self, tensor: torch.Tensor, label: str) -> None:
         self.tensor, self.label = tensor, label
         self.bits = _memory.bits(tensor).clone()
-        self.shape, self.strides, self.storage = tensor.shape, tensor.stride(), _compat.memory.storage_id(tensor)
-        self.version = _compat.autograd.version_of(tensor)
+        self.shape, self.strides, self.storage = tensor.shape, tensor.stride(), _torch.tensors.storage_id(tensor)
+        self.version = _torch.autograd.version_of(tensor)
         self.is_written = False
 
     def is_moved(self) -> bool:
         """Has it other sizes or strides, or another storage?"""
-        now = self.tensor.shape, self.tensor.stride(), _compat.memory.storage_id(self.tensor)
+        now = self.tensor.shape, self.tensor.stride(), _torch.tensors.storage_id(self.tensor)
         return now != (self.shape, self.strides, self.storage)
 
     def look_again(self) -> bool:
@@ -193,7 +193,7 @@ class _State:
 
     def is_unnoticed(self) -> bool:
         """May autograd have saved it, and not know that it was written?"""
-        return self.tensor.is_floating_point() and _compat.autograd.version_of(self.tensor) == self.version
+        return self.tensor.is_floating_point() and _torch.autograd.version_of(self.tensor) == self.version
 
 
 def _judge_written(trial: Trial, before: dict[str, list[_State]]) -> None:

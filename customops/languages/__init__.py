@@ -11,7 +11,14 @@ therefore imported on first use.
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from customops.errors import ArgumentError, UnsupportedError, brief, name_of, where
 
 if TYPE_CHECKING:
     from customops.languages._c import DLTensor, from_c
@@ -47,3 +54,97 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
         raise ImportError(f"customops.languages.{name} needs a package: pip install {package} ({error})") from error
+
+
+# What the languages share: tensors among the arguments of a call, and why one of them is refused ----------------------
+
+
+class Arguments:
+    """Converts the tensors among the arguments of a function of another language."""
+
+    def __init__(self, fn: Callable[..., Any], language: str, names: Iterable[str] | None = None) -> None:
+        self.fn, self.language = fn, language
+        if not callable(fn):
+            raise ArgumentError(f"a kernel of {language} is a function", argument="fn", got=brief(fn))
+        self.names = _names_of(fn) if names is None else tuple(names)
+
+    def each(
+        self, convert: Callable[[Tensor, str], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments, with ``convert(tensor, name)`` in the place of each tensor, those in lists too."""
+        positional = [_map(convert, value, self.name(i)) for i, value in enumerate(args)]
+        return positional, {name: _map(convert, value, name) for name, value in kwargs.items()}
+
+    def name(self, position: int) -> str:
+        return self.names[position] if position < len(self.names) else f"argument {position}"
+
+    def check_names(self, given: str | Iterable[str], option: str) -> frozenset[str]:
+        """The names that an option has, which the function must have, too, as far as they are known."""
+        names = frozenset((given,) if isinstance(given, str) else given)
+        if self.names and (unknown := names - set(self.names)):
+            raise ArgumentError(
+                f"{option} names a parameter that the function does not have",
+                op=name_of(self.fn),
+                argument=option,
+                expected=f"some of {', '.join(self.names)}",
+                got=", ".join(sorted(unknown)),
+            )
+        return names
+
+    def plain(self, tensor: Tensor, name: str, devices: tuple[str, ...] = ()) -> Tensor:
+        """The tensor without its autograd graph: the op has its own rule for gradients.
+
+        Raises:
+            UnsupportedError: its memory is not its values, or of another device.
+        """
+        if devices and tensor.device.type not in devices:
+            raise self.refusal(
+                name,
+                f"{self.language} takes tensors of no such device",
+                expected=f"a tensor on {' or '.join(devices)}",
+                got=str(tensor.device),
+                fix=f'{name}.to("{devices[0]}"), or op.register_kernel("{tensor.device.type}", fn)',
+            )
+        if tensor.layout != torch.strided:
+            raise self.refusal(
+                name, f"{self.language} takes strided tensors", got=str(tensor.layout), fix=f"{name}.to_dense()"
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
+            raise self.refusal(name, "the memory of a conjugated or negated view is not its values", fix=f"{resolve}()")
+        return tensor.detach()
+
+    def refusal(self, name: str, problem: str, **fields: str) -> UnsupportedError:
+        return UnsupportedError(problem, op=name_of(self.fn), argument=name, where=where(self.fn), **fields)
+
+    def wrong_dtype(self, name: str, tensor: Tensor, fix: str, **fields: str) -> UnsupportedError:
+        return self.refusal(
+            name, f"{self.language} takes no tensor of this dtype here", got=str(tensor.dtype), fix=fix, **fields
+        )
+
+
+def results(convert: Callable[[Any], Any], value: Any) -> Any:
+    """What a function returned, with what it has for tensors converted, in a tuple or list, too."""
+    if isinstance(value, (tuple, list)):
+        converted = [convert(item) for item in value]
+        return converted if isinstance(value, list) else tuple(converted)
+    return convert(value)
+
+
+def _map(convert: Callable[[Tensor, str], Any], value: Any, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return convert(value, name)
+    if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
+        return [_map(convert, item, name) for item in value]
+    return value
+
+
+def _names_of(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of its parameters; none, where they cannot be known."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        return ()
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return ()
+    return tuple(each.name for each in parameters)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from customops.errors import ArgumentError, brief, name_of
-from customops.languages._arguments import Arguments
+from customops.languages import Arguments
 
 
 class DLTensor(ctypes.Structure):

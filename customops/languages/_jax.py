@@ -10,7 +10,7 @@ import jax
 import torch
 from torch import Tensor
 
-from customops.languages._arguments import Arguments, results
+from customops.languages import Arguments, results
 
 F = TypeVar("F", bound=Callable[..., Any])
 

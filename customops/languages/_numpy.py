@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from customops.errors import KernelError, innermost, name_of, where
-from customops.languages._arguments import Arguments
+from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 

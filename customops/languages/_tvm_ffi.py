@@ -10,7 +10,7 @@ import torch
 import tvm_ffi
 
 from customops.errors import ArgumentError, brief, name_of
-from customops.languages._arguments import Arguments
+from customops.languages import Arguments
 
 
 def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import warp
 from torch import Tensor
 
 from customops.errors import ArgumentError, brief
-from customops.languages._arguments import Arguments
+from customops.languages import Arguments
 
 
 def from_warp(kernel: Any, /) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from torch.library import get_ctx as get_ctx
 
 from customops._dispatch.callbacks import Fn
 from customops.legacy import objects
-from customops.legacy._definition import name_to_define
+from customops.legacy.objects import name_to_define
 
 __all__ = ["custom_op", "get_ctx", "impl", "impl_abstract", "impl_backward", "impl_save_for_backward"]
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from customops import _compat
+from customops import _torch
 from customops._autograd.rule import AutogradRule
 from customops._codegen import autograd
 from customops._dispatch.callbacks import Fn
@@ -65,7 +65,7 @@ class Pair:
         assert self.save is not None
         values = dict(zip((a.name for a in self.schema.positional), inputs, strict=True)) | (keyword_only_inputs or {})
         saved = self.save(self.inputs_type(*(values[a.name] for a in self.schema.arguments)), output)
-        leaves, spec = _compat.tracing.tree_flatten(saved)
+        leaves, spec = _torch.tensors.tree_flatten(saved)
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         ctx._legacy_saved = spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx._legacy_lengths = {name: len(value) for name, value in values.items() if isinstance(value, (list, tuple))}
@@ -85,14 +85,14 @@ class Pair:
                     got=f"{type(value).__name__}, output_differentiability={self.differentiable}",
                 )
             if not is_differentiable:
-                without += [leaf for leaf in _compat.tracing.tree_leaves(value) if isinstance(leaf, Tensor)]
+                without += [leaf for leaf in _torch.tensors.tree_leaves(value) if isinstance(leaf, Tensor)]
         ctx.mark_non_differentiable(*without)
 
     def run_backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         assert self.backward is not None
         spec, others = ctx._legacy_saved
         tensors = iter(ctx.saved_tensors)
-        saved = _compat.tracing.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
+        saved = _torch.tensors.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
         gradients = self.backward(ctx, saved, *grads)
         self._check(gradients, ctx._legacy_lengths)
         return tuple(gradients.get(argument.name) for argument in self.schema.operands)
@@ -157,16 +157,16 @@ def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
 
 
 def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:
-    overload, after = operator.overload, _compat.dispatch.after_autograd
+    overload, after = operator.overload, _torch.dispatcher.after_autograd
     any_requires_grad = autograd.any_requires_grad(operator.schema)
 
     def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        has_tangent = _compat.autograd.forward_ad_active() and _compat.autograd.any_tangent((*args, *kwargs.values()))
+        has_tangent = _torch.autograd.forward_ad_active() and _torch.autograd.any_tangent((*args, *kwargs.values()))
         pair.refuse_call(has_tangent or (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs)))
-        with _compat.dispatch.below_autograd():
+        with _torch.dispatcher.below_autograd():
             return overload.redispatch(keyset & after, *args, **kwargs)
 
-    return _compat.dynamo.outside_dynamo(gate)
+    return _torch.dynamo.outside_dynamo(gate)
 
 
 def check_can_differentiate(op: str, schema: Schema) -> None:
@@ -186,14 +186,14 @@ def check_can_differentiate(op: str, schema: Schema) -> None:
 
 def check_no_autograd(op: str) -> None:
     """Raise for an op that brings its own gradients."""
-    if _compat.dispatch.has_kernel(op, "CompositeImplicitAutograd"):
+    if _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
         raise RegistrationError(
             "the op has a CompositeImplicitAutograd kernel: it is differentiated through the ops it is made of",
             op=op,
             fix="register gradients for those ops",
         )
     for key in ("Autograd", "AutogradCPU", "AutogradCUDA"):
-        if _compat.dispatch.has_kernel(op, key):
+        if _torch.dispatcher.has_kernel(op, key):
             raise RegistrationError(f"the op has a kernel for gradients already, at {key}", op=op)
 
 

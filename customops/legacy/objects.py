@@ -3,21 +3,204 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch.library import Library
 from torch.library import get_ctx as get_ctx
 
-from customops import _compat
+from customops import _torch
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.name import RESERVED_NAMESPACES
+from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.registrations import lock
-from customops._op import CustomOpDef
-from customops._registry import default
+from customops._dispatch.results import check_policy
+from customops._dispatch.spec import OpSpec
+from customops._op.op import CustomOpDef
+from customops._op.registry import default
+from customops._rules import Rules
+from customops._rules.fake import FakeRule
+from customops._schema.annotations import show
 from customops._schema.infer import infer_schema as infer_schema
-from customops.errors import DefinitionError, RegistrationError, UnregisteredError, brief, where
-from customops.legacy import _autograd, _definition
+from customops._schema.infer import read
+from customops._schema.model import Schema
+from customops._schema.parse import parse
+from customops._schema.structure import Signature
+from customops._schema.tags import with_pt2_compliant
+from customops.errors import (
+    DefinitionError,
+    RegistrationError,
+    SchemaError,
+    UnregisteredError,
+    UnsupportedError,
+    brief,
+    location_of,
+    user_source,
+    where,
+)
+from customops.legacy import _autograd
+from customops.legacy._autograd import GatedAutograd, Pair
+
+# An op defined from a schema alone: no kernel, no fake and no gradient until they are registered ----------------------
+
+
+class InvalidSchemaError(SchemaError, AssertionError):
+    """Text that is no schema: an AssertionError too, as the parser of the old API raised."""
+
+
+class LateFake(FakeRule):
+    """A fake that is put into the dispatcher when there is one.
+
+    Until then FakeTensorMode sees a missing kernel as it does for ops of torch, and says so in its own way.
+    """
+
+    _with_op = ()
+
+
+class MissingKernel:
+    """Stands where a kernel is missing. Which one, the arguments say."""
+
+    def __init__(self, name: Name) -> None:
+        self.op = str(name)
+        self.__name__ = name.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = _torch.tensors.tree_leaves((args, kwargs))
+        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        if not devices:
+            raise UnsupportedError(
+                "there were no Tensor inputs to tell which kernel to run",
+                op=self.op,
+                fix="for an op that makes tensors from nothing, register with CustomOp.impl_factory",
+            )
+        device = next((device for device in sorted(devices) if device != "cpu"), "cpu")
+        if device == "meta":
+            raise UnsupportedError(
+                "there is no fake impl or Meta kernel registered to run on meta tensors",
+                op=self.op,
+                fix=f"@impl_abstract({self.op!r})",
+            )
+        raise UnsupportedError(
+            f"there is no {device} impl registered", op=self.op, fix=f"@impl({self.op!r}, device_types={device!r})"
+        )
+
+
+def parse_name(qualname: str) -> Name:
+    """``ns::name`` of an op to be found. Overloads are refused."""
+    name = Name.parse(qualname)
+    if name.overload:
+        raise DefinitionError(
+            "the legacy API does not handle an overload in the name", got=brief(qualname), fix=repr(name.packet)
+        )
+    return name
+
+
+def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
+    """The same for an op to be defined, from a function of that name if there is one."""
+    name = parse_name(qualname)
+    own_name(qualname)
+    if fn is not None and not inspect.isfunction(fn):
+        raise DefinitionError("custom_op decorates a Python function", op=qualname, got=brief(fn))
+    if fn is not None and fn.__name__ != name.name:
+        raise DefinitionError(
+            f"the decorated function is expected to have name {name.name!r}",
+            op=qualname,
+            got=repr(fn.__name__),
+            where=where(fn),
+            fix="change the name of the function, or that of the op",
+        )
+    return name
+
+
+def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...]) -> CustomOpDef[Any, Any]:
+    """Define `name` in the default registry, from schema text or the hints of `fn`; with no kernel."""
+    op = str(name)
+    if text is not None:
+        schema = _parse(name, text)
+    else:
+        assert fn is not None
+        schema, _, signature = read(fn, (), op=op)
+        if signature is not None:
+            raise _unsupported(signature, fn, op)
+    _refuse(schema, op)
+    if text is not None and fn is not None:
+        check_signature(fn, schema, op)
+    check, tags = check_policy(None, op), with_pt2_compliant(tags)
+    spec = OpSpec(name, schema, tags, text, MissingKernel(name), check=check, source=user_source())
+    with lock:
+        if _torch.library.find_overload(name.packet) is not None:
+            raise RegistrationError(
+                "an op cannot be defined multiple times",
+                op=op,
+                got=f"one defined at {_torch.schema.defined_at(op)}",
+                where=where(fn) if fn is not None else None,
+                fix="choose another name, or remove that op first: customops.legacy._destroy",
+            )
+        return default.add(spec, Rules(LateFake(), GatedAutograd(Pair(op, schema))))
+
+
+def _parse(name: Name, text: str) -> Schema:
+    named = f"{name.name}{text}"
+    if text.lstrip().startswith("("):
+        try:
+            return parse(named)
+        except SchemaError as error:
+            reason: SchemaError | None = error
+    else:
+        reason = None
+    raise InvalidSchemaError(
+        f"Invalid function schema: {named}", op=str(name), expected='e.g. "(Tensor x) -> Tensor"'
+    ) from reason
+
+
+def _unsupported(signature: Signature, fn: Fn, op: str) -> SchemaError:
+    """The error for what a schema alone cannot hold: the older API has no function to hand it to."""
+    parameter = next((each for each in signature.parameters if not each.is_plain), None)
+    hints = inspect.signature(fn)
+    if parameter is None:
+        what, hint = "the return", hints.return_annotation
+    else:
+        what, hint = f"parameter {parameter.name}", hints.parameters[parameter.name].annotation
+    problem = f"{what} has unsupported type {hint if isinstance(hint, str) else show(hint)}"
+    if parameter is not None and (parameter.node.is_plain or parameter.stars):
+        problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
+    return SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
+
+
+def _refuse(schema: Schema, op: str) -> None:
+    if not schema.is_functional:
+        raise DefinitionError(
+            "the legacy API only supports functional ops: they write to no argument, and return new tensors",
+            op=op,
+            got=str(schema),
+            fix="customops.custom_op",
+        )
+    if any(argument.name == "self" for argument in schema.arguments):
+        raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
+
+
+def check_signature(fn: Fn, schema: Schema, op: str) -> None:
+    """Raise unless the parameters of `fn` are those of a schema given by hand, without annotations or defaults."""
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())
+    fields = {"op": op, "expected": str(schema), "got": f"{signature}", "where": location_of(fn)}
+    if not {p.kind for p in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        raise DefinitionError("positional-only parameters, *args and **kwargs are not supported", **fields)
+    hints = [signature.return_annotation, *(p.annotation for p in parameters)]
+    if any(hint is not inspect.Parameter.empty for hint in hints):
+        raise DefinitionError("a function with a schema given by hand must have no annotations", **fields)
+    if any(p.default is not inspect.Parameter.empty for p in parameters) or any(
+        a.has_default for a in schema.arguments
+    ):
+        raise DefinitionError("neither the function nor the schema may have default arguments", **fields)
+    wanted = [(a.name, a.kwarg_only) for a in (*schema.positional, *schema.keyword_only)]
+    if wanted != [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]:
+        raise DefinitionError("the function is expected to have a signature to match the schema", **fields)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The older object layer: a decorator that returns a `CustomOp`, on which kernels and rules are registered
 
 __all__ = [
     "RESERVED_NS",
@@ -78,7 +261,7 @@ class CustomOp:
         """Is the op still there, and still the one of its name?"""
         if self._op._definition.removed is not None:
             return False
-        return self._library is None or self._op._opoverload is _compat.libraries.find_overload(self._qualname)
+        return self._library is None or self._op._opoverload is _torch.library.find_overload(self._qualname)
 
     def impl(self, device_types: str | Iterable[str]) -> Callable[[F], F]:
         """Decorator that registers the kernel for "cpu", "cuda", or both."""
@@ -112,7 +295,7 @@ class CustomOp:
         if self._library is not None:  # on an op of ours, what is there says that kernels are missing
             keys.append("CompositeExplicitAutograd")
         for key in keys:
-            if _compat.dispatch.has_kernel(self._qualname, key):
+            if _torch.dispatcher.has_kernel(self._qualname, key):
                 raise RegistrationError(
                     f"the op already has an implementation for {device}, registered at {key}", op=self._qualname
                 )
@@ -188,7 +371,7 @@ class CustomOp:
             if global_registry.get(self._qualname) is self:
                 del global_registry[self._qualname]
             if self._library is not None:
-                _compat.libraries.destroy_library(self._library)
+                _torch.library.destroy_library(self._library)
             elif self._op._definition.removed is None:
                 self._op.unregister()
 
@@ -210,8 +393,8 @@ def custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Fn],
 
 def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[Any, ...] = ()) -> CustomOp:
     """Define an op and enter it in `global_registry`."""
-    name = _definition.name_to_define(qualname, fn)
-    op = _definition.define(name, fn, text, tags)
+    name = name_to_define(qualname, fn)
+    op = define_op(name, fn, text, tags)
     rule = op._rules.autograd
     assert isinstance(rule, _autograd.GatedAutograd)
     return CustomOp._of(op, rule.pair, None)
@@ -235,7 +418,7 @@ def find(qualname: str, *, also_others: bool = False) -> CustomOp:
 
 def get_op(qualname: str) -> Any:
     """The default OpOverload of a registered op, also if it was not defined with this API."""
-    overload = _compat.libraries.find_overload(_definition.parse_name(qualname).packet)
+    overload = _torch.library.find_overload(parse_name(qualname).packet)
     if overload is None:
         raise DefinitionError(
             "Could not find the operator", op=qualname, fix="define it first, or import the library that does"

@@ -7,10 +7,10 @@ With ``CUSTOMOPS_LOG=calls`` (or ``kernels``, or ``times``) in the environment, 
 """
 
 from customops.logging._calls import Call as Call
+from customops.logging._calls import Recording as Recording
 from customops.logging._calls import TensorInfo as TensorInfo
-from customops.logging._lines import log as log
-from customops.logging._recording import Recording as Recording
-from customops.logging._recording import record as record
+from customops.logging._calls import log as log
+from customops.logging._calls import record as record
 from customops.logging._saved import SavedCall as SavedCall
 from customops.logging._saved import dump as dump
 from customops.logging._saved import load as load

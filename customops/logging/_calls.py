@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from customops import _compat
-from customops._describe.screen import shorter_place
-from customops._describe.values import outlined
-from customops._timing import in_words
-from customops.errors import brief
+from customops import _torch
+from customops._describe import render
+from customops._describe.render import in_words, outlined, shorter_place, synchronize, table, width_of_screen
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.current_kernel import CurrentKernel, observe, start
+from customops._op.op import CustomOpDef
+from customops.errors import ArgumentError, brief, is_users, location_of, name_of
 
 #: How much a line says; each level says what those before it say.
 Level = Literal["calls", "kernels", "times"]
@@ -125,7 +137,7 @@ def _text(value: Any) -> str:
 
 def outline_arguments(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by name, without what they hold."""
-    with _compat.dispatch.without_torch_function():
+    with _torch.dispatcher.without_torch_function():
         named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | dict(kwargs)
         return {name: _outline(value) for name, value in named.items()}
 
@@ -136,3 +148,335 @@ def _outline(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
         return [_outline(item) for item in value[:_ITEMS]] + ["..."] * (len(value) > _ITEMS)
     return brief(value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `Watcher`: sees calls of op objects and runs of kernels, and makes one `Call` of what belongs together
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: A pattern of names (``"mylib::*"``), an op, or several of these; None for all.
+Ops = str | CustomOpDef[Any, Any] | Iterable[str | CustomOpDef[Any, Any]] | None
+
+#: Arguments of a call, as a watcher hands them on.
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Watcher:
+    """Makes a `Call` for each call of some ops, in all threads.
+
+    A call of an op's object sees all that happens in it. One through ``torch.ops``, a compiled graph or a transform is
+    seen when its kernel runs: then the call is what the kernel got.
+
+    Args:
+        done: called with each call when it is over, and its lowered arguments.
+        ops: which ones.
+        begun: called before, if given. What it returns is handed to `done` in the place of the arguments.
+        synchronize: wait for the accelerator before and after.
+    """
+
+    def __init__(
+        self,
+        done: Callable[[Call, Any], object],
+        ops: Ops = None,
+        *,
+        begun: Callable[[Call, Given], Any] | None = None,
+        synchronize: bool = False,
+    ) -> None:
+        self.done, self.begun, self.synchronize = done, begun, synchronize
+        self.patterns = patterns_of(ops)
+        self._state = threading.local()
+
+    def _is_chosen(self, op: str) -> bool:
+        return self.patterns is None or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
+
+    @property
+    def _open(self) -> list[Call | None]:
+        """The calls that are going on in this thread, outermost first; None above one whose kernel is running."""
+        try:
+            calls: list[Call | None] = self._state.calls
+        except AttributeError:
+            calls = self._state.calls = []
+        return calls
+
+    # As an `Observer` -------------------------------------------------------------------------------------------
+
+    def around_call(self, op: Any, fn: Fn) -> Fn:
+        qualname = op._qualname
+        if not self._is_chosen(qualname):
+            return fn
+        names = [argument.name for argument in op.schema.positional]
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            call = self._new(qualname, names, args, kwargs)
+            given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
+            return self._run(call, given, fn, args, kwargs)
+
+        return _torch.dynamo.outside_dynamo(watched)
+
+    def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
+        op = current.op
+        if not self._is_chosen(op):
+            return fn
+        names = [each.name for each in current.schema.positional] if current.schema is not None else []
+        kernel, where = name_of(current.registered), location_of(current.registered)
+        device_type = current.device_type or ""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            calls = self._open
+            call = calls[-1] if calls else None
+            if call is not None and call.op == op:
+                call.kernel, call.where, call.device_type = kernel, where, device_type
+                return self._run_kernel(call, fn, args, kwargs)
+            call = self._new(op, names, args, kwargs)
+            if call.through == "object":
+                call.through = "dispatcher"
+            call.kernel, call.where, call.device_type = kernel, where, device_type
+            given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
+            return self._run(call, given, self._run_kernel, (call, fn, args, kwargs), {})
+
+        watched.__wrapped__ = fn  # type: ignore[attr-defined]
+        return watched
+
+    # Calls ------------------------------------------------------------------------------------------------------
+
+    def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        caller, in_graph = _caller()
+        call = Call(op, outline_arguments(names, args, kwargs), caller, "graph" if in_graph else "object")
+        call.thread = threading.current_thread().name
+        return call
+
+    def _run(self, call: Call, given: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls = self._open
+        calls.append(call)
+        start = self._now()
+        try:
+            return fn(*args, **kwargs)
+        except BaseException as error:
+            call.error = brief(error, 200)
+            raise
+        finally:
+            call.seconds = self._now() - start
+            calls.pop()
+            self.done(call, given)
+
+    def _run_kernel(self, call: Call, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call.runs += 1
+        calls = self._open
+        calls.append(None)  # what the kernel calls are calls of their own, those of the same op, too
+        start = self._now()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            call.kernel_seconds += self._now() - start
+            calls.pop()
+
+    def _now(self) -> float:
+        if self.synchronize:
+            synchronize()
+        return time.perf_counter()
+
+
+def patterns_of(ops: Ops) -> list[str] | None:
+    """The names, or patterns of names, that a user gave; None for all.
+
+    Raises:
+        ArgumentError: something is neither.
+    """
+    if ops is None:
+        return None
+    given = [ops] if isinstance(ops, (str, CustomOpDef)) or not isinstance(ops, Iterable) else list(ops)
+    patterns = [op._qualname if isinstance(op, CustomOpDef) else op for op in given]
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not ("::" in pattern or set("*?[") & set(pattern)):
+            raise ArgumentError(
+                "ops are given as names, patterns or op objects",
+                argument="ops",
+                expected='"mylib::scale", "mylib::*", an op, or several of these',
+                got=brief(pattern),
+            )
+    return patterns
+
+
+def _caller() -> tuple[str, bool]:
+    """``file:line`` of the user's code that is running, and whether the code of a compiled graph is between."""
+    frame: FrameType | None = sys._getframe(2)
+    in_graph = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
+            in_graph = True  # code that inductor has written
+        elif file.startswith("<eval_with_key>"):
+            in_graph = True  # that of a torch.fx.GraphModule
+        elif is_users(file) and not file.startswith("<frozen "):
+            return f"{file}:{frame.f_lineno}", in_graph
+        frame = frame.f_back
+    return "", in_graph
+
+
+# `log`: a line for each call, in the logger ``customops.calls`` -------------------------------------------------------
+
+logger = logging.getLogger("customops.calls")
+
+_VARIABLE = "CUSTOMOPS_LOG"
+
+
+@contextmanager
+def log(level: Level = "calls", ops: Ops = None, *, synchronize: bool = False) -> Iterator[None]:
+    """Log a line for each call inside the context, in all threads, to the logger ``customops.calls`` (level INFO).
+
+    If neither this logger nor one above it has a handler, the lines go to stderr.
+
+    Args:
+        level: how much a line contains. "calls": the arguments and the caller. "kernels": also the kernel that ran.
+            "times": also the duration of the call and of the kernel.
+        ops, synchronize: as in `record`.
+
+    Raises:
+        ArgumentError: there is no such level.
+    """
+    with observe(_watcher(level, ops, synchronize, "level")):
+        yield
+
+
+def log_as_environment_says() -> None:
+    """Log from now on what ``CUSTOMOPS_LOG`` asks for.
+
+    Raises:
+        ArgumentError: it has an invalid value.
+    """
+    start(_watcher(os.environ[_VARIABLE], None, False, _VARIABLE))
+
+
+def _watcher(level: Any, ops: Ops, synchronize: bool, argument: str) -> Watcher:
+    if level not in LEVELS:
+        raise ArgumentError(
+            "there is no such level of logging",
+            argument=argument,
+            expected=" or ".join(map(repr, LEVELS)),
+            got=repr(level),
+        )
+    if not logger.hasHandlers():
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("customops: %(message)s"))
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    return Watcher(functools.partial(_write, level), ops, synchronize=synchronize)
+
+
+class _Stderr(logging.Handler):
+    """Writes to what `sys.stderr` is when a line comes: the one of now may be closed, or be put back, before that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def _write(level: Level, call: Call, given: Any) -> None:
+    logger.info("%s", call.line(level))
+
+
+# `record`: the calls inside a context, as a list ----------------------------------------------------------------------
+
+
+class Recording(Sequence[Call]):
+    """The recorded calls, in the order in which they ended.
+
+    Attributes:
+        dropped: the number of calls that were not kept because of the limit.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._calls: list[Call] = []
+        self._limit = limit
+        self.dropped = 0
+
+    def _add(self, call: Call, given: Any) -> None:
+        if len(self._calls) < self._limit:
+            self._calls.append(call)
+        else:
+            self.dropped += 1
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @overload
+    def __getitem__(self, index: int) -> Call: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Call]: ...
+    def __getitem__(self, index: int | slice) -> Call | list[Call]:
+        return self._calls[index]
+
+    def of(self, op: Any) -> list[Call]:
+        """The calls of one op, given by its name or object."""
+        name = getattr(op, "_qualname", op)
+        return [call for call in self._calls if call.op == name]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """For each op and kernel: the number of calls, and their times."""
+        groups: dict[tuple[str, str], list[Call]] = {}
+        for call in self._calls:
+            groups.setdefault((call.op, call.kernel or "none"), []).append(call)
+        return [
+            (
+                op,
+                kernel,
+                str(len(calls)),
+                in_words(sum(call.seconds for call in calls)),
+                in_words(sum(call.kernel_seconds for call in calls)),
+                str(sum(bool(call.error) for call in calls) or ""),
+            )
+            for (op, kernel), calls in groups.items()
+        ]
+
+    def summary(self, width: int | None = None) -> str:
+        """A table with one row for each op and kernel: calls, time, time in the kernel, calls that raised."""
+        dropped = f"\n{self.dropped} more calls were not kept" if self.dropped else ""
+        return table(self._rows(), _HEAD, width or width_of_screen(), right=(2, 3, 4, 5)) + dropped
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """All calls as JSON."""
+        return json.dumps([call.to_dict() for call in self._calls], indent=indent)
+
+    def __str__(self) -> str:
+        return "\n".join([*(call.line() for call in self._calls[:20]), *["..."] * (len(self) > 20)]) or "no calls"
+
+    def __repr__(self) -> str:
+        return f"<Recording of {len(self)} calls>"
+
+    def _repr_html_(self) -> str:
+        return render.page(repr(self).strip("<>"), render.html_table(_HEAD, self._rows()))
+
+
+_HEAD = ("op", "kernel", "calls", "time", "in kernels", "raised")
+
+
+@contextmanager
+def record(ops: Ops = None, *, limit: int = 100_000, synchronize: bool = False) -> Iterator[Recording]:
+    """Record the calls of ops inside the context, in all threads.
+
+    A call through the op's object is recorded as a whole, including what it raises, even if no kernel runs, as for fake
+    tensors. A call through ``torch.ops``, in a compiled graph or inside a transform is recorded when its kernel runs.
+    Kernels that were registered outside customops, or with `impl`, are recorded only in calls through the object.
+
+    Args:
+        ops: the ops to record: a name or pattern (``"mylib::*"``), an op, or several of these. None for all.
+        limit: the maximum number of calls that are kept.
+        synchronize: if True, wait for the accelerator before and after each call, so that the times include the
+            computation and not only the launch.
+
+    Yields:
+        A `Recording`, to which the calls are appended.
+
+    Example:
+        >>> with customops.logging.record() as calls:
+        ...     model(x)
+        >>> print(calls.summary())
+        >>> calls[0].kernel, calls[0].arguments["x"].shape, calls[0].caller
+    """
+    recording = Recording(limit)
+    with observe(Watcher(recording._add, ops, synchronize=synchronize)):
+        yield recording

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils.serialization import config
 
-from customops import _compat
+from customops import _torch
+from customops._describe.render import seconds_per_call
 from customops._dispatch.current_kernel import observe
-from customops._op import CustomOpDef
-from customops._registry import default
-from customops._samples import Sample
-from customops._timing import seconds_per_call
+from customops._dispatch.scopes import Sample
+from customops._op.op import CustomOpDef
+from customops._op.registry import default
 from customops.checks._inputs import copy_tensors, quiet
 from customops.errors import ArgumentError, UnsupportedError, brief
-from customops.logging._calls import Call
-from customops.logging._watch import Given, Ops, Watcher
+from customops.logging._calls import Call, Given, Ops, Watcher
 
 log = logging.getLogger("customops")
 
@@ -107,7 +106,7 @@ def _with_copies(call: Call, given: Given) -> Given:
 @contextmanager
 def _unseen() -> Iterator[None]:
     """A block that no mode of the user sees."""
-    with torch.no_grad(), _compat.dispatch.without_torch_function(), _compat.dispatch.without_torch_dispatch():
+    with torch.no_grad(), _torch.dispatcher.without_torch_function(), _torch.dispatcher.without_torch_dispatch():
         yield
 
 
@@ -156,7 +155,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 def _encoded(value: Any) -> Any:
     """A value of a type of the dispatcher, as one that `torch.load` reads without running code."""
     if isinstance(value, Tensor):
-        if type(value) not in (Tensor, torch.nn.Parameter) or _compat.memory.is_abstract(value):
+        if type(value) not in (Tensor, torch.nn.Parameter) or _torch.tensors.is_abstract(value):
             raise UnsupportedError("a tensor without data of its own, or of a subclass", got=type(value).__name__)
         return value.detach().requires_grad_(value.requires_grad)
     if isinstance(value, (list, tuple)):
@@ -211,7 +210,7 @@ class SavedCall:
 
     def _runnable(self, torch_ops: bool) -> CustomOpDef[Any, Any]:
         """The op, unless the file names one that nobody meant to run: among torch's own are some that create files."""
-        if not torch_ops and self.op.partition("::")[0] in _compat.namespaces.TORCHS:
+        if not torch_ops and self.op.partition("::")[0] in _torch.library.TORCHS:
             raise UnsupportedError(
                 "the file holds a call of one of torch's own ops, which may do more than compute",
                 op=self.op,

@@ -6,10 +6,12 @@ can also be called one by one.
 
 from __future__ import annotations
 
+import re
+from types import TracebackType
+
 from customops.checks import aot_autograd_check, autograd_registration_check, fake_check
-from customops.errors import OpCheckError
-from customops.testing._isolation_outcome import Isolated, IsolationError
-from customops.testing.assertions import assert_raises_regex
+from customops.errors import CheckError, OpCheckError
+from customops.testing.environment import generate_repro
 from customops.testing.failures import FailuresDict, FailuresDictError, validate_failures_dict_structure
 from customops.testing.generate import (
     DEFAULT_TEST_UTILS,
@@ -18,10 +20,45 @@ from customops.testing.generate import (
     dontGenerateOpCheckTests,
     generate_opcheck_tests,
 )
-from customops.testing.isolation import run_each_isolated, run_isolated
-from customops.testing.mode import OpCheckMode, is_inside_opcheck_mode
-from customops.testing.repro import generate_repro
+from customops.testing.isolation import Isolated, IsolationError, run_each_isolated, run_isolated
 from customops.testing.tracing import make_fx_check
+from customops.testing.watch import OpCheckMode, is_inside_opcheck_mode
+
+# An assertion for tests that have no test case and no pytest at hand --------------------------------------------------
+
+
+class assert_raises_regex:
+    """Context manager that asserts that the block raises `exception` with a message in which `regex` is found."""
+
+    def __init__(self, exception: type[BaseException] | tuple[type[BaseException], ...], regex: str) -> None:
+        self.exception = exception
+        self.regex = regex
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            raise CheckError("Expected exception, but none was raised", expected=self._expected())
+        if not isinstance(error, self.exception):
+            if not isinstance(error, Exception):
+                return False  # KeyboardInterrupt and the like are nobody's test result
+            raise CheckError(
+                f"Expected {self._expected()} to be raised, instead got {type(error).__name__}", got=str(error)
+            ) from error
+        if not re.search(self.regex, str(error)):
+            raise CheckError("Expected exception to match regex", expected=self.regex, got=str(error)) from error
+        return True
+
+    def _expected(self) -> str:
+        kinds = self.exception if isinstance(self.exception, tuple) else (self.exception,)
+        return " or ".join(kind.__name__ for kind in kinds)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Generated tests for operators: run the tests of a project, and check each operator call as `opcheck` does
 
 __all__ = [
     "DEFAULT_TEST_UTILS",

@@ -17,18 +17,99 @@ It is JSON, kept beside the tests and in one form, so that changes of it are eas
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import json
 import os
 import re
+import shutil
+import sys
 import threading
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from customops.errors import CustomOpsError, brief
-from customops.testing import files
 from customops.testing.environment import accepts_changes
+
+# Files that several processes write: one at a time, and never seen half written ---------------------------------------
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> bool:
+        """Wait for the lock, for 10 seconds at most; False if it was not had."""
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        """Wait for the lock. It goes when the descriptor is closed, also by the end of a process that was killed."""
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return True
+
+
+@contextlib.contextmanager
+def exclusive(path: str) -> Iterator[None]:
+    """Only one thread of one process at a time is inside, for one path. Puts a file beside it meanwhile."""
+    lock = os.path.realpath(path) + ".lock"
+    descriptor = _locked(lock)
+    try:
+        yield
+    finally:
+        _release(lock, descriptor)
+
+
+def _locked(lock: str) -> int:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        # Whoever had it before removed the file: the lock counts only on the file that now has the name.
+        if _lock(descriptor) and _is_at(lock, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _release(lock: str, descriptor: int) -> None:
+    if sys.platform == "win32":
+        os.close(descriptor)  # an open file cannot be removed, one that another process has opened stays
+        with contextlib.suppress(OSError):
+            os.remove(lock)
+    else:
+        os.remove(lock)
+        os.close(descriptor)
+
+
+def replace(path: str, text: str) -> None:
+    """Write a file such that a reader gets the old text or the new."""
+    path = os.path.realpath(path)
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+        raise
+
+
+# The failures file: which generated tests are known to fail for which operators ---------------------------------------
 
 #: {operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}
 FailuresDictData = dict[str, dict[str, dict[str, str]]]
@@ -85,13 +166,13 @@ class FailuresDict:
 
     def save(self) -> None:
         """Write the changes of this object to the file, and read the changes that others made to the file."""
-        with self._lock, files.exclusive(self.path):
+        with self._lock, exclusive(self.path):
             before = _read(self.path) if os.path.exists(self.path) else ""
             document = _parse(self.path, before)
             data = document["data"] = _merge(document["data"], self._saved, self.data)
             text = _dump(document)
             if text != before:
-                files.replace(self.path, text)
+                replace(self.path, text)
             self.data, self._saved = data, copy.deepcopy(data)
 
     def get_status(self, qualname: str, test_name: str) -> str:

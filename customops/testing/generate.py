@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from customops import _compat
+from customops import _torch
 from customops.checks import CHECKS, DEFAULT_CHECKS, Trial
 from customops.errors import CheckError, CustomOpsError
 from customops.testing.environment import accepts_changes
 from customops.testing.failures import FailuresDict, validate_failures_dict_structure
-from customops.testing.mode import OpCheckMode
+from customops.testing.watch import OpCheckMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Test = Callable[..., Any]
@@ -120,7 +120,7 @@ def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[
 # Checked tests --------------------------------------------------------------------------------------------------
 
 
-def _run_check(check: str, op: _compat.libraries.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _run_check(check: str, op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     CHECKS[check](Trial(op, args, kwargs))
 
 
@@ -177,7 +177,7 @@ def _tag_test(qualname: str, failing: list[str]) -> _Test:
     def compliant(_self: Any) -> None:
         name, _, overload = qualname.partition(".")
         known = "::" in name
-        op = _compat.libraries.find_overload(name, "" if overload == "default" else overload) if known else None
+        op = _torch.library.find_overload(name, "" if overload == "default" else overload) if known else None
         if op is None:
             raise unittest.SkipTest(f"Can't import operator {qualname}")
         if failing and torch.Tag.pt2_compliant_tag in op.tags:

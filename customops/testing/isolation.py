@@ -8,31 +8,334 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from customops.errors import CustomOpsError
-from customops.testing._isolation_child import PROGRAM, fork_and_wait
-from customops.testing._isolation_outcome import (
-    GRACE,
-    LATE,
-    STARTING,
-    Isolated,
-    IsolationError,
-    _failure,
-    load,
-    outcome,
-    outcome_of_fork,
-    read,
-)
-from customops.testing._isolation_target import _program, sendable
+
+# How a function is sent to another process: by its name, or as the program around it ----------------------------------
+
+
+def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, so that it can be pickled for a process which finds its module by file."""
+    if isinstance(function, functools.partial):
+        return functools.partial(sendable(function.func), *function.args, **function.keywords)
+    return _Reference.to(function)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A function by file and name: the child imports the file, under the same name as here."""
+
+    module: str
+    file: str | None
+    name: str
+    decorators: int  #: how many are around it there
+
+    @classmethod
+    def to(cls, function: Callable[..., Any]) -> _Reference:
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+        file = getattr(sys.modules.get(module or ""), "__file__", None)
+        is_typed_in = module == "__main__" and file is None
+        decorators = _decorators_of(function, module, name) if module and name and not is_typed_in else None
+        if not module or not name or decorators is None:
+            is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
+            raise CustomOpsError(
+                "another process cannot find this function",
+                expected="a function that the module of a file has under its name",
+                got=repr(function),
+                fix=f"functools.partial({name}, object) sends the object along"
+                if is_bound
+                else "move it to the top of a file, or pass its code as a string",
+            )
+        return cls(module, file, name, decorators)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        function = functools.reduce(getattr, self.name.split("."), self._module())
+        for _ in range(self.decorators):
+            function = function.__wrapped__
+        return function(*args, **keywords)
+
+    def _module(self) -> Any:
+        # As under another name: ``__main__`` here is the child's own program there.
+        name = "__isolated_main__" if self.module == "__main__" else self.module
+        if name in sys.modules:
+            return sys.modules[name]
+        if self.file is None or name.startswith("customops."):
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(name, self.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def _decorators_of(function: Callable[..., Any], module: str, name: str) -> int | None:
+    """How many are around it where its module has it under its name; None if something else is there, or nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    count = 0
+    while found is not None:
+        # A class method is another object each time.
+        if found is function or (isinstance(found, types.MethodType) and found == function):
+            return count
+        found, count = getattr(found, "__wrapped__", None), count + 1
+    return None
+
+
+def _program(target: str | os.PathLike[str]) -> _Code | _File:
+    if isinstance(target, str) and ("\n" in target or not target.endswith(".py")):
+        return _Code(target)
+    path = Path(target).resolve()
+    if not path.is_file():
+        raise CustomOpsError(
+            "no such file",
+            expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
+            got=str(path),
+        )
+    return _File(str(path))
+
+
+@dataclass(frozen=True)
+class _Code:
+    text: str
+
+    def __call__(self) -> Any:
+        return _run_as_main(types.ModuleType("__main__"), self.text, "<isolated>")
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+
+    def __call__(self) -> Any:
+        sys.argv[:] = [self.path]
+        sys.path.insert(0, os.path.dirname(self.path))  # as for `python FILE`
+        module = types.ModuleType("__main__")
+        module.__file__ = self.path
+        return _run_as_main(module, Path(self.path).read_bytes(), self.path)
+
+
+def _run_as_main(module: types.ModuleType, source: str | bytes, name: str) -> Any:
+    sys.modules["__main__"] = module  # pickle and multiprocessing look there
+    code = compile(source, name, "exec", dont_inherit=True)  # the __future__ imports here are not its own
+    try:
+        exec(code, vars(module))
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+    return vars(module).get("result")
+
+
+# What became of a function that ran in another process, and how it is written down ------------------------------------
+
+#: Seconds that importing torch may take on a busy machine.
+STARTING = 60.0
+
+#: Seconds that a process has for ending by itself when its alarm rings.
+GRACE = 1.0
+
+#: The exit code of a process that ran out of time, whatever ended it.
+LATE = -int(getattr(signal, "SIGALRM", 14))
+
+
+class IsolationError(CustomOpsError, RuntimeError):
+    """A child process gave no result: a signal killed it, it timed out, or its result or error cannot be pickled.
+
+    Attributes:
+        returncode: the exit code of the process; negative if a signal killed it, None if it timed out.
+        stdout, stderr: the output of the process.
+    """
+
+    def __init__(self, problem: str, *, returncode: int | None = None, stdout: str = "", stderr: str = "") -> None:
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+        tail = "\n".join(stderr.rstrip().splitlines()[-30:])
+        super().__init__(f"{problem}\n\n{tail}" if tail else problem)
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """The outcome of a child process.
+
+    Attributes:
+        value: what the function returned.
+        error: the exception that it raised, or None.
+        stdout, stderr: the output of the process.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+    def get(self) -> Any:
+        """Return `value`, or raise `error` if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def outcome_of_fork(path: Path, timeout: float, default: int = 0) -> Isolated:
+    """What a fork left; `default` is the exit code of the process that should have waited for it."""
+    code = int(read(path.with_suffix(".code")) or default)
+    return outcome(path, timeout, code, read(path.with_suffix(".out")), read(path.with_suffix(".err")))
+
+
+def outcome(path: Path, timeout: float, code: int, stdout: str, stderr: str) -> Isolated:
+    returned = path.exists()
+    if returned:
+        done = load(path, stdout, stderr)
+        if code != LATE or done.error is not None:
+            return done
+    error = _failure(timeout, code, stdout, stderr, returned=returned)
+    return Isolated(error=error, stdout=stdout, stderr=stderr)
+
+
+def _failure(timeout: float, code: int, stdout: str, stderr: str, *, returned: bool = False) -> IsolationError:
+    if code == LATE and returned:
+        problem = f"what ran in the child process returned, but the process did not end within {timeout:g} seconds: "
+        problem += "it waits for a thread or a process that was started there"
+    elif code == LATE:
+        problem = f"the child process ran out of time: it was still running after {timeout:g} seconds"
+    elif code < 0:
+        problem = f"the child process died of {signal.Signals(-code).name}"
+    else:
+        problem = f"the child process ended without a result (status {code})"
+    return IsolationError(problem, returncode=None if code == LATE else code, stdout=stdout, stderr=stderr)
+
+
+def load(path: Path, stdout: str, stderr: str) -> Isolated:
+    try:
+        value, error = pickle.loads(path.read_bytes())
+    except Exception as problem:
+        error = IsolationError(f"what the child process sent cannot be read here: {problem}", stderr=stderr)
+        return Isolated(error=error, stdout=stdout, stderr=stderr)
+    return Isolated(value, error, stdout, stderr)
+
+
+def read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+
+
+# What runs in the other process ---------------------------------------------------------------------------------------
+
+#: What the fresh interpreter runs.
+PROGRAM = "import sys; from customops.testing.isolation import child; child(sys.argv[1])"
+
+
+def child(directory: str) -> None:
+    place = Path(directory)
+    paths, limit, work = pickle.loads((place / "tasks").read_bytes())
+    _set_alarm(limit + STARTING)  # for when the parent is no more
+    sys.path[:] = list(dict.fromkeys([*paths, *sys.path]))
+    setup, tasks, timeout, fork = pickle.loads(work)
+    if setup is not None:
+        if fork:
+            _set_alarm(timeout + STARTING)
+        outcome = _attempt(setup)
+        if outcome[1] is not None:
+            _save(place / "setup", *outcome)
+            return
+    _set_alarm(limit + STARTING)
+    (place / "ready").touch()
+    for i, task in enumerate(tasks):
+        if fork:
+            fork_and_wait(task, place / str(i), timeout)
+        else:
+            _save(place / str(i), *_attempt(task))
+
+
+def _set_alarm(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
+
+
+def fork_and_wait(function: Callable[[], Any], place: Path, timeout: float) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        _be_the_fork(function, place, timeout)
+    place.with_suffix(".code").write_text(str(_wait(child, timeout + GRACE)))
+
+
+def _be_the_fork(function: Callable[[], Any], place: Path, timeout: float) -> NoReturn:
+    try:
+        for stream, suffix in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
+        _set_alarm(timeout)
+        _save(place, *_attempt(function))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # never back into the loop that forks
+    os._exit(0)
+
+
+def _wait(child: int, limit: float) -> int:
+    """The exit code of a fork. One that does not heed its alarm is killed; so is one at a Ctrl-C here."""
+    end, pause, running, status = time.monotonic() + limit, 0.0005, True, 0
+    try:
+        while running and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+            ended, status = os.waitpid(child, os.WNOHANG)
+            running = not ended
+    finally:
+        if running:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return LATE if running else os.waitstatus_to_exitcode(status)
+
+
+def _save(path: Path, value: Any, error: BaseException | None) -> None:
+    """Write the outcome; one that cannot be pickled is told as text."""
+    if error is not None:
+        text = "".join(traceback.format_exception(error))
+        add_note(error, f"in the child process:\n{text}")
+    try:
+        data = pickle.dumps((value, error))
+        pickle.loads(data)  # an exception may well be pickled and not be made again
+    except Exception as problem:
+        what = traceback.format_exc() if error is None else "".join(traceback.format_exception(error))
+        kind = "value" if error is None else f"error ({type(error).__name__}: {error})"
+        data = pickle.dumps((None, IsolationError(f"the {kind} cannot be sent: {problem}", stderr=what)))
+    temporary = path.with_suffix(".partial")
+    temporary.write_bytes(data)
+    temporary.rename(path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A process of its own for what cannot be undone, or may end the process: a device registration, a segfault
 
 
 def run_isolated(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from customops import _compat
+from customops import _torch
 from customops.checks._inputs import copy_tensors, seeded
 from customops.errors import CheckError
 
@@ -72,10 +72,10 @@ def _run(function: Callable[..., Any], inputs: dict[Any, Any]) -> Any:
 
 
 def _randomized(inputs: dict[Any, Any]) -> dict[Any, Any]:
-    values, spec = _compat.tracing.tree_flatten(copy_tensors(inputs))
+    values, spec = _torch.tensors.tree_flatten(copy_tensors(inputs))
     for value in values:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided:
             with torch.no_grad():
                 value.copy_(torch.rand(value.shape, dtype=value.dtype, device=value.device))
-    result: dict[Any, Any] = _compat.tracing.tree_unflatten(values, spec)
+    result: dict[Any, Any] = _torch.tensors.tree_unflatten(values, spec)
     return result

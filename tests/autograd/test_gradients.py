@@ -231,7 +231,7 @@ def test_formulas_from_functions(makers: dict[str, Any], shape: str, name: str) 
 
 
 def test_torch_itself_linearizes_past_a_write() -> None:
-    """If this fails, torch got better, and `_compat.functorch` need not see to it for ops that write."""
+    """If this fails, torch got better, and `_torch.autograd` need not see to it for ops that write."""
 
     def count(x: Tensor) -> Tensor:
         calls = torch.zeros(1)

@@ -12,7 +12,7 @@ from helpers.isolated import isolated
 from helpers.npy import backend_kernels, ones, register
 from torch.testing import assert_close
 
-from customops.backend import BackendError, get_backend, journal, register_backend
+from customops.backend import BackendError, fallbacks, get_backend, register_backend
 
 pytestmark = pytest.mark.process
 
@@ -90,10 +90,10 @@ def test_a_policy_is_of_its_thread() -> None:
 
 @on_device
 def test_the_journal_of_a_kernel_that_is_refused() -> None:
-    record = journal.start()
+    record = fallbacks.start()
     with backend_kernels(get_backend(), {"aten::sin": lambda x: None}), pytest.raises(BackendError):
         ones(2).sin()
-    journal.open_journals.clear()
+    fallbacks.open_journals.clear()
     assert (record.native["aten::sin"], list(record.failed)) == (0, ["aten::sin"])
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from customops.backend import BackendError, get_backend, sending
+from customops.backend import BackendError, get_backend, registration
 from customops.testing import run_isolated
 
 pytestmark = pytest.mark.process
@@ -408,6 +408,6 @@ def test_spawned_processes(tmp_path: Path) -> None:
 
 def test_a_process_without_the_device() -> None:
     with pytest.raises(BackendError, match="sent to a process that has not made this device") as info:
-        sending.rebuild("npy", 0, torch.ones(2).untyped_storage())
+        registration.rebuild("npy", 0, torch.ones(2).untyped_storage())
     assert "register_backend('npy')" in info.value.fix
     assert "__main__" in info.value.fix

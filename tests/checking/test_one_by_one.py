@@ -12,7 +12,7 @@ from torch import Tensor
 
 import customops
 from customops import Registry, Sample
-from customops.checking._one_by_one import SampleChecks
+from customops.checking._check import SampleChecks
 from customops.checks import CHECKS, UsageError
 
 SAMPLE = Sample((torch.arange(6.0).reshape(2, 3),), {})

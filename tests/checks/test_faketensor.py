@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.libraries import Ops
 
-from customops import _compat
+from customops import _torch
 from customops.checks import NotExercised, _memory, fake_check, opcheck
 from customops.errors import CheckError
 
@@ -330,7 +330,7 @@ def test_sizes_that_are_not_known_flow_through_a_composite(define: Ops, x: torch
 
 def test_memory_of_sizes_that_are_not_known() -> None:
     """No guard on them."""
-    with _compat.tracing.fake_mode():
+    with _torch.tensors.fake_mode():
         one = torch.ones(3).nonzero()
         assert _memory.share_memory(one, one.t())
         assert not _memory.share_memory(one, one + 1)

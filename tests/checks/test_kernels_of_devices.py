@@ -13,7 +13,7 @@ from torch import Tensor
 
 import customops
 from customops.checks import Trial, kernels, resolve
-from customops.checks._case import Case
+from customops.checks._trial import Case
 from customops.checks.inputs.derive import derive
 from customops.errors import CheckError
 

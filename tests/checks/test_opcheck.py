@@ -350,6 +350,6 @@ def test_a_failure_under_pytest_is_short(tmp_path: Path, ns: str) -> None:
         assert len(text.splitlines()) < 40, text
         assert f"in {name}" in text or f"def {name}" in text
         assert "customops/checks" not in text
-        assert "customops/_op.py" not in text
+        assert "customops/_op/op.py" not in text
     assert ">       raise ValueError" in printed["test_fails"]  # the line of the kernel
     assert ">       raise ValueError" in printed["test_call"]

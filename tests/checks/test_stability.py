@@ -10,7 +10,7 @@ import torch
 
 import customops
 from customops.checks import CHECKS, NotExercised, Trial
-from customops.checks._calls import attempt
+from customops.checks._runs import attempt
 from customops.errors import CheckError
 
 UNSTABLE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {

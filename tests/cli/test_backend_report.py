@@ -16,8 +16,7 @@ import torch
 from helpers.isolated import isolated
 
 import customops.__main__
-from customops.backend import get_backend, journal, register_backend
-from customops.backend.coverage import opinfo, report
+from customops.backend import coverage, fallbacks, get_backend, register_backend
 from customops.testing.isolation import in_fork
 
 pytestmark = pytest.mark.process
@@ -210,8 +209,8 @@ def register() -> None:
 on_device = isolated(register)
 
 
-def score_of(op: str, **options) -> opinfo.Score:
-    return next(opinfo.run(get_backend(), [torch.float32], patterns=[op], samples=2, **options))
+def score_of(op: str, **options) -> coverage.Score:
+    return next(coverage.run(get_backend(), [torch.float32], patterns=[op], samples=2, **options))
 
 
 @on_device
@@ -244,13 +243,13 @@ def refuse(x):
 
 @on_device
 def test_results_are_on_the_cpu_where_nothing_of_the_device_is_named() -> None:
-    (score,) = opinfo.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
+    (score,) = coverage.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
     assert score.passed == ["arange", "linspace", "randint"]
     ones = torch.ones(2, device="npy")
-    assert not opinfo._asks_for(sample(1, args=(3, 1)), "npy")
-    assert opinfo._asks_for(sample(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
-    assert opinfo._asks_for(sample([ones], args=(torch.ones(2),)), "npy")
-    assert not opinfo._asks_for(sample(ones, kwargs={"device": torch.device("cpu")}), "npy")
+    assert not coverage._asks_for(sample(1, args=(3, 1)), "npy")
+    assert coverage._asks_for(sample(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
+    assert coverage._asks_for(sample([ones], args=(torch.ones(2),)), "npy")
+    assert not coverage._asks_for(sample(ones, kwargs={"device": torch.device("cpu")}), "npy")
 
 
 class Misplaced:
@@ -268,7 +267,7 @@ class Misplaced:
 @on_device
 def test_a_result_on_the_cpu_fails() -> None:
     with pytest.raises(AssertionError, match="a result is on cpu"):
-        opinfo._compare_all(get_backend(), Misplaced(), torch.float32, False, None)
+        coverage._compare_all(get_backend(), Misplaced(), torch.float32, False, None)
 
 
 @on_device
@@ -295,11 +294,11 @@ def test_what_the_cpu_cannot_do_is_skipped() -> None:
 
 @on_device
 def test_rows() -> None:
-    record = journal.Journal()
+    record = fallbacks.Journal()
     record.native.update({"aten::a": 3, "aten::b": 1})
     record.fallback.update({"aten::b": 1, "aten::c": 5})
     record.fail("aten::d", ValueError("wrong\nmore"))
-    found = report.rows(record)
+    found = coverage.rows(record)
     assert [(row.op, row.status) for row in found] == [
         ("aten::d", "FAILED"),
         ("aten::c", "fallback"),

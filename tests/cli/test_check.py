@@ -19,8 +19,8 @@ from helpers.command_line import BARE, BROKEN, GOOD, RAISING, Command, Result, i
 from helpers.functions import BELOW_DECORATOR
 
 import customops
-from customops._cli import results, terminal
-from customops._cli.checked import Checked
+from customops._cli import check as checking_command
+from customops._cli.check import Checked
 
 LINE = 6 + BELOW_DECORATOR  #: of the first op in a file of `write`
 
@@ -230,7 +230,7 @@ def test_files_for_other_programs(check: Command, here: Path) -> None:
 
 def test_a_broken_samples_function_in_junit() -> None:
     broken = Checked("cli::f", "f", "ops.py:1", problem="the samples function raised\nLookupError: \x00")
-    (suite,) = ET.fromstring(results.as_junit([broken]).encode())
+    (suite,) = ET.fromstring(checking_command.as_junit([broken]).encode())
     error = suite.find("testcase/error")
     assert error is not None
     assert error.get("message") == "the samples function raised"
@@ -427,5 +427,5 @@ def test_what_an_encoding_does_not_have(capsys: pytest.CaptureFixture[str], monk
         encoding = "ascii"
         write, flush = staticmethod(functools.partial(sys.stdout.write)), staticmethod(lambda: None)
 
-    terminal.say("caf\xe9", Ascii())  # type: ignore[arg-type]
+    checking_command.say("caf\xe9", Ascii())  # type: ignore[arg-type]
     assert capsys.readouterr().out == "caf?\n"

@@ -14,7 +14,7 @@ import torch
 from helpers.command_line import BARE, GOOD, ROOT, Command, in_shell, write
 
 import customops
-from customops._cli import bench, completion, main, terminal
+from customops._cli import bench, check, completion, main
 
 LONG = GOOD.replace("cli::good", "cli::an_operator_with_a_really_long_name_forward")
 
@@ -204,7 +204,7 @@ def test_as_a_module_and_as_a_script() -> None:
 
 def test_wrapping_keeps_fields() -> None:
     text = "op: a problem\n  fix:      one two three four five six seven eight nine ten"
-    assert terminal.wrapped(text, 40).splitlines() == [
+    assert check.wrapped(text, 40).splitlines() == [
         "op: a problem",
         "  fix:      one two three four five six",
         "            seven eight nine ten",

@@ -9,9 +9,9 @@ import pytest
 
 import customops
 from customops._cli import main as check
-from customops._compat import probes
+from customops._torch import probes
 
-FOLDER = Path(customops.__file__).parent / "_compat"
+FOLDER = Path(customops.__file__).parent / "_torch"
 
 
 def private_names(source: str) -> set[str]:

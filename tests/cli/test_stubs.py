@@ -20,7 +20,7 @@ from expecttest import assert_expected_inline
 
 import customops
 from customops._cli import main as command
-from customops._cli import stub_types
+from customops._cli import stubs as stub_files
 from customops._schema.parse import parse
 
 ROOT = Path(__file__).parents[2]
@@ -208,7 +208,7 @@ def test_same_file_in_each_process(seed: str, monkeypatch: pytest.MonkeyPatch) -
 def test_type_of_an_argument(type_: str, text: str, values: list[Any]) -> None:
     """What the stub says that an argument takes, `torch.ops` takes."""
     (argument,) = parse(f"({type_} x) -> ()").arguments
-    assert stub_types.argument_type(argument, None) == text
+    assert stub_files.argument_type(argument, None) == text
     customops.define("stubs::takes", f"({type_} x) -> ()")
     customops.impl("stubs::takes", "CompositeExplicitAutograd", lambda x: None)
     for value in values:
@@ -231,7 +231,7 @@ def test_type_of_an_argument(type_: str, text: str, values: list[Any]) -> None:
     ],
 )
 def test_type_of_returns(types: str, text: str) -> None:
-    assert stub_types.return_type(parse(f"(Tensor(a!) x) -> {types}").returns) == text
+    assert stub_files.return_type(parse(f"(Tensor(a!) x) -> {types}").returns) == text
 
 
 @pytest.mark.parametrize(
@@ -242,15 +242,15 @@ def test_type_of_returns(types: str, text: str) -> None:
     ids=repr,
 )  # fmt: skip
 def test_values(value: Any) -> None:
-    text = stub_types.expression(value)
+    text = stub_files.expression(value)
     assert eval(text, {"torch": torch}) == value
-    assert not isinstance(value, str) or text == stub_types.quoted(value)
+    assert not isinstance(value, str) or text == stub_files.quoted(value)
 
 
 def test_values_without_an_expression() -> None:
-    assert stub_types.expression(object()) == "..."
-    assert stub_types.expression((1, [object()])) == "..."
-    assert stub_types.expression(float("nan")) == 'float("nan")'
+    assert stub_files.expression(object()) == "..."
+    assert stub_files.expression((1, [object()])) == "..."
+    assert stub_files.expression(float("nan")) == 'float("nan")'
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_values_without_an_expression() -> None:
      "\\\"", "tab\there\0\x0c\u2028", "é"],
 )  # fmt: skip
 def test_docstring(text: str) -> None:
-    lines = stub_types.docstring(text)
+    lines = stub_files.docstring(text)
     source = "\n".join(["class C:", *(textwrap.indent(line, "    ") for line in lines)])
     scope: dict[str, Any] = {}
     exec(source, scope)

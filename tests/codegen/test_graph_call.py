@@ -17,8 +17,8 @@ from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from customops import Registry
-from customops._compat.graph_calls import TENSOR
 from customops._rules.graph_calls import direct_call, may_be_direct
+from customops._torch.inductor import TENSOR
 from customops.errors import AliasError, KernelError, UnregisteredError
 
 ONE = torch.ones(2)

@@ -19,7 +19,7 @@ from torch import Tensor
 import customops
 from customops import Registry
 from customops._codegen import function
-from customops._dispatch.fast_path import _fast_paths
+from customops._dispatch.operator import _fast_paths
 from customops._schema.parse import parse
 from customops.errors import AliasError, DefinitionError, KernelError
 

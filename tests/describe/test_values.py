@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from customops._describe.values import described, outlined
+from customops._describe.render import described, outlined
 
 
 @pytest.mark.parametrize(

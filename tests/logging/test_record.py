@@ -316,4 +316,4 @@ def test_lines_go_to_the_stderr_of_their_time(op: Any, monkeypatch: pytest.Monke
 def test_a_wrong_value_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUSTOMOPS_LOG", "loud")
     with pytest.raises(ArgumentError, match="argument: CUSTOMOPS_LOG"):
-        customops.logging._lines.log_as_environment_says()
+        customops.logging._calls.log_as_environment_says()

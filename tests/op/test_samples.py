@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from customops import Registry
-from customops._samples import KINDS
-from customops.checks._case import Kind
+from customops._dispatch.scopes import KINDS
+from customops.checks._trial import Kind
 from customops.errors import ArgumentError
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import customops
 from customops import Registry
-from customops._compat import namespaces
-from customops._dispatch import first_use
-from customops._when_defined import _report
+from customops._dispatch import names
+from customops._op.registry import _report
+from customops._torch import library
 from customops.errors import DefinitionError, RegistrationError
 
 # when_defined ---------------------------------------------------------------------------------------------------------
@@ -188,11 +188,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ns: str) -> Iterato
         (metadata / "entry_points.txt").write_text(f"[customops.ops]\n{ns} = {value}\n")
         (tmp_path / f"{ns}_kernels.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(first_use, "_entry_points", None)
+        monkeypatch.setattr(names, "_entry_points", None)
 
     yield install
     sys.modules.pop(f"{ns}_kernels", None)
-    namespaces._held.pop(ns, None)
+    library._held.pop(ns, None)
 
 
 DEFINES = """
@@ -312,9 +312,9 @@ def test_entry_points_for_torchs_namespaces_are_ignored(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = [SimpleNamespace(name="aten", value="evil:fn")]
-    monkeypatch.setattr(first_use, "_entry_points", None)
+    monkeypatch.setattr(names, "_entry_points", None)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
-    assert not first_use.waits("aten")
+    assert not names.waits("aten")
     assert "evil:fn" in caplog.text
 
 
@@ -325,7 +325,7 @@ def test_importing_customops_imports_no_entry_point(
     install(f"{ns}_kernels", DEFINES.format(ns=ns))
     script = (
         "import sys, torch, customops\n"
-        f"print('{ns}_kernels' in sys.modules, customops._dispatch.first_use._entry_points)\n"
+        f"print('{ns}_kernels' in sys.modules, customops._dispatch.names._entry_points)\n"
         f"print(torch.ops.{ns}.f(torch.ones(())).item(), '{ns}_kernels' in sys.modules)"
     )
     run = subprocess.run(

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 import customops
 from customops import Registry, like, opcheck
 from customops._dispatch import fingerprint
-from customops._rules.like import DeclaredFake
+from customops._rules.fake import DeclaredFake
 from customops.errors import CallbackError, KernelError, RegistrationError
 
 

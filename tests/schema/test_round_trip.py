@@ -13,9 +13,9 @@ from helpers.tensors import exact
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from customops._schema.defaults import default_text
 from customops._schema.model import REQUIRED, Argument, Schema
 from customops._schema.parse import from_dispatcher, parse
+from customops._schema.types import default_text
 
 pytestmark = pytest.mark.slow
 

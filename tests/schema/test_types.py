@@ -14,7 +14,7 @@ from torch import Tensor
 import customops
 from customops import infer_schema
 from customops._dispatch.results import fits_type
-from customops._schema import literals, parse, types
+from customops._schema import parse, types
 from customops._schema.types import ROWS, TypeRow
 from customops.errors import KernelError, SchemaError
 
@@ -35,8 +35,8 @@ LAYOUT = TypeRow(
     "Layout",
     (torch.layout,),
     defaults=(torch.layout,),
-    write_default=literals.enum_text,
-    read_default=literals.layout_from,
+    write_default=types.enum_text,
+    read_default=types.layout_from,
     unchanged=(torch.layout,),
 )
 

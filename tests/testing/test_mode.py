@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import customops
-from customops import _compat
+from customops import _torch
 from customops.testing import FailuresDict, OpCheckError, OpCheckMode, is_inside_opcheck_mode
 
 ROOT = Path(__file__).parents[2]
@@ -297,7 +297,7 @@ def test_not_exercised_passes() -> None:
 
 def test_tensors_without_a_fake_pass() -> None:
     def no_fake(op: Any, args: Any, kwargs: Any) -> None:
-        raise customops.errors.CheckError("it fails") from _compat.tracing.NoFakeTensor("no")
+        raise customops.errors.CheckError("it fails") from _torch.tensors.NoFakeTensor("no")
 
     with mode(no_fake):
         aten.sin.default(X)

@@ -13,8 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from customops import Registry
 from customops.checks import Trial
-from customops.testing.kinds import kind_of
-from customops.testing.watching import Watch, checked, why_unchecked
+from customops.testing.watch import Watch, checked, kind_of, why_unchecked
 
 aten = torch.ops.aten
 

@@ -7,8 +7,7 @@ fault smaller.
 from __future__ import annotations
 
 from customops.checks.inputs.derive import derive
-from customops.checks.inputs.probe import Probed, Rejection, probe
-from customops.checks.inputs.shrink import shrink
-from customops.checks.inputs.variation import Variation, variation_of
+from customops.checks.inputs.parts import Variation, variation_of
+from customops.checks.inputs.probe import Probed, Rejection, probe, shrink
 
 __all__ = ["Probed", "Rejection", "Variation", "derive", "probe", "shrink", "variation_of"]

@@ -11,14 +11,10 @@ from typing import Any
 import torch
 
 from customops._schema.model import Schema
-from customops.checks._case import Case, Kind
-from customops.checks._trial import Trial
+from customops.checks._trial import Case, Kind, Trial
 from customops.checks.inputs._elements import resized
-from customops.checks.inputs._parts import Parts
-from customops.checks.inputs._ranks import QUICK
-from customops.checks.inputs.dtypes import as_dtype, name_of
-from customops.checks.inputs.numbers import in_words
-from customops.checks.inputs.variation import Variation
+from customops.checks.inputs.parts import QUICK, Parts, Variation
+from customops.checks.inputs.values import as_dtype, in_words, name_of
 from customops.errors import CustomOpsError
 
 

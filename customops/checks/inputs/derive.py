@@ -8,20 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from customops.checks._case import Case
 from customops.checks._check import Effort
-from customops.checks._trial import Trial
-from customops.checks.inputs._order import in_turn
-from customops.checks.inputs._parts import Parts
-from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH, ranks
+from customops.checks._trial import Case, Trial
 from customops.checks.inputs.declared import declared, holds
-from customops.checks.inputs.dtypes import dtypes
-from customops.checks.inputs.layouts import ODD_STRIDES, ROWS_APART, in_layout, layouts
-from customops.checks.inputs.numbers import numbers
-from customops.checks.inputs.sizes import sizes
+from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Variation, in_turn, ranks
+from customops.checks.inputs.shapes import ODD_STRIDES, ROWS_APART, in_layout, layouts, sizes
 from customops.checks.inputs.structure import devices, lists, optionals, same
-from customops.checks.inputs.values import padding, values
-from customops.checks.inputs.variation import Variation
+from customops.checks.inputs.values import dtypes, numbers, padding, values
 
 #: What makes inputs: those of a rank, in an order of its own.
 Subject = Callable[[Parts, int], Iterator[Case]]

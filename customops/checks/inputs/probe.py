@@ -10,17 +10,20 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from customops import _compat
-from customops.checks._case import Case
-from customops.checks._compare import difference
+from customops import _torch
 from customops.checks._inputs import seeded, tensors_in
-from customops.checks._trial import Trial
+from customops.checks._runs import difference
+from customops.checks._trial import Case, Trial
+from customops.checks.inputs._elements import follow
+from customops.checks.inputs.declared import holds
+from customops.checks.inputs.parts import Parts, Spot, Variation
+from customops.checks.inputs.shapes import with_shapes
 
 #: Inputs on which a kernel takes longer, or returns more elements, are dropped, and with them those that are larger.
 SLOW_SECONDS = 1.0
@@ -63,7 +66,7 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
     The first call of a process loads and compiles things, and says nothing about the next.
     """
     start = after_first = time.perf_counter()
-    probed, mode = Probed(), _compat.tracing.fake_mode()
+    probed, mode = Probed(), _torch.tensors.fake_mode()
     limit: int | None = None
     for case in cases:
         if limit is not None and _elements(case.trial) >= limit:
@@ -133,18 +136,130 @@ def _with_index(index: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _fake_error(trial: Trial, mode: Any) -> Exception | None:
     """What the fake impl raises, but that it needs the data, or that torch has no fake of an input."""
-    values, spec = _compat.tracing.tree_flatten((trial.args, trial.kwargs))
+    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
     try:
         fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
-        args, kwargs = _compat.tracing.tree_unflatten(fakes, spec)
-        with mode, _compat.tracing.quiet_fakes():
+        args, kwargs = _torch.tensors.tree_unflatten(fakes, spec)
+        with mode, _torch.tensors.quiet_fakes():
             trial.op(*args, **kwargs)
-    except _compat.tracing.NoFakeTensor:
+    except _torch.tensors.NoFakeTensor:
         return None
     except Exception as error:
-        return None if _compat.tracing.needs_data(error) else error
+        return None if _torch.tensors.needs_data(error) else error
     return None
 
 
 def _elements(trial: Trial) -> int:
     return sum(tensor.numel() for tensor in trial.tensors)
+
+
+# `shrink`: the smallest input, of those that a failing one leads to, that still fails ---------------------------------
+
+
+def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:
+    """Make a failing input simpler as long as it fails; its label then says so.
+
+    Args:
+        fails: does it fail in the same way? Of an input that the operator refuses it says no.
+        budget: seconds.
+        variation: what may be changed of the sample, and what has to be true of it.
+    """
+    if case.kind == "padding":  # in a smaller tensor -1 may be another index
+        return case
+    end, variation = time.perf_counter() + budget, variation or Variation()
+    trial, is_smaller = case.trial, True
+    while is_smaller:
+        is_smaller = False
+        for simpler in _simpler(Parts(trial, variation)):
+            if time.perf_counter() > end:
+                break
+            if holds(variation, simpler) and fails(simpler):
+                trial, is_smaller = simpler, True
+                break
+    if trial is case.trial:
+        return case
+    return Case(trial, case.kind, ", ".join(filter(None, (case.label, "simplified"))), case.sample)
+
+
+def _simpler(parts: Parts) -> Iterator[Trial]:
+    """Calls that are a step simpler, those of the largest step first."""
+    yield from _shorter_lists(parts)
+    yield from _smaller(parts)
+    yield from _plainer(parts)
+    yield from _left_out(parts)
+
+
+def _smaller(parts: Parts) -> Iterator[Trial]:
+    if parts.is_careful:  # it may read past the end of what is too small
+        return
+    spots = parts.resizable("size")
+    for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
+        for new in dict.fromkeys((1, 2, size // 2, size - 1)):
+            if new < size:
+                yield from _with_size(parts, spots, size, new)
+
+
+def _with_size(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterator[Trial]:
+    """With dimensions of another size; where a tensor is laid out in an unusual way, slices, which are, too."""
+    trial = None
+    if any(_contiguous(spot.tensor) is not None for spot in spots):
+        trial = parts.each(spots, functools.partial(_sliced, size=size, new=new))
+    if trial is not None:
+        yield trial
+    shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
+    trial = with_shapes(parts, spots, shapes, {size: new})
+    if trial is not None:
+        yield trial
+
+
+def _sliced(tensor: torch.Tensor, size: int, new: int) -> torch.Tensor | None:
+    dims = [dim for dim, old in enumerate(tensor.shape) if old == size]
+    part = follow(tensor, {size: new}) if dims else tensor
+    for dim in dims:
+        part = part.narrow(dim, 0, new)
+    return part if dims else None
+
+
+def _plainer(parts: Parts) -> Iterator[Trial]:
+    """With contiguous tensors, and with small round numbers in them."""
+    for change, kind in ((_contiguous, "layout"), (_counted, "value")):
+        for spot in parts.resizable(kind):
+            trial = parts.each([spot], change)
+            if trial is not None:
+                yield trial
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:
+    is_plain = tensor.is_contiguous() and tensor.storage_offset() == 0
+    if is_plain and not tensor.is_conj() and not tensor.is_neg():
+        return None
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _counted(tensor: torch.Tensor) -> torch.Tensor | None:
+    """1, 2, 3, ..., laid out as the tensor is."""
+    if not tensor.is_floating_point() or not tensor.numel() or _contiguous(tensor) is not None:
+        return None
+    plain = torch.arange(1, tensor.numel() + 1, device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
+    return None if torch.equal(plain, tensor) else plain
+
+
+def _shorter_lists(parts: Parts) -> Iterator[Trial]:
+    for name, value in parts.trial.arguments.items():
+        place = parts.places[name]
+        is_free = not place.is_bound and place.length is None and parts.variation.allows("list", name)
+        if isinstance(value, list | tuple) and len(value) > 1 and is_free:
+            yield parts.with_arguments({name: list(value[:1])})
+            yield parts.with_arguments({name: list(value[: len(value) // 2])})
+            yield parts.with_arguments({name: list(value[:-1])})
+
+
+def _left_out(parts: Parts) -> Iterator[Trial]:
+    for name in parts.trial.arguments:
+        place = parts.places[name]
+        if not place.is_bound and parts.variation.allows("optional", name) and _has_default(parts, name):
+            yield parts.without(name)
+
+
+def _has_default(parts: Parts, name: str) -> bool:
+    return any(argument.name == name and argument.has_default for argument in parts.trial.schema.arguments)

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from customops._schema.model import REQUIRED
-from customops._schema.nodes import Either, Group
-from customops.checks._case import Case
+from customops._schema.structure import Either, Group
+from customops.checks._trial import Case
 from customops.checks.inputs._elements import resized
-from customops.checks.inputs._parts import Parts, Place, Spot
-from customops.checks.inputs._ranks import NORMAL, QUICK, THOROUGH
-from customops.checks.inputs.numbers import python_type
+from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Place, Spot
+from customops.checks.inputs.values import python_type
 
 
 def optionals(parts: Parts, rank: int) -> Iterator[Case]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from customops import Registry
 from customops.checks import Trial
-from customops.checks._case import Case
+from customops.checks._trial import Case
 from customops.checks.inputs import derive, probe, shrink
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from customops import Registry
 from customops.checks import Trial
-from customops.checks._case import Case
+from customops.checks._trial import Case
 from customops.checks.inputs import derive, probe, variation_of
 from customops.checks.inputs.declared import arguments_of
 

@@ -1,0 +1,221 @@
+"""Text for screens of 60 to 120 columns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Any
+
+import torch
+
+from customops.errors import brief
+
+NARROWEST, WIDEST = 60, 120
+
+
+def width_of_screen() -> int:
+    """The columns of the terminal, or those that ``COLUMNS`` says, but at least 60 and at most 120."""
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((100, 24)).columns))
+
+
+def shorter_place(place: str, room: int = 48) -> str:
+    """``file:line`` below the current directory, or else its end, in `room` columns where that can be done."""
+    file, _, line = place.rpartition(":")
+    if not file or not os.path.isabs(file):
+        return place
+    try:
+        relative = os.path.relpath(file)
+    except ValueError:  # another drive
+        relative = file
+    if not relative.startswith(os.pardir + os.sep):
+        return f"{relative}:{line}"
+    parts = file.split(os.sep)
+    while len(parts) > 2 and sum(map(len, parts)) + len(parts) + len(line) > room:
+        parts = parts[1:]
+    shown = os.sep.join(parts)
+    return f"{shown if len(shown) == len(file) else os.path.join('...', shown)}:{line}"
+
+
+def entry(label: str, text: str, width: int, *, column: int = 21, indent: str = "  ") -> str:
+    """``  label     text``, with further lines of the text below its first one."""
+    start, blank = f"{indent}{label:<{column}}", " " * (len(indent) + column)
+    if len(start) > len(blank):
+        start += " "
+    text = text or "-"
+    if len(start) + len(text.split(maxsplit=1)[0]) > width and len(start) > len(blank):
+        return f"{indent}{label}\n{filled(text, width, first=blank, rest=blank)}"
+    return filled(text, width, first=start, rest=blank)
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def filled(text: str, width: int, *, first: str = "", rest: str = "") -> str:
+    """A text in lines of `width` that begin so; long words stay whole."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str], width: int, *, right: Sequence[int] = ()) -> str:
+    """Columns, two spaces apart. Where they are too many for the width, each row is a block of its own.
+
+    `right` are the columns that are flush right. In blocks, the first column is a line, and the others follow.
+    """
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    if sum(widths) + 2 * (len(widths) - 1) > width:
+        return "\n".join(_block(row, head, width) for row in rows)
+    lines.insert(1, ["-" * each for each in widths])
+    return "\n".join(
+        "  ".join(
+            cell.rjust(size) if i in right and cell.strip("-") else cell.ljust(size)
+            for i, (cell, size) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _block(row: Sequence[str], head: Sequence[str], width: int) -> str:
+    column = max(map(len, head[1:]), default=0) + 2
+    pairs = [(title, cell) for title, cell in zip(head[1:], row[1:], strict=True) if cell]
+    return "\n".join([row[0], *(entry(title, cell, width, column=column) for title, cell in pairs)])
+
+
+# Tables for notebooks. Plain HTML without scripts or style sheets -----------------------------------------------------
+
+_COLORS = {
+    "yes": "#2e7d32",
+    "handles": "#2e7d32",
+    "slow": "#9e7700",
+    "derived": "#9e7700",
+    "no": "#c62828",
+    "missing": "#c62828",
+    "raises": "#c62828",
+}
+
+
+def page(title: str, *parts: str) -> str:
+    return f"<div><b><code>{escape(title)}</code></b>{''.join(parts)}</div>"
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>" if text else ""
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells that are one word with a colour have it."""
+    titles = "".join(f'<th style="text-align:left">{escape(title)}</th>' for title in head)
+    return f"<table><tr>{titles}</tr>{''.join(map(_row, rows))}</table>"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(map(_cell, cells))}</tr>"
+
+
+def _cell(text: str) -> str:
+    color = f";color:{_COLORS[text]}" if text in _COLORS else ""
+    return f'<td style="text-align:left{color}">{escape(text)}</td>'
+
+
+# Arguments of a call in a few words -----------------------------------------------------------------------------------
+
+_ITEMS = 4  #: of a list that are shown
+_ELEMENTS = 8  #: of a tensor whose values are shown
+
+
+def described(value: Any) -> str:
+    """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else."""
+    return _described(value, _values)
+
+
+def outlined(value: Any) -> str:
+    """The same without the values."""
+    return _described(value, lambda tensor: "")
+
+
+def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
+    if isinstance(value, (list, tuple)):
+        items = [_described(item, values) for item in value[:_ITEMS]] + (["..."] if len(value) > _ITEMS else [])
+        return f"[{', '.join(items)}]"
+    if not isinstance(value, torch.Tensor):
+        return brief(value)
+    text = str(value.dtype).removeprefix("torch.")
+    if value.is_nested and value.layout is torch.strided:  # it has no sizes
+        return f"{text} nested" + " requires_grad" * value.requires_grad
+    text += str(list(value.shape))
+    if value.layout is not torch.strided:
+        text += f" {value.layout}"
+    else:
+        text += "" if value.is_contiguous() else f" strides={list(value.stride())}"
+        text += f" offset={value.storage_offset()}" if value.storage_offset() else ""
+        text += " conj" if value.is_conj() else ""
+        text += " neg" if value.is_neg() else ""
+    text += f" on {value.device}" if value.device.type != "cpu" else ""
+    text += " requires_grad" if value.requires_grad else ""
+    return text + values(value)
+
+
+def _values(tensor: torch.Tensor) -> str:
+    if not 0 < tensor.numel() <= _ELEMENTS or tensor.layout is not torch.strided or tensor.is_quantized:
+        return ""
+    try:
+        with torch.no_grad():
+            wide = tensor.detach().to("cpu", torch.float64) if tensor.is_floating_point() else tensor.detach().cpu()
+            values = wide.resolve_conj().resolve_neg().tolist()
+    except (RuntimeError, NotImplementedError):  # a tensor without data, or of a dtype that nothing can read
+        return ""
+    return f" = {brief(_rounded(values))}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+# How long a call takes ------------------------------------------------------------------------------------------------
+
+_ROUNDS = 9  #: of which the median counts: what disturbs the machine disturbs few of them
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one: what was launched there may still run."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def seconds_per_call(fn: Callable[[], Any], seconds: float = 0.1) -> float:
+    """The time of a call of `fn`, as the median of rounds that take `seconds` together. It is called at least once."""
+    fn()
+    synchronize()
+    count, taken = 1, _time(fn, 1)
+    while taken < seconds / _ROUNDS and count < 1_000_000:
+        count = max(count + 1, min(count * 10, int(count * seconds / _ROUNDS / max(taken, 1e-9))))
+        taken = _time(fn, count)
+    if taken > seconds:
+        return taken / count
+    return statistics.median([taken, *(_time(fn, count) for _ in range(_ROUNDS - 1))]) / count
+
+
+def _time(fn: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        fn()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def in_words(seconds: float) -> str:
+    """``12.3 us``."""
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}" if seconds * factor < 1000 else f"{seconds * factor:.0f} {unit}"
+    return f"{seconds:.3g} s"

@@ -1,0 +1,216 @@
+"""Who owns an op and its registrations, and the scopes that end them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.registrations import Registration, Undo, lock
+from customops._dispatch.spec import OpSpec
+from customops._torch.library import Library
+from customops.errors import ArgumentError, CallbackError, UnregisteredError, brief, where
+
+
+class Owner(Protocol):
+    """What an op tells whoever owns it: a `Registry`."""
+
+    def record(self, registration: Registration) -> bool:
+        """Something was registered on an op. Will it be unregistered when a scope ends?"""
+
+    def add(self, spec: OpSpec, rules: Any = None, make: Any = ...) -> Any:
+        """Define an op whose name is free."""
+
+    def enter(self, op: Any, undo: Undo) -> None:
+        """An op was defined; `undo` undoes it."""
+
+    def apply_settings(self, op: Any) -> None:
+        """Apply the options set by `Registry.configure` to an op."""
+
+    def find(self, qualname: str) -> Any:
+        """The op of a name, if this owner or the default one has it."""
+
+    def remove(self, op: Any) -> None:
+        """Remove an op, or raise UnregisteredError if it is not there any more."""
+
+    def drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
+        """Remove an op if it is there; was it? Calling it raises `error` from then on."""
+
+    def restore(self, op: Any) -> None:
+        """Put a removed op back, with the rules it had."""
+
+    def library_destroyed(self, op: Any, library: Library) -> None:
+        """The library of an op was destroyed, by whomever."""
+
+    def reduce(self, qualname: str) -> tuple[Any, ...]:
+        """How an op is pickled."""
+
+
+class Scope(NamedTuple):
+    """An open `Registry.scope`."""
+
+    owner: Owner
+    undos: ExitStack  # newest first, all of them even if one raises
+
+
+#: The open scopes of this thread or task, outermost first.
+_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+
+
+@contextmanager
+def open_scope(owner: Owner) -> Iterator[None]:
+    """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
+    scope = Scope(owner, ExitStack())
+    token = _scopes.set((*_scopes.get(), scope))
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+        with lock:
+            scope.undos.close()
+
+
+@contextmanager
+def outside_scopes() -> Iterator[None]:
+    """What is registered in the context ends with no scope that is open now."""
+    token = _scopes.set(())
+    try:
+        yield
+    finally:
+        _scopes.reset(token)
+
+
+def in_scope(owner: Owner) -> bool:
+    """Is a scope of `owner` open here?"""
+    return any(scope.owner is owner for scope in _scopes.get())
+
+
+def record_in_scope(owner: Owner, registration: Registration) -> bool:
+    """Unregister something when the innermost open scope of `owner` ends; is there one?"""
+    scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
+    if scope is not None:
+        scope.undos.callback(registration.unregister)
+    return scope is not None
+
+
+# Sample inputs of an op, for checks, and what checks may change of them -----------------------------------------------
+
+#: What can be changed of a sample: of all its arguments, or as ``"x.layout"`` of one.
+KINDS = ("size", "layout", "dtype", "value", "choice", "optional", "list", "same", "device")
+#: What of a tensor values can be given for, as in ``vary={"x.dtype": ...}``.
+ASPECTS = ("dtype", "shape")
+
+Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
+
+
+class Sample(NamedTuple):
+    """The arguments of one call of an op, ``(args, kwargs)``, for checks."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
+    """What a samples function yields."""
+    items = fn()
+    if not isinstance(items, Iterable):
+        raise CallbackError("the samples function must yield args or (args, kwargs)", op=op, got=type(items).__name__)
+    for item in items:
+        yield _sample(item, op)
+
+
+def _sample(item: Any, op: str) -> Sample:
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict):
+        return Sample(*item)
+    if isinstance(item, tuple):
+        return Sample(item, {})
+    raise CallbackError(
+        "a sample must be a tuple of arguments, or (args, kwargs)",
+        op=op,
+        got=type(item).__name__,
+        fix="yield (x,) for one argument",
+    )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A samples function, and what its author said about inputs that are made of its samples."""
+
+    fn: Fn
+    #: Argument, or ``"x.dtype"`` or ``"x.shape"`` -> the values to try, or what returns them for that of a sample.
+    vary: Mapping[str, Any] = field(default_factory=dict)
+    #: Arguments, kinds, or a kind of an argument (``"x.layout"``) that are not to be changed.
+    fixed: frozenset[str] = frozenset()
+    #: What has to be true of the arguments; each is called with those that it names.
+    constraints: tuple[Callable[..., bool], ...] = ()
+
+
+def samples_with(
+    fn: Fn,
+    op: str,
+    arguments: Mapping[str, bool],
+    vary: Mapping[str, Any] | None,
+    fixed: str | Iterable[str],
+    constraints: Constraints,
+) -> Samples:
+    """The record of a samples function and its options.
+
+    Args:
+        arguments: name of an argument -> does it hold tensors?
+
+    Raises:
+        ArgumentError: an option names what the op does not have.
+    """
+    vary, fixed = dict(vary or {}), frozenset([fixed] if isinstance(fixed, str) else fixed)
+    of_tensors = [
+        f"{name}.{aspect}" for name, holds_tensors in arguments.items() if holds_tensors for aspect in ASPECTS
+    ]
+    kinds_of_arguments = [f"{name}.{kind}" for name in arguments for kind in KINDS]
+    _check_names("vary", vary, [*arguments, *of_tensors], (), op)
+    _check_names("fixed", fixed, [*arguments, *KINDS], kinds_of_arguments, op)
+    for key, values in vary.items():
+        if not callable(values) and (isinstance(values, str) or not isinstance(values, Iterable)):
+            raise ArgumentError(
+                "vary needs the values to try, or a function that returns them",
+                op=op,
+                argument=f"vary[{key!r}]",
+                got=brief(values),
+                fix=f"vary={{{key!r}: [{brief(values)}]}}",
+            )
+    rules = (constraints,) if callable(constraints) or not isinstance(constraints, Iterable) else tuple(constraints)
+    for rule in rules:
+        _check_constraint(rule, arguments, op)
+    return Samples(fn, vary, fixed, rules)
+
+
+def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iterable[str], op: str) -> None:
+    known = {*shown, *more}
+    for name in given:
+        if name not in known:
+            raise ArgumentError(
+                f"{option} names something that the op does not have",
+                op=op,
+                argument=option,
+                expected=f"some of {', '.join(shown)}" + (", or a kind of one argument, as x.layout" if more else ""),
+                got=repr(name),
+            )
+
+
+def _check_constraint(rule: Any, arguments: Mapping[str, bool], op: str) -> None:
+    if not callable(rule):
+        raise ArgumentError("a constraint must be callable", op=op, argument="constraints", got=brief(rule))
+    for each in inspect.signature(rule).parameters.values():
+        is_open = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.default is not each.empty
+        if each.kind is each.POSITIONAL_ONLY or not (is_open or each.name in arguments):
+            raise ArgumentError(
+                "a constraint takes arguments of the op, by their names",
+                op=op,
+                argument="constraints",
+                expected=f"some of {', '.join(arguments)}",
+                got=each.name,
+                where=where(rule),
+            )

@@ -1,0 +1,674 @@
+"""The methods of an op that register its rules; those for gradients are in `gradient_methods`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import Never, Unpack
+
+from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
+from customops._autograd.recompute import formulas
+from customops._codegen.lowering import Lowering
+from customops._dispatch.callbacks import Fn
+from customops._dispatch.devices import DeviceTypes, device_list
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.scopes import Sample, Samples, samples_of
+from customops._op.callback_types import (
+    AnySetupContext,
+    Called,
+    DeclaredF,
+    Decorator,
+    F,
+    Items,
+    MayTakeNothing,
+    OpFor,
+    P,
+    Q,
+    R,
+    ResultAndDims,
+    ReturnsItems,
+    ReturnsNumber,
+    ReturnsTensor,
+    Strategy,
+    TakesGradients,
+    TakesModeAndCall,
+    YieldsArguments,
+)
+from customops._rules import Rules
+from customops._rules.compilers import When
+from customops._rules.fake import declared
+from customops._schema.model import Names
+from customops._torch.library import Library
+from customops.errors import RegistrationError, UnsupportedError, entries
+
+# The methods of an op that register how it is differentiated ----------------------------------------------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+@entries
+class RegisterGradients(Called[P, R]):
+    """``register_autograd``, ``register_jvp`` and ``register_autograd_from`` of `CustomOpDef`."""
+
+    _definition: OperatorHandle
+    _rules: Rules
+    #: What callbacks go through, of an op whose signature is not simply its schema.
+    _lowering: Lowering | None = None
+
+    @property
+    def _qualname(self) -> str:
+        return self._definition.qualname
+
+    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
+        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
+        raise NotImplementedError
+
+    @overload
+    def register_autograd(
+        self,
+        backward: None = None,
+        /,
+        *,
+        setup_context: AnySetupContext[R] | None = None,
+        lib: Library | None = None,
+        **options: Unpack[BackwardOptions],
+    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    @overload
+    def register_autograd(
+        self,
+        backward: TakesGradients,
+        /,
+        *,
+        setup_context: AnySetupContext[R] | None = None,
+        lib: Library | None = None,
+        **options: Unpack[BackwardOptions],
+    ) -> TakesGradients: ...
+    def register_autograd(
+        self,
+        backward: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Library | None = None,
+        **options: Unpack[BackwardOptions],
+    ) -> Any:
+        """Register the gradient formula for reverse mode (backward).
+
+        Args:
+            backward: ``backward(ctx, *grads)``. It gets one gradient for each return, a list for a list of tensors. It
+                returns one gradient for each positional argument, then one for each keyword-only tensor: a tensor with
+                the shape of the argument, None, or a list of these; or it returns a dict of these by argument name.
+                Without `backward`, a decorator is returned.
+            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs; it saves tensors with
+                ``ctx.save_for_backward``. For an op with keyword-only arguments it is
+                ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
+            lib: the registration ends when this library is destroyed.
+            nondiff_args: names of tensors that get no gradient, even if they require grad.
+            grads_of: names of mutated arguments whose new values have gradients. Backward gets these gradients after
+                those of the returns. By default none; all, for an op that returns nothing. (An in-place op returns the
+                argument that it mutates.)
+            originals: names of mutated arguments for which setup_context gets copies made before the mutation.
+            materialize_grads: if False, backward gets None, instead of zeros, for returns that were not used.
+            once_differentiable: if True, backward is not recorded by autograd, and a second derivative raises.
+
+        Raises:
+            RegistrationError: the op has ``torch.Tag.out``, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
+
+        Example:
+            >>> double.register_autograd(lambda ctx, grad: grad * 2)
+        """
+        if backward is None:
+            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
+        formula, setup = backward, setup_context
+        if self._lowering is not None:
+            options = self._lowering.options(options)
+            formula, setup = self._lowering.backward(backward, options), self._lowering.setup_context(setup_context)
+        self._register(lib, self._rules.autograd.register, formula, setup, options)
+        return backward
+
+    @overload
+    def register_jvp(
+        self,
+        jvp: None = None,
+        /,
+        *,
+        setup_context: AnySetupContext[R] | None = None,
+        lib: Library | None = None,
+        **options: Unpack[GradientOptions],
+    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    @overload
+    def register_jvp(
+        self,
+        jvp: TakesGradients,
+        /,
+        *,
+        setup_context: AnySetupContext[R] | None = None,
+        lib: Library | None = None,
+        **options: Unpack[GradientOptions],
+    ) -> TakesGradients: ...
+    def register_jvp(
+        self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
+        **options: Unpack[GradientOptions],
+    ) -> Any:  # fmt: skip
+        """Register the formula for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
+
+        Args:
+            jvp: ``jvp(ctx, *tangents)``. It gets one tangent for each input, in the order of `register_autograd`: a
+                list for a list of tensors, None for an input without a tangent. It returns one tangent for each return,
+                as ``autograd.Function.jvp`` does. Without `jvp`, a decorator is returned.
+            setup_context: as in `register_autograd`, but it saves tensors with ``ctx.save_for_forward``. If both
+                formulas have a setup_context, both are called.
+            lib: the registration ends when this library is destroyed.
+            **options: those of `register_autograd`.
+
+        Raises:
+            RegistrationError: the op has ``torch.Tag.out``, returns a view, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
+
+        Example:
+            >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
+        """
+        if jvp is None:
+            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
+        formula, setup = jvp, setup_context
+        if self._lowering is not None:
+            formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
+            options = self._lowering.options(options)
+        self._register(lib, self._rules.autograd.register_jvp, formula, setup, options)
+        return jvp
+
+    @overload
+    def register_autograd_from(
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None,
+        **options: Unpack[ResultOptions],
+    ) -> ReturnsTensor: ...  # fmt: skip
+    @overload
+    def register_autograd_from(
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None,
+        **options: Unpack[ResultOptions],
+    ) -> ReturnsItems: ...  # fmt: skip
+    @overload
+    def register_autograd_from(
+        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Library | None = None,
+        **options: Unpack[ResultOptions],
+    ) -> F: ...  # fmt: skip
+    @overload
+    def register_autograd_from(
+        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None, **options: Unpack[ResultOptions]
+    ) -> Callable[Concatenate[Any, Q], R]: ...
+    @overload
+    def register_autograd_from(
+        self, fn: F, /, *, grads_of: Names | None, lib: Library | None = None, **options: Unpack[ResultOptions]
+    ) -> F: ...
+    def register_autograd_from(self, fn: Fn, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> Any:
+        """Register the gradients of `fn`, which computes the same with plain torch ops, for reverse and forward mode.
+
+        `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
+        new values follow (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved inputs
+        and differentiates it. With ``recompute=False``, `fn` runs after the kernel in the forward pass instead, and
+        autograd keeps its intermediate results. For a random op, `fn` draws the random numbers of the kernel again.
+
+        Raises:
+            RegistrationError, CallbackError: as for `register_autograd`.
+
+        Example:
+            >>> @gelu.register_autograd_from
+            ... def _(x):
+            ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+        """
+        function: Fn = fn
+        recompute = options.pop("recompute", True)
+        if self._lowering is not None:
+            options = self._lowering.options(options)
+            function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
+        found = formulas(function, self._definition, recompute=recompute)
+        both: Any = {"originals": found.originals, **options}
+        rule = self._rules.autograd
+        with lock:
+            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, both)
+            self._register(lib, rule.register, found.backward, found.setup_context, both)
+        return fn
+
+
+# The methods of an op that register what compilers may do with it -----------------------------------------------------
+
+
+@entries
+class RegisterForCompilers(RegisterGradients[P, R]):
+    """The ``register_*`` methods of `CustomOpDef` for inductor and export."""
+
+    _samples: Samples | None
+
+    def samples(self) -> Iterator[Sample]:
+        """The op's sample inputs. Each call creates new ones."""
+        raise NotImplementedError
+
+    @overload
+    def register_decomposition(
+        self, fn: None = None, /, *, when: When = "inductor", lib: Library | None = None
+    ) -> Any: ...
+    @overload
+    def register_decomposition(self, fn: F, /, *, when: When = "inductor", lib: Library | None = None) -> F: ...
+    def register_decomposition(
+        self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Library | None = None
+    ) -> Any:
+        """Register plain torch code that replaces the op in compiled or exported graphs.
+
+        Args:
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data. If it returns NotImplemented, the op is kept.
+            when: where the op is replaced. "inductor": in code compiled by inductor. "export": by
+                ``program.run_decompositions()`` of an exported program. A predicate on the op's arguments: in both, for
+                calls for which it returns True.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
+            RegistrationError: `when` has another value.
+            CallbackError: `fn` or the predicate cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_decomposition
+            ... def _(x):
+            ...     return x + x
+            >>> double.register_decomposition(lambda x: x + x, when=lambda x: x.numel() < 1000)
+        """
+        if fn is None:
+            return functools.partial(self.register_decomposition, when=when, lib=lib)
+        decomposition = fn
+        if self._lowering is not None:
+            decomposition = self._lowering.kernel(fn, "decomposition")
+            if callable(when):
+                raise UnsupportedError(
+                    "a predicate is supported only for ops whose parameters are one schema argument each",
+                    op=self._qualname,
+                    fix='when="inductor" or when="export"',
+                )
+        self._register(lib, self._rules.decomposition.register, decomposition, when)
+        return fn
+
+    @overload
+    def register_lowering(self, fn: None = None, /, *, lib: Library | None = None) -> Any: ...
+    @overload
+    def register_lowering(self, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_lowering(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+        """Register plain torch code from which inductor generates code instead of calling the op.
+
+        Inductor fuses that code with the code around it. Before that step the op is one node of the graph, so its
+        gradient formula, the tensors saved for backward, and pattern matching do not change.
+
+        Args:
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data that have the sizes, strides, dtypes and devices of those in the graph. If it returns
+                NotImplemented, the generated code calls the kernel.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_lowering
+            ... def _(x):
+            ...     return x + x if x.device.type == "cuda" else NotImplemented
+        """
+        if fn is None:
+            return functools.partial(self.register_lowering, lib=lib)
+        lowering = fn if self._lowering is None else self._lowering.kernel(fn, "lowering")
+        self._register(lib, self._rules.inductor_lowering.register, lowering)
+        return fn
+
+    @overload
+    def register_replacement(
+        self, pattern: None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
+    ) -> Any: ...
+    @overload
+    def register_replacement(
+        self, pattern: F, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
+    ) -> F: ...
+    def register_replacement(
+        self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
+    ) -> Any:
+        """Register plain torch code, the pattern, that inductor replaces by a call of the op wherever it occurs.
+
+        Inductor replaces the pattern in graphs without gradients. It also does so in graphs with gradients if the op
+        has a gradient formula and nothing else uses the intermediate results. Code compiled earlier does not change.
+        `customops.check` compares the pattern with the op.
+
+        Args:
+            pattern: takes the arguments of the op, and computes its results. Tensors and floats match any value; other
+                arguments must have their defaults.
+            samples: a function that yields arguments, as for `register_samples`. Their dtypes and numbers of dimensions
+                are those that the pattern matches. None: the samples of the op.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            UnsupportedError: the op mutates an argument, or has an argument without a default that is neither a tensor
+                nor a float.
+            RegistrationError: there are no samples.
+            CallbackError: `pattern` cannot be called with the op's arguments.
+
+        Example:
+            >>> @rms_norm.register_replacement
+            ... def _(x, weight, eps):
+            ...     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        """
+        if pattern is None:
+            return functools.partial(self.register_replacement, samples=samples, lib=lib)
+        if self._lowering is not None:
+            raise UnsupportedError(
+                "register_replacement needs an op whose parameters are one schema argument each", op=self._qualname
+            )
+        if samples is None and self._samples is None:
+            raise RegistrationError(
+                "register_replacement needs samples: they say which tensors the pattern is traced with",
+                op=self._qualname,
+                fix="op.register_samples(fn) before, or samples=fn here",
+            )
+        found = self.samples if samples is None else functools.partial(samples_of, samples, self._qualname)
+        self._register(lib, self._rules.replacement.register, pattern, self, found, self._has_backward)
+        return pattern
+
+    def _has_backward(self) -> bool:
+        return "backward" in self._rules.autograd.formulas
+
+
+# The methods of an op that register its rules; those for gradients are in `gradient_methods` --------------------------
+
+
+@entries
+class Register(RegisterForCompilers[P, R]):
+    """The ``register_*`` methods of `CustomOpDef`."""
+
+    # Kernels ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
+    ) -> Decorator[P, R]: ...
+    @overload
+    def register_kernel(
+        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Library | None = None
+    ) -> ReturnsTensor: ...
+    @overload
+    def register_kernel(
+        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Library | None = None
+    ) -> ReturnsItems: ...
+    @overload
+    def register_kernel(
+        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Library | None = None
+    ) -> ReturnsNumber: ...
+    @overload
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None
+    ) -> Callable[Concatenate[Any, Q], R]: ...
+    @overload
+    def register_kernel(
+        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, *, lib: Library | None = None
+    ) -> Callable[Q, R]: ...
+    @overload
+    def register_kernel(
+        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
+    ) -> F: ...
+    def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+        """Register the kernel for one or several device types, or (None) for every device that has no kernel.
+
+        Args:
+            device_types: "cuda", or ["cpu", "cuda"]. Each of several can be overridden later; the others stay.
+            fn: the kernel. It takes every argument of the op, with defaults filled in. Without it, a decorator is
+                returned.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: torch does not know the device type.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_kernel("cuda")
+            ... def double_cuda(x):
+            ...     return launch(x)
+        """
+        devices: Any = device_list(device_types, self._qualname)  # a decorator without any fails at its own line
+        if fn is None:
+            return functools.partial(self.register_kernel, devices, lib=lib)
+        kernel = fn if self._lowering is None else self._lowering.kernel(fn)
+        self._register(lib, self._rules.kernel.register, devices, kernel)
+        return fn
+
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
+        """Context manager that disables (or enables) the kernel of a device type.
+
+        While the kernel is disabled, the op's function runs instead. This applies to all threads. The earlier state is
+        restored on exit.
+        """
+        return self._rules.kernel.enabled(device_type, enabled)
+
+    def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
+        """Put `fn` at dispatch keys as it is."""
+        self._register(lib, self._rules.raw.register, keys, fn)
+
+    # Fake impl --------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_fake(
+        self, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Decorator[P, R]: ...
+    @overload
+    def register_fake(
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsTensor: ...
+    @overload
+    def register_fake(
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsItems: ...
+    @overload
+    def register_fake(
+        self: OpFor[float], fn: ReturnsNumber, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> ReturnsNumber: ...
+    @overload
+    def register_fake(
+        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Callable[Concatenate[Any, Q], R]: ...
+    @overload
+    def register_fake(
+        self: MayTakeNothing, fn: Callable[Q, R], /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> Callable[Q, R]: ...
+    @overload
+    def register_fake(
+        self: OpFor[Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> F: ...
+    @overload
+    def register_fake(
+        self, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
+    ) -> DeclaredF: ...
+    def register_fake(self, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
+        """Register the fake impl, which runs on tensors without data: fake tensors (compile, export), meta tensors.
+
+        Args:
+            fn: takes the arguments of the op, and returns tensors of the right shape, strides, dtype and device.
+                For sizes that depend on data, see `get_ctx`. Instead of a function, pass the result of `like` (a tuple
+                of these for several returns), or "kernel" if the op's function calls only torch's ops and also runs on
+                tensors without data. Without `fn`, a decorator is returned.
+            lib: the registration ends when this library is destroyed; an earlier one then applies again.
+            allow_override: if False, raise if the op already has a fake impl.
+
+        Raises:
+            RegistrationError: the op has a fake impl that must not be overridden, or needs none.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_fake
+            ... def _(x):
+            ...     return torch.empty_like(x)
+            >>> double.register_fake(like("x"))
+        """
+        if fn is None:
+            return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
+        if not callable(fn):
+            fake = declared(fn, self._definition.spec)
+        else:
+            fake = fn if self._lowering is None else self._lowering.kernel(fn, "fake impl")
+        self._register(lib, self._rules.fake.register, fake, allow_override)
+        return fn
+
+    @property
+    def _abstract_fn(self) -> Fn | None:
+        """What torch asks its own ops for to know whether they have a fake."""
+        return self._rules.fake.fn
+
+    # Out variant ------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_out(
+        self,
+        fn: None = None,
+        /,
+        *,
+        device_types: DeviceTypes = None,
+        inplace: Names = (),
+        lib: Library | None = None,
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_out(
+        self, fn: F, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Library | None = None
+    ) -> F: ...
+    def register_out(
+        self,
+        fn: Fn | None = None,
+        /,
+        *,
+        device_types: DeviceTypes = None,
+        inplace: Names = (),
+        lib: Library | None = None,
+    ) -> Any:
+        """Register a kernel that writes the results into tensors of the caller: ``fn(*args, out=...)``.
+
+        The first registration defines the op's out variant, ``ns::name.out``, which is available as `out`. Inductor
+        calls it instead of the op, so that inductor plans the memory of the results. For a device without a kernel, the
+        op gets one that allocates the results described by the fake impl and calls `fn` to fill them.
+
+        Args:
+            fn: takes every argument of the op, and the keyword argument `out`: a tensor with the shape, strides and
+                dtype of the fake impl's result, or a tuple of these if the op returns a tuple. It fills `out`, and
+                returns None or `out`. Without `fn`, a decorator is returned.
+            device_types: the device types that `fn` is the kernel for; None means every device that has no out kernel.
+            inplace: names of tensors that may also be passed as `out`, because `fn` reads each of their elements before
+                it writes that element. If any other tensor overlaps `out`, `fn` writes to a temporary tensor.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            RegistrationError: the op mutates an argument, returns a view, or does not return a fixed number of
+                tensors; or an op named ``ns::name.out`` exists.
+            CallbackError: `fn` cannot be called with the op's arguments and `out`.
+
+        Example:
+            >>> @double.register_out
+            ... def _(x, *, out):
+            ...     torch.mul(x, 2, out=out)
+            >>> double.out(torch.ones(2), out=torch.empty(2))
+            tensor([2., 2.])
+        """
+        devices: Any = device_list(device_types, self._qualname)
+        if fn is None:
+            return functools.partial(self.register_out, device_types=devices, inplace=inplace, lib=lib)
+        self._register(lib, self._register_out, devices, fn, inplace)
+        return fn
+
+    def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
+        """`register_out`; what it did is undone by the registration."""
+        raise NotImplementedError
+
+    @property
+    def out(self) -> Any:
+        """The op's out variant, a separate operator: ``op.out(*args, out=...)`` fills `out` and returns it.
+
+        `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
+        resized nor cast. As in torch's functions, tensors that require grad raise.
+
+        Raises:
+            AttributeError: the op has no out variant. `register_out` defines one.
+        """
+        variant = self._rules.out_variant
+        if variant is None:
+            raise AttributeError(
+                f"{self._qualname} has no out variant: op.register_out(fn) makes it", name="out", obj=self
+            )
+        return variant
+
+    # Autocast ---------------------------------------------------------------------------------------------------
+
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
+        """Under ``torch.autocast(device_type)``, cast floating-point inputs of the op to `cast_inputs`.
+
+        Tensors in lists are cast too.
+
+        Raises:
+            DefinitionError: the device type does not support autocast, or `cast_inputs` is not a dtype.
+        """
+        self._register(lib, self._rules.autocast.register, device_type, cast_inputs)
+
+    # vmap, modes and subclasses ---------------------------------------------------------------------------------
+
+    @overload
+    def register_vmap(
+        self, func: None = None, *, lib: Library | None = None
+    ) -> Callable[[ResultAndDims], ResultAndDims]: ...
+    @overload
+    def register_vmap(self, func: Strategy, *, lib: Library | None = None) -> Strategy: ...
+    @overload
+    def register_vmap(self, func: ResultAndDims, *, lib: Library | None = None) -> ResultAndDims: ...
+    def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
+        """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
+
+        `in_dims` has one entry for each positional argument, then one per keyword-only tensor: its batch dimension,
+        or None if it is not batched. `info` has the attributes ``batch_size`` and ``randomness``. See
+        ``torch.library.register_vmap``.
+
+        Instead of a function, `func` may be the name of a strategy. "sequential" calls the op for each element of the
+        batch. "expand_dims" and "broadcast_all" are for ops that accept any leading dimensions: they call the op once,
+        with the batch dimension first. "expand_dims" gives tensors that are not batched a leading dimension of size 1;
+        "broadcast_all" expands them to the batch size. Without `func`, a decorator is returned.
+
+        Raises:
+            CallbackError: `func` cannot be called with the op's arguments.
+
+        Example:
+            >>> double.register_vmap(lambda info, in_dims, x: (double(x), in_dims[0]))
+        """
+        if func is None:
+            return functools.partial(self.register_vmap, lib=lib)
+        rule = func if self._lowering is None or isinstance(func, str) else self._lowering.vmap(func)
+        self._register(lib, self._rules.vmap.register, rule)
+        return func
+
+    @overload
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+    ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
+    @overload
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+    ) -> TakesModeAndCall: ...
+    def register_torch_dispatch(
+        self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Library | None = None
+    ) -> Any:
+        """Register a function that replaces the ``__torch_dispatch__`` of a mode or tensor subclass for this op.
+
+        It is called as ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
+        Without `fn`, a decorator is returned.
+        """
+        if fn is None:
+            return functools.partial(self.register_torch_dispatch, torch_dispatch_class, lib=lib)
+        self._register(lib, self._rules.torch_dispatch.register, torch_dispatch_class, fn)
+        return fn
+
+    def register_effect(self, effect: Any) -> None:
+        """Mark the op as having a side effect (a member of torch's ``EffectType``), or as having none (None)."""
+        self._register(None, self._rules.effect.register, effect)

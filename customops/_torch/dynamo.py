@@ -1,0 +1,317 @@
+"""Dynamo: guards that recompile code when an op changes, and frames that it must not trace or name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from customops._torch.inductor import keep_calls_apart
+from customops._torch.late import when_imported
+from customops.errors import ArgumentError, AutogradError, CustomOpsError, is_users, users_call
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: The code objects that are marked, by their ids. `torch.compiler.reset` leaves the marks.
+_marked: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
+
+
+def outside_dynamo(fn: _F) -> _F:
+    """Keep Dynamo from tracing the frames of `fn`, which C++ calls, and all frames below them.
+
+    Marks the code object, so one call serves every closure made from the same ``def``, and calls cost nothing. Where
+    torch cannot, the function is wrapped as `torch.compiler.disable` wraps it.
+    """
+    code = fn.__code__
+    if _marked.get(id(code)) is code:  # equal ones are others
+        return fn
+    frames: Any = getattr(_C._dynamo, "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return cast(_F, torch.compiler.disable(fn))
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    _marked[id(code)] = code
+    return fn
+
+
+def while_tracing(fn: _F) -> _F:
+    """Let Dynamo call `fn` where it traces a call of it, with the arguments themselves, and go on with what it returns.
+
+    As `torch.compiler.assume_constant_result` does, which would load Dynamo.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+#: Functions of `get_of_itself`.
+_gets_of_themselves: list[Any] = []
+
+
+def get_of_itself(get: Callable[..., Any]) -> None:
+    """Tell Dynamo that a ``__get__`` returns its object itself, so that there is nothing to trace in it.
+
+    torch 2.11 would trace it for what an instance holds, too, where Python calls none, and fail.
+    """
+    _gets_of_themselves.append(get)
+
+
+def _leave_out_gets(module: Any) -> None:
+    if hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):  # 2.12 does as Python does
+        return
+    is_of_c = module.is_wrapper_or_member_descriptor
+    module.is_wrapper_or_member_descriptor = lambda value: (
+        any(value is get for get in _gets_of_themselves) or is_of_c(value)
+    )
+
+
+when_imported("torch._dynamo.variables.user_defined", _leave_out_gets)
+
+
+@while_tracing
+def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, expected: str | None = None) -> None:
+    """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
+    cls: Any = AutogradError if argument is None else ArgumentError
+    error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
+    kind = _plain_kind(cast(Any, cls), True)
+    raise error if kind is None else _as(kind, error)
+
+
+def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsError:
+    """What to raise where a fake runs: in a call that Dynamo traces, an error that it passes on without its own text.
+
+    Dynamo puts other errors into one of its own, in the middle of its advice and 140 lines of its frames.
+
+    Args:
+        breaks: the graph may break there, and the call run in eager mode.
+    """
+    tracer = _tracer()
+    if error.where is None:
+        error.where = users_call() if tracer is None else _traced_call()
+        error.args = (error._message(),)
+    if tracer is None or torch._dynamo.config.suppress_errors or _catches(tracer):
+        return error
+    kind = _plain_kind(cast(Any, type(error)), breaks)
+    return error if kind is None else _as(kind, error)
+
+
+def _as(kind: Any, error: CustomOpsError) -> CustomOpsError:
+    said = kind(str(error))
+    said.__dict__.update(vars(error), plain=error)
+    return cast(CustomOpsError, said)
+
+
+def _traced_call() -> str | None:
+    """The line of the user's code that Dynamo traces."""
+    stack = torch._guards.TracingContext.extract_stack()
+    return next(
+        (f"{each.name} ({each.filename}:{each.lineno})" for each in reversed(stack) if is_users(each.filename)), None
+    )
+
+
+def _tracer() -> Any:
+    """What traces the user's code, if a frame above looks for the fake result of a call in it."""
+    code = getattr(getattr(sys.modules.get("torch._dynamo.utils"), "run_node", None), "__code__", None)
+    frame: types.FrameType | None = sys._getframe(1)
+    while code is not None and frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    while code is not None and frame is not None:
+        if "tx" in frame.f_locals:
+            return frame.f_locals["tx"]
+        frame = frame.f_back
+    return None
+
+
+def _catches(tracer: Any) -> bool:
+    """May the code that is traced catch what a fake raises? From torch 2.15 on it can."""
+    if not hasattr(sys.modules["torch._dynamo.exc"], "FakeTensorObservedException"):
+        return False
+    while tracer is not None:
+        if tracer.block_stack or getattr(tracer.current_instruction, "exn_tab_entry", None) is not None:
+            return True
+        tracer = getattr(tracer, "parent", None)
+    return False
+
+
+@functools.cache
+def _plain_kind(cls: Any, breaks: bool) -> Any:
+    """The class `cls`, made one of those that Dynamo lets through as they are; None where torch has no such classes."""
+    exc = importlib.import_module("torch._dynamo.exc")
+    names = ("Unsupported",) if breaks else ("Unsupported", "UncapturedHigherOrderOpError", "TorchRuntimeError")
+    kinds: list[Any] = [getattr(exc, name, None) for name in names]
+    if None in kinds or issubclass(cls, NotImplementedError):  # which Dynamo wraps first
+        return None
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__init__": vars(kinds[0])["__init__"],
+        "__str__": lambda self: str(self.plain),  # Dynamo adds to the arguments
+        "__reduce__": lambda self: self.plain.__reduce__(),
+    }
+    if not breaks:  # a call that is inlined takes the mark off
+        members["skip_frame"] = property(lambda self: True, lambda self, value: None)
+    return type(cls.__name__, (cls, *kinds), members)
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+#: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.
+generations: dict[str, int] = {}
+
+_numbers = itertools.count()
+
+
+def recompile(qualname: str) -> None:
+    """Let code that was compiled with an op be compiled anew when it is next called."""
+    if qualname in generations:  # else none was
+        generations[qualname] = next(_numbers)
+
+
+def traced(overload: OpOverload, qualname: str) -> bool:
+    """To be called where the fake of an op runs. If a compiler runs it, its guards learn of the op's generation."""
+    if torch._guards.TracingContext.try_get() is None:
+        return False
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        keep_calls_apart(overload)
+    guards = importlib.import_module("torch._dynamo.guards")
+    sources = importlib.import_module("torch._dynamo.source")
+    module = sources.AttrSource(sources.AttrSource(sources.ImportSource("customops"), "_torch"), "dynamo")
+    source = sources.DictGetItemSource(sources.AttrSource(module, "generations"), qualname)
+    generations.setdefault(qualname, next(_numbers))
+    guards.install_guard(source.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+    return True
+
+
+#: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
+hidden_files = {str(path) for path in _PACKAGE.rglob("*.py")}
+
+
+def _hide_frames(module: Any) -> None:
+    """The line that a graph, a guard or an error names is the user's, not the one in this package that it called."""
+    module.uninteresting_files = functools.partial(_with_hidden_files, module.uninteresting_files)
+
+
+def _with_hidden_files(original: Callable[[], set[str]]) -> set[str]:
+    return original() | hidden_files
+
+
+for _name in ("torch._dynamo.guards", "torch._dynamo.output_graph"):  # the latter has a name of its own for it
+    when_imported(_name, _hide_frames)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Triton kernels, and how torch's compilers see a launch. Nothing here loads Triton; who has a kernel has loaded it
+
+_MODES: Any = _C._TorchDispatchModeKey
+
+
+def is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    """Does a compiler record what runs now? Then a launch has to go into its graph."""
+    keys = (_MODES.PROXY, _MODES.FUNCTIONAL)
+    if _C._len_torch_dispatch_stack() and any(_C._get_dispatch_mode(key) is not None for key in keys):
+        return True
+    return any(_C._dispatch_keys(tensor).has("Python") and not isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def is_fake(tensors: Sequence[torch.Tensor]) -> bool:
+    """Is there no memory to run on?"""
+    if _C._len_torch_dispatch_stack() and _C._get_dispatch_mode(_MODES.FAKE) is not None:
+        return True
+    return any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
+
+
+def capture(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Put a launch into the graph that is being traced: a call of torch's higher-order op for Triton kernels.
+
+    That knows no heuristics outside of an autotuner. Here they choose their values while tracing.
+    """
+    heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
+    while isinstance(kernel, heuristics):
+        for name, choose in kernel.values.items():
+            kwargs = {**kwargs, name: choose({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})}
+        kernel = kernel.fn
+    wrapper = importlib.import_module("torch._higher_order_ops.triton_kernel_wrap").TraceableTritonKernelWrapper
+    wrapper(kernel, None, None)[grid](*args, **kwargs)
+
+
+def keeps_ops() -> bool:
+    """Is this an export, which keeps such ops whole?"""
+    config = importlib.import_module("torch._functorch.config")
+    return not getattr(config, "decompose_custom_triton_ops", True)
+
+
+def is_kernel(value: Any) -> bool:
+    """Was `value` made by ``triton.jit``, ``triton.autotune`` or ``triton.heuristics``?"""
+    jit = sys.modules.get("triton.runtime.jit")
+    return jit is not None and isinstance(value, jit.KernelInterface)
+
+
+def is_interpreted(kernel: Any) -> bool:
+    """Does Triton's interpreter run the kernel?"""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    while interpreter is not None and is_kernel(kernel):
+        if isinstance(kernel, interpreter.InterpretedFunction):
+            return True
+        kernel = getattr(kernel, "fn", None)  # of an autotuner, or of heuristics
+    return False
+
+
+def interprets() -> bool:
+    """Does Triton's interpreter run what is decorated now? (``TRITON_INTERPRET=1``)"""
+    triton = sys.modules.get("triton")
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def runs_on_cpu() -> bool:
+    """Does Triton compile for the CPU here?"""
+    try:
+        return bool(sys.modules["triton"].runtime.driver.active.get_current_target().backend == "cpu")
+    except RuntimeError:  # there is no driver
+        return False
+
+
+def parts_of(value: Any) -> Iterable[Any] | None:
+    """What a kernel does, for a digest of it, or None for what is no kernel."""
+    if not is_kernel(value):
+        return None
+    if isinstance(value, sys.modules["triton.runtime.jit"].JITFunction):
+        return (value.cache_key, value.params and [(p.name, p.is_constexpr, str(p.annotation)) for p in value.params])
+    names = ("fn", "arg_names", "keys", "values", "configs", "kwargs")  # of an autotuner, heuristics, the interpreter
+    return [_plain(getattr(value, name)) for name in names if hasattr(value, name)]
+
+
+def _plain(value: Any) -> Any:
+    """A list of Triton's Configs as what it says."""
+    if isinstance(value, list) and all(hasattr(each, "all_kwargs") for each in value):
+        return [(each.all_kwargs(), each.pre_hook) for each in value]
+    return value
+
+
+@functools.cache
+def _guard_of(device_type: str) -> Any:
+    return getattr(torch.get_device_module(device_type), "device", None)
+
+
+def on_device(device: torch.device) -> Any:
+    """A context in which `device` is the current one, or None if it is already."""
+    module = torch.get_device_module(device.type)
+    current = getattr(module, "current_device", None)
+    if device.index is None or current is None or current() == device.index:
+        return None
+    guard = _guard_of(device.type)
+    return guard(device) if guard is not None else None

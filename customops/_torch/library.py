@@ -1,0 +1,534 @@
+"""torch.library.Library: defining, registering, looking up, and removing without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch._library import custom_ops as _torch_custom_ops
+from torch._library import simple_registry as _torch_registry
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._ops import _OpNamespace, _refresh_packet
+from torch.library import Library as Library
+
+from customops._torch.dispatcher import has_kernel
+from customops._torch.late import followed as followed
+
+# torch.ops: what is done before an op is found there, and before a namespace is first used ----------------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: Namespaces of torch's own operators.
+TORCHS = frozenset(
+    """aten prim prims c10d _c10d_functional _c10d_functional_autograd c10d_functional _dtensor _native _quantized _test
+    debug_mode_ops debugprims export fsdp higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn onnx
+    prepacked profiler quantization quantized quantized_decomposed rngprims sparse static_runtime streams symm_mem
+    xnnpack""".split()
+)
+
+_ops: Any = torch.ops
+_Ops: Any = type(_ops)
+
+#: Code that defines ops: where it looks a namespace up, that is no use of it.
+_DEFINES = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    torch.library.__file__,
+    os.path.dirname(_torch_custom_ops.__file__) + os.sep,
+)
+
+#: Namespaces that are not in `torch.ops` yet, because something comes before their first use.
+_held: dict[str, _OpNamespace] = {}
+
+
+class _Watched(_OpNamespace):
+    """A namespace that asks before it looks for an op. What was found once is an attribute, and found without it."""
+
+    __module__ = _OpNamespace.__module__  # programs that are saved hold it, in the names of ops
+
+    def __getattr__(self, op_name: str) -> Any:
+        if not op_name.startswith("__"):
+            _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe().f_back))
+            if op_name in vars(self):
+                return vars(self)[op_name]
+        return super().__getattr__(op_name)
+
+
+def _is_use(caller: types.FrameType | None) -> bool:  # C++ may have no frame
+    return caller is None or not caller.f_code.co_filename.startswith(_DEFINES)
+
+
+def namespace_of_ops(name: str) -> Any:
+    """``torch.ops.<name>``, without that being a use of it."""
+    return vars(_ops).get(name) or getattr(_ops, name)
+
+
+def packet(qualname: str) -> Any:
+    """``torch.ops.ns.name`` for an op that is defined, without that being a use of it."""
+    found = namespace_of_ops(qualname.partition("::")[0])
+    name = qualname.partition("::")[2]
+    return vars(found).get(name) or _OpNamespace.__getattr__(found, name)
+
+
+def exists(name: str) -> bool:  # torch makes ``torch.ops.<name>`` on first look
+    return name in vars(_ops) or name in _held
+
+
+def forget(name: str) -> None:
+    """Undo that look."""
+    if vars(_ops).pop(name, None) is not None and name in _ops._dir:
+        _ops._dir.remove(name)
+
+
+def hold(name: str) -> None:
+    """Take a namespace out of `torch.ops` until `release`: `before_use` hears of its first use."""
+    _held[name] = vars(_ops).get(name) or _OpNamespace(name)
+    forget(name)
+
+
+def release(name: str) -> None:
+    found = _held.pop(name, None)
+    if found is not None:
+        setattr(_ops, name, found)
+        _ops._dir.append(name)
+
+
+def watch(name: str) -> None:
+    """Let `looks_up` hear of ops that are looked for in a namespace."""
+    found = namespace_of_ops(name)
+    if type(found) is _OpNamespace:
+        found.__class__ = _Watched
+
+
+_make_namespace = _Ops.__getattr__
+_before_use: Callable[[str, bool], object]
+_looks_up: Callable[[str, bool], object]
+
+
+def _namespace(ops: Any, name: str) -> Any:
+    if not name.startswith("__"):
+        _before_use(name, _is_use(sys._getframe().f_back))
+    return _held.get(name) or vars(ops).get(name) or _make_namespace(ops, name)
+
+
+def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, bool], object]) -> None:
+    """Set who is asked: ``before_use(namespace, is_use)`` before a namespace is made or while it is held,
+    ``looks_up("ns::op", is_use)`` before an op that is not found yet in a namespace that is watched.
+
+    torch looks in ``torch.ops.ns`` for what is no attribute yet; that is when, and the only time, this costs anything.
+    """
+    global _before_use, _looks_up
+    _before_use, _looks_up = before_use, looks_up
+    _Ops.__getattr__ = _namespace
+
+
+def watch_definitions(begins: Callable[[str], object], ends: Callable[[str], object]) -> None:
+    """Call ``begins(qualname)`` and ``ends(qualname)`` around a definition by torch.library.custom_op."""
+    cls: Any = _torch_custom_ops.CustomOpDef
+    define = cls.__init__
+
+    def __init__(self: Any, namespace: str, name: str, *args: Any, **kwargs: Any) -> None:
+        begins(f"{namespace}::{name}")
+        try:
+            define(self, namespace, name, *args, **kwargs)
+        finally:
+            ends(f"{namespace}::{name}")
+
+    cls.__init__ = __init__
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """What is imported or defined in the middle of a program sees none of the modes that are active there."""
+    disable = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
+    with disable(), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+# torch.library.Library: defining, registering, looking up, and removing without a trace -------------------------------
+
+_C: Any = torch._C
+
+
+def is_defined(qualname: str, overload: str = "") -> bool:
+    """Does the dispatcher have an op?"""
+    return any(schema.overload_name == overload for schema in _C._jit_get_schemas_for_operator(qualname))
+
+
+def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
+    """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
+    return overload_of(qualname, overload) if is_defined(qualname, overload) else None
+
+
+def called_overload(packet: OpOverloadPacket, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload:
+    """The OpOverload that a call of a packet is one of; torch's own error, if it is of none."""
+    names = packet.overloads()
+    name = names[0] if len(names) == 1 else _C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    return cast(OpOverload, getattr(packet, name))
+
+
+def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why no overload of an op takes these arguments, in torch's words; None if one does. Nothing is called."""
+    try:
+        _C._jit_resolve_packet(packet, *args, **kwargs)
+    except RuntimeError as error:
+        lines = str(error).splitlines()  # for an op of several overloads, those of each, below a line on all
+        return lines[len(lines) > 1 and lines[0].startswith("Overloaded")]
+    return None
+
+
+def name_of_overload(overload: OpOverload) -> str:
+    return overload._name
+
+
+def overload_of(qualname: str, overload: str = "") -> OpOverload:
+    """The OpOverload of an op that is defined."""
+    return cast(OpOverload, getattr(packet(qualname), overload or "default"))
+
+
+def entry_of(overload: OpOverload) -> Callable[..., Any]:
+    """The C++ function behind an OpOverload."""
+    return overload._op
+
+
+#: `Library.impl` as torch has it, for our own registrations.
+_impl: Callable[..., None] = Library.impl
+
+
+def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
+    """The overloads behind one name of `torch.ops`."""
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+def watch_registrations(changed: Callable[[str], object]) -> None:
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook."""
+    Library.impl = followed(  # type: ignore[method-assign]
+        Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
+    )
+
+
+def watch_loading(loaded: Callable[[], object]) -> None:
+    """Call ``loaded()`` when a shared library was loaded, whatever it defined or registered.
+
+    That of C++ code that Python imports as a module goes unseen.
+    """
+    ops: Any = type(torch.ops)
+    ops.load_library = followed(ops.load_library, lambda *_, **__: loaded())
+
+
+def name_in(library: Library, op: str | OpOverload) -> str:
+    name = (op if isinstance(op, str) else op._name).removesuffix(".default")
+    return name if "::" in name else f"{library.ns}::{name}"
+
+
+def on_library_destroyed(library: Library, callback: Callable[[], object]) -> None:
+    """Call `callback` when `library` is destroyed, by whoever does it (torch's own redefinition too)."""
+    handle: Any = types.SimpleNamespace(destroy=callback)
+    library._registration_handles.append(handle)
+
+
+def library_of(qualname: str) -> Library | None:
+    """The Library of Python code that defines an op. torch has no table of these, but a finalizer for each."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        library = (finalizer.peek() or (None,))[0]
+        if isinstance(library, Library) and qualname in library._op_defs and library_alive(library):
+            return library
+    return None
+
+
+def library_alive(library: Library) -> bool:
+    return library.m is not None
+
+
+def destroy_library(library: Library) -> None:
+    if library.m is not None:
+        library._destroy()
+    # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
+    _clear_torch_ops_cache(library._op_defs)
+    torch.library._defs.difference_update(library._op_defs)
+    torch.library._impls.difference_update(library._op_impls)  # torch 2.11 refuses who registers any of these anew
+    library._op_defs.clear()
+    library._op_impls.clear()
+
+
+def _forget_packets(names: Iterable[str]) -> None:
+    """In the place of a function that torch 2.13 has: let `torch.ops` make the packets of these names anew."""
+    for qualname in names:
+        namespace, name = qualname.partition(".")[0].split("::")
+        ops = vars(torch.ops).get(namespace)
+        if ops is not None and name in vars(ops):
+            delattr(ops, name)
+            if name in ops._dir:
+                ops._dir.remove(name)
+
+
+_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", _forget_packets)
+
+
+def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
+    """Make `kernel` (or none) the Python function that torch remembers for an op and a key.
+
+    Beside the dispatcher's own table torch keeps the last Python function given for each op and key, and calls it
+    while a dispatch mode is active. It is not taken back when its library is destroyed: then the wrong kernel runs, and
+    all that the function refers to stays alive. Only another function takes its place.
+    """
+    library = Library(namespace, "FRAGMENT")
+    fn, with_keyset = kernel or (_gone, False)
+    with _overriding_quietly():
+        library.m.impl(name, key, fn, with_keyset)  # type: ignore[union-attr]
+    library._destroy()
+
+
+def _gone(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "a kernel was unregistered; under a dispatch mode, torch cannot find the kernel of another library below it"
+    )
+
+
+def install_view_fallback(library: Library, name: str) -> None:
+    """Make outputs of a view op true views of their input (torch's own ADInplaceOrView kernel)."""
+    library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
+
+
+def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
+    """Install a kernel, in the place of one that is there."""
+    is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
+    if is_new or not has_kernel(f"{library.ns}::{name}", key):
+        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
+        return
+    with _overriding_quietly():
+        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
+
+
+@contextlib.contextmanager
+def _overriding_quietly() -> Iterator[None]:
+    """Overriding is what the caller asked for; torch mentions it, once per process for all operators."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        yield
+
+
+def forget_dispatch(overload: OpOverload) -> None:
+    """Drop what an overload remembers of which kernel a key leads to: kernels came or went.
+
+    torch keeps it for calls under modes, and does not drop it where a library is destroyed.
+    """
+    overload._dispatch_cache.clear()
+
+
+def retire_overload(overload: OpOverload, error: Exception) -> None:
+    """Make a handle to a removed op raise: the dispatcher's own would read freed memory (a segfault on 2.13)."""
+    dead = disconnect_overload(overload, error)
+    packet = overload._overloadpacket
+    packet.__dict__.pop(overload._overloadname, None)
+    qualname = packet._qualified_op_name
+    if _C._jit_get_schemas_for_operator(qualname):  # other overloads live on: the packet stays, without this one
+        _refresh_packet(packet)
+        namespace, name = qualname.split("::")
+        ops = namespace_of_ops(namespace)
+        setattr(ops, name, packet)
+        if name not in ops._dir:  # before 2.13 torch fails to destroy the library of the last overload
+            ops._dir.append(name)
+    else:
+        packet._op = dead
+
+
+def disconnect_overload(overload: OpOverload, error: Exception) -> Any:
+    """The part of it for an op that others removed: torch sees to the packet."""
+    dead = overload._op = overload._op_dk = overload.__dict__["_handle"] = _Retired(error)
+    return dead
+
+
+#: The libraries of operators that stand for removed ones, with their schemas, by name; see `destroy_operator`.
+_stand_ins: dict[str, list[tuple[Library, str]]] = {}
+
+
+def destroy_operator(library: Library, qualname: str) -> None:
+    """Destroy the library that defines one operator, ``ns::name`` with any overload.
+
+    torch's JIT has an entry for each overload, and one for all overloads that take and return the same. It drops the
+    latter with the first of these, and then keeps entries of the others that are destroyed, which point to freed
+    memory (``deregisterOperator`` in operator.cpp of torch 2.15; a segfault later). An operator that stays, and raises
+    when it is called, gives the others that entry back.
+    """
+    before = _C._jit_get_schemas_for_operator(qualname) if library.m is not None else []
+    destroy_library(library)
+    after = _C._jit_get_schemas_for_operator(qualname) if len(before) > 1 else []
+    left = {_types(schema) for schema in after if not schema.overload_name.startswith(_STANDS_IN)}
+    for gone in before:
+        if gone.overload_name not in {schema.overload_name for schema in after} and _types(gone) in left:
+            _stand_in(qualname, str(gone))
+
+
+#: How the overload of an operator is called that stands for a removed one.
+_STANDS_IN = "customops_removed_"
+_numbers = itertools.count()
+
+
+def _stand_in(qualname: str, schema: str) -> None:
+    namespace, name = qualname.split("::")
+    overload = f"{name}.{_STANDS_IN}{next(_numbers)}"
+    library = Library(namespace, "FRAGMENT")
+    library.define(overload + schema[schema.index("(") :])
+    library.impl(overload, _raise_removed, "CompositeExplicitAutograd")
+    _stand_ins.setdefault(qualname, []).append((library, schema))
+    _C._jit_get_schemas_for_operator(qualname)  # the JIT enters what is new when somebody looks
+
+
+def move_stand_ins(qualname: str) -> None:
+    """Put what stands for removed operators behind one that was defined now: torch calls the first that fits."""
+    for library, schema in _stand_ins.pop(qualname, []):
+        types = _types(_C.parse_schema(schema))
+        schemas = _C._jit_get_schemas_for_operator(qualname)
+        shared = any(_types(each) == types for each in schemas if not each.overload_name.startswith(_STANDS_IN))
+        if shared:  # the entry is there, for one of them to be destroyed; else the next stand-in brings it
+            destroy_library(library)
+        _stand_in(qualname, schema)
+        if not shared:
+            destroy_library(library)
+
+
+def _raise_removed(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("the operator was removed")
+
+
+def _types(schema: Any) -> tuple[Any, ...]:
+    """What the JIT tells operators of one name by."""
+    arguments = tuple((str(argument.type), argument.name, argument.kwarg_only) for argument in schema.arguments)
+    return arguments, tuple((str(result.type), result.name) for result in schema.returns)
+
+
+class _Retired:
+    """Stands where a removed op's C++ handle was: calling it, or any of its methods, raises."""
+
+    __module__ = "torch.ops"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+    def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error
+
+
+def forget_signature(qualname: str, overload: str) -> None:
+    """Drop FX's cached Python signature of a removed op: the next op of that name has its own."""
+    cache = importlib.import_module("torch.fx.operator_schemas")._SCHEMA_TO_SIGNATURE_CACHE
+    cache.pop((qualname, overload), None)
+
+
+# torch's own tables of custom ops, fakes and torch_dispatch rules -----------------------------------------------------
+
+
+def torch_library_of(qualname: str) -> Library | None:
+    """The Library through which `torch.library.custom_op` (or we) defined `qualname`, or None."""
+    return _torch_custom_ops.OPDEF_TO_LIB.get(qualname)
+
+
+class _TorchView(_torch_custom_ops.CustomOpDef):
+    """What torch's tables hold for an op of ours: an object of torch's class, every attribute of which is ours.
+
+    torch's functions ask ``isinstance`` before they call a method of what they find in the table.
+    """
+
+    def __init__(self, op: Any) -> None:
+        object.__setattr__(self, "_customops_op", op)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_customops_op"), name)
+
+
+def torch_op_of(qualname: str) -> Any | None:
+    """The object in torch's table of custom ops: one of ours, or one of `torch.library.custom_op`'s, or None."""
+    found = _torch_custom_ops.OPDEFS.get(qualname)
+    return object.__getattribute__(found, "_customops_op") if type(found) is _TorchView else found
+
+
+class TorchOp(NamedTuple):
+    """The functions of an op of `torch.library.custom_op`."""
+
+    fn: Callable[..., Any]
+    fake: Callable[..., Any] | None
+    backward: Callable[..., Any] | None
+
+
+def made_by_torch(qualname: str) -> TorchOp | None:
+    """What `torch.library.custom_op` knows of an op that it made; None for all others, and for ours."""
+    op = _torch_custom_ops.OPDEFS.get(qualname)
+    if type(op) is not _torch_custom_ops.CustomOpDef:
+        return None
+    return TorchOp(op._init_fn, op._abstract_fn, op._backward_fn)
+
+
+def claim(qualname: str, op: Any, library: Library) -> object:
+    """Enter an op of ours in torch's tables of custom ops, for as long as the object returned is kept.
+
+    Then torch's ``register_*`` functions call our methods when given the name, `has_fake_kernel` asks ``_abstract_fn``
+    instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same name
+    replaces ours instead of failing.
+    """
+    _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
+    return announce(qualname, op)
+
+
+def announce(qualname: str, op: Any) -> object:
+    """`claim` for an op that is not defined yet."""
+    view = _torch_custom_ops.OPDEFS[qualname] = _TorchView(op)
+    return view
+
+
+def disclaim(qualname: str, library: Library) -> None:
+    """Undo `claim`, unless another library has taken the name since."""
+    if _torch_custom_ops.OPDEF_TO_LIB.get(qualname) is library:
+        del _torch_custom_ops.OPDEF_TO_LIB[qualname]
+        _torch_custom_ops.OPDEFS.pop(qualname, None)
+
+
+def register_fake(library: Library, name: str, fn: Callable[..., Any], stacklevel: int) -> None:
+    """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look.
+
+    `stacklevel` leads from the caller to the frame that torch is to take for the place of the registration.
+    """
+    library._register_fake(name, fn, _stacklevel=stacklevel + 1, allow_override=True)
+
+
+def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: str) -> None:
+    """`register_fake` for an op that Python defined, by someone who knows the place: finding it is most of the cost."""
+    holder = _torch_registry.singleton.find(qualname).fake_impl
+    library._registration_handles.append(holder.register(fn, source, lib=library, allow_override=True))
+
+
+register_torch_dispatch: Callable[..., None] = Library._register_torch_dispatch_rule
+
+register_effect: Callable[..., None] = Library._register_effectful_op
+
+
+def set_fake_source(qualname: str, source: str) -> None:
+    """Tell torch's registry where the fake that a trampoline now calls was written."""
+    record = fake_record(qualname)
+    if record is not None:
+        record.source = source
+
+
+def forget_entry(qualname: str) -> None:
+    """Drop what torch's registry keeps for a removed op, unless somebody has something registered there."""
+    entry = _torch_registry.singleton._data.get(qualname)
+    if entry is not None and not (entry.fake_impl.kernels or entry.torch_dispatch_rules._data):
+        del _torch_registry.singleton._data[qualname]
+
+
+def fake_record(qualname: str) -> Any | None:
+    """torch's record of the newest fake of an op (fields ``func`` and ``source``), or None."""
+    entry = _torch_registry.singleton._data.get(qualname)
+    return entry.fake_impl.kernel if entry is not None else None

@@ -1,0 +1,215 @@
+"""Schemas: torch's parser, the enums and special types in them, and the names an op may have."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+import torch
+from torch._library import opaque_object as _opaque
+from torch._ops import OpOverload as OpOverload
+from torch._ops import _OpNamespace
+from torch.library import Library
+from torch.utils._python_dispatch import _disable_current_modes
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+#: Parses ``name(args) -> returns`` (RuntimeError on bad text).
+parse_schema: Callable[[str], Any] = _C.parse_schema
+
+
+@functools.cache
+def _dtypes_by_number() -> dict[int, torch.dtype]:
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    schemas = {dtype: f"f(ScalarType x={str(dtype).removeprefix('torch.')}) -> ()" for dtype in dtypes}
+    return {_C.parse_schema(text).arguments[0].default_value: dtype for dtype, text in schemas.items()}
+
+
+def dtype_from_number(number: int) -> torch.dtype:
+    """The dtype behind the number by which schemas hold it (6 -> torch.float32)."""
+    return _dtypes_by_number()[number]
+
+
+@functools.cache
+def dtypes_in_lists_are_numbers() -> bool:
+    """Do kernels get a list of dtypes as their numbers, as on torch 2.11? Seen by a call of an op made for it."""
+    library = Library("customops_probe", "FRAGMENT")
+    seen: list[Any] = []
+    try:
+        library.define("dtypes(ScalarType[] x) -> ()")
+        library.impl("dtypes", seen.extend, "CompositeExplicitAutograd")
+        with _disable_current_modes():
+            torch.ops.customops_probe.dtypes([torch.float32])
+    finally:
+        library._destroy()
+    return not isinstance(seen[0], torch.dtype)
+
+
+#: In the order of c10::Layout and c10::MemoryFormat.
+_ENUMS = {
+    "Layout": "strided sparse_coo sparse_csr _mkldnn sparse_csc sparse_bsr sparse_bsc jagged".split(),
+    "MemoryFormat": "contiguous_format preserve_format channels_last channels_last_3d".split(),
+}
+
+
+def enum_from_number(type_: str, number: int) -> Any:
+    """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
+    return getattr(torch, _ENUMS[type_][number])
+
+
+def enum_to_number(value: torch.layout | torch.memory_format) -> int:
+    names = _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"]
+    return names.index(str(value).removeprefix("torch."))
+
+
+@functools.lru_cache(maxsize=64)  # most parts are of namespaces
+def is_word_of_schema(part: str) -> bool:
+    """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
+    try:
+        _C.parse_schema(f"{part or 'op'}() -> ()")
+    except RuntimeError:
+        return False
+    return True
+
+
+def taken_by_torch(name: tuple[str, str, str]) -> str | None:
+    """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
+    namespace, op, overload = name
+    of_namespaces, of_packets = _attributes_in_ops()
+    found = vars(torch.ops).get(namespace) or inspect.getattr_static(torch.ops, namespace, None)
+    if found is not None and not isinstance(found, _OpNamespace):
+        return f"torch.ops.{namespace}"
+    if op in of_namespaces:
+        return f"torch.ops.{namespace}.{op}"
+    return f"torch.ops.{namespace}.{op}.{overload}" if overload in of_packets else None
+
+
+@functools.cache
+def _attributes_in_ops() -> tuple[frozenset[str], frozenset[str]]:
+    """Names that each namespace, and each packet of overloads, has as attributes of its own."""
+    namespace, packet = _OpNamespace("_"), torch.ops.aten.sin
+    of_packet = {*dir(type(packet)), *vars(packet)}.difference(packet.overloads())
+    return frozenset({*dir(type(namespace)), *vars(namespace)}), frozenset(of_packet)
+
+
+def defined_at(qualname: str) -> str:
+    """``file:line`` of the registration that defined an op, as the dispatcher remembers it."""
+    for line in _C._dispatch_dump(qualname).splitlines():
+        if line.startswith("debug: "):
+            return cast(str, line.removeprefix("debug: registered at "))
+    return "<unknown>"
+
+
+def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
+    """The schema name of a class made known through torch's `register_opaque_type`, or None."""
+    annotation = typing.get_origin(annotation) or annotation
+    if not isinstance(annotation, type):  # torch logs a warning for anything else
+        return None
+    newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
+    known = getattr(_opaque, newer, None) or getattr(_opaque, older)
+    info = _opaque.get_opaque_obj_info(annotation) if known(annotation) else None
+    return info.class_name if info is not None else None
+
+
+#: The older names log a deprecation on 2.15, the newer ones are not on 2.13.
+_OPAQUE_PREDICATES = {
+    "parameter": ("is_custom_class", "is_opaque_type"),
+    "return": ("is_opaque_symbolic_type", "is_opaque_reference_type"),
+}
+
+
+#: The base that torch wants of a class whose objects are inputs of graphs.
+OpaqueBase: Any = getattr(_opaque, "CustomClassBase", None) or getattr(_opaque, "OpaqueBase", object)
+
+
+def register_opaque(cls: type) -> None:
+    """Let objects of a class be arguments of ops, and in compiled code inputs that are guarded by their type alone."""
+    if hasattr(_opaque, "register_custom_class"):  # the older name logs a deprecation where there is this one
+        _opaque.register_custom_class(cls, typ="symbolic")
+    else:
+        _opaque.register_opaque_type(cls, typ="reference")
+
+
+def group_name_type() -> Any | None:
+    """torch.distributed's GroupName, or None where torch was built without distributed."""
+    if not torch.distributed.is_available():
+        return None
+    return importlib.import_module("torch.distributed.distributed_c10d").GroupName
+
+
+def schema_of(op: OpOverload) -> Any:
+    return op._schema
+
+
+# Tags of ops, those among them that only newer versions of torch have -------------------------------------------------
+
+_NAMES = ("inplace", "out")
+
+
+class _LaterTag:
+    """A tag that this torch does not have: customops goes by it, the dispatcher does not get it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Tag.{self.name}>"
+
+    def __str__(self) -> str:
+        return f"Tag.{self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (Tag, self.name)
+
+
+class _Tags:
+    """What stands for `torch.Tag` where that lacks some."""
+
+    def __init__(self) -> None:
+        for name in _NAMES:
+            setattr(self, name, getattr(torch.Tag, name) if _is_here(name) else _LaterTag(name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.Tag, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tags, ()
+
+
+def _tags() -> Any:
+    return Tag
+
+
+def _is_here(name: str) -> bool:
+    # not by hasattr: while customops is imported, what a newer torch lacks has a stand-in
+    return isinstance(getattr(torch.Tag, name, None), torch.Tag)
+
+
+if TYPE_CHECKING:
+    Tag = torch.Tag
+else:
+    #: `torch.Tag`, with ``inplace`` and ``out`` on every torch.
+    Tag = torch.Tag if all(map(_is_here, _NAMES)) else _Tags()
+
+
+def is_tag(value: object) -> TypeGuard[torch.Tag]:
+    """Is it a tag of torch, or one that stands for a tag of a newer torch?"""
+    return isinstance(value, (torch.Tag, _LaterTag))
+
+
+def for_dispatcher(tags: Iterable[Any]) -> tuple[torch.Tag, ...]:
+    """The tags of an op that this torch knows. Before 2.13 inductor finds out variants by another tag."""
+    known = (torch.Tag.out_variant if tag is Tag.out and not isinstance(tag, torch.Tag) else tag for tag in tags)
+    return tuple(dict.fromkeys(tag for tag in known if isinstance(tag, torch.Tag)))
+
+
+def of_op(tags: Iterable[Any], overload: Any) -> list[torch.Tag]:
+    """The tags that the dispatcher has of an op, and those of `tags` that it cannot have."""
+    return [*overload.tags, *(tag for tag in tags if not isinstance(tag, torch.Tag))]

@@ -1,0 +1,448 @@
+"""Storages: which tensors share memory, and which hold any."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.fx.traceback
+import torch.utils.checkpoint
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
+
+from customops._torch.late import when_imported
+
+# Fake tensors, pytrees and AOTAutograd, as the checks use them --------------------------------------------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+_fake_tensor: Any = torch._subclasses.fake_tensor
+
+#: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
+NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
+
+NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
+
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
+tree_flatten = torch.utils._pytree.tree_flatten
+
+tree_unflatten = torch.utils._pytree.tree_unflatten
+
+tree_leaves = torch.utils._pytree.tree_leaves
+
+tree_map = torch.utils._pytree.tree_map
+
+
+def needs_data(error: BaseException) -> bool:
+    """Was something asked of a fake tensor that only data can tell?"""
+    return reads_data(error) or isinstance(error, _fake_tensor.DynamicOutputShapeException)
+
+
+def reads_data(error: BaseException) -> bool:
+    """The same, and it is no size of a result: for one, Dynamo may be set to make it up."""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    kinds = (_fake_tensor.DataDependentOutputException, symbolic_shapes.GuardOnDataDependentSymNode)
+    return isinstance(error, kinds)
+
+
+def fake_mode() -> Any:
+    """A FakeTensorMode in which sizes that depend on data may be made up."""
+    symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
+
+
+def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``op(*args, **kwargs)`` on fakes of the tensors: nothing is computed. Sizes that depend on data raise."""
+    mode = torch._subclasses.FakeTensorMode()
+    # Of a tensor with a graph torch would look at `grad`, which warns.
+    fake = lambda x: mode.from_tensor(x if x.is_leaf else x.detach()) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    args, kwargs = tree_map(fake, (args, kwargs))
+    with torch.no_grad(), mode:
+        return op(*args, **kwargs)
+
+
+def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """`fn` run through AOTAutograd when called: traced, functionalized, partitioned, and executed as traced."""
+    aot = importlib.import_module("torch._functorch.aot_autograd")  # torch's AOT stack, with dynamo
+    partitioners = importlib.import_module("torch._functorch.partitioners")
+    return aot.aot_function(  # type: ignore[no-any-return]
+        fn,
+        fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
+        partition_fn=partitioners.min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        dynamic=dynamic,
+    )
+
+
+def ignoring_aliases() -> Any:
+    """Context manager: AOTAutograd does not look for undeclared aliases (else it warns, and raises where CI is set)."""
+    return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that wraps another, and passes what is done with it on to that."""
+
+    inner: Any
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=inner.device,
+        )
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        leaves, spec = tree_flatten((args, kwargs or {}))
+        args, kwargs = tree_unflatten([leaf.inner if isinstance(leaf, Wrapper) else leaf for leaf in leaves], spec)
+        results, spec = tree_flatten(func(*args, **kwargs))
+        return tree_unflatten([Wrapper(r) if isinstance(r, torch.Tensor) else r for r in results], spec)
+
+
+def fresh_copy(function: Any) -> Any:
+    """The same function with code of its own: what Dynamo keeps with the code goes when the copy goes."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
+@contextlib.contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling` says yes, as it does while Dynamo runs a fake impl."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """torch does not log what fake impls raise."""
+    log = _fake_tensor.log
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _leave_arguments_out(module: Any) -> None:
+    """`make_fx` wants a value for each parameter of the function that an op wraps, those with a default included."""
+    tracer = module._MakefxTracer
+    trace = tracer._trace_inner
+
+    def trace_inner(self: Any, f: Any, *args: Any) -> Any:
+        return trace(self, functools.partial(f) if hasattr(f, "_opoverload") else f, *args)  # which wraps nothing
+
+    tracer._trace_inner = trace_inner
+
+
+when_imported("torch.fx.experimental.proxy_tensor", _leave_arguments_out)
+
+
+# Storages: which tensors share memory, and which hold any -------------------------------------------------------------
+
+_C: Any = torch._C
+
+
+#: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
+any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
+
+#: How many tensors and Python objects hold the storage at an address.
+storage_uses: Callable[[int], int] = _C._storage_Use_Count
+
+
+def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
+    """Is an output an input or another output, or does it share a storage or the address where it starts with one?"""
+    seen = {id(tensor) for tensor in _tensors(inputs)}
+    for tensor in _tensors(outputs):
+        if id(tensor) in seen:
+            return True
+        seen.add(id(tensor))
+    given, made = _parts(inputs), _parts(outputs)
+    return any_alias(tuple(given), {}, tuple(made)) or share_data(given, made)
+
+
+def share_data(inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
+    """Does an output start at the address of an input or of another output?"""
+    seen = {address for tensor in inputs for address in _address(tensor)}
+    for tensor in outputs:
+        for address in _address(tensor):
+            if address in seen:
+                return True
+            seen.add(address)
+    return False
+
+
+def _address(tensor: torch.Tensor) -> list[int]:
+    """Where the elements of a tensor start; of none, if it has no elements or no storage."""
+    start = _C._data_address(tensor) if has_storage(tensor) and tensor.numel() else 0
+    return [start + int(tensor.storage_offset()) * tensor.element_size()] if start else []
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Tensors, and those in lists."""
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
+def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The strided tensors that hold the values of tensors. Sparse ones share their indices in torch's own ops, too."""
+    return [part for tensor in _tensors(values) for part in sparse_parts(tensor)[-1:] or [tensor] if _is_strided(part)]
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a sparse one is made of, its values last."""
+    if tensor.layout is torch.sparse_coo:
+        return coo_parts(tensor)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    return cast(int, tensor.untyped_storage()._cdata)
+
+
+def is_abstract(tensor: torch.Tensor) -> bool:
+    """Does the tensor hold no data of its own: meta, fake, or wrapped by a functorch transform?"""
+    return tensor.is_meta or _fake_tensor.is_fake(tensor) or _C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def wrapped_by(tensor: Any) -> list[torch.Tensor] | None:
+    """The tensors inside a wrapper subclass, or None for other tensors."""
+    if not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor):
+        return None
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor._indices(), tensor._values()]  # the public names refuse uncoalesced tensors
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    return bool(_C._has_storage(tensor))
+
+
+# Which elements have bytes in common ----------------------------------------------------------------------------
+
+
+class _Extent(NamedTuple):
+    """Where the bytes of a tensor lie: the first one, and size and step of each dimension, wide ones first."""
+
+    first: int
+    dims: tuple[tuple[int, int], ...]
+
+    @property
+    def last(self) -> int:
+        return self.first + sum((size - 1) * step for size, step in self.dims)
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor, first: int, first_of_other: int) -> bool:
+    """May two strided tensors, whose first bytes are at these addresses, have a byte in common?"""
+    if not one.numel() or not other.numel():
+        return False
+    return not _are_disjoint(_extent(one, first), _extent(other, first_of_other))
+
+
+def _extent(tensor: torch.Tensor, first: int) -> _Extent:
+    width = tensor.element_size()
+    dims = [(size, step * width) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return _Extent(first, (*sorted(dims, key=lambda dim: -dim[1]), (width, 1)))
+
+
+def _are_disjoint(one: _Extent, other: _Extent) -> bool:
+    """Are these certainly apart? Else within rows of one width, as the parts of a fused projection are."""
+    if one.last < other.first or other.last < one.first:
+        return True
+    if not one.dims or not other.dims or one.dims[0][1] != other.dims[0][1] or one.dims[0][1] == 0:
+        return False
+    width, base = one.dims[0][1], min(one.first, other.first)
+    inner = [_Extent((each.first - base) % width, each.dims[1:]) for each in (one, other)]
+    return all(each.last < width for each in inner) and _are_disjoint(*inner)
+
+
+# Fake tensors whose sizes are symbols, and what was decided about the symbols on the way ------------------------------
+
+
+class SymbolicRun:
+    """Makes fake tensors with a symbol for each size of two and more, no two of them the same."""
+
+    def __init__(self) -> None:
+        self._shapes: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+        self._source: Any = importlib.import_module("torch._dynamo.source").ConstantSource
+        self._integer: Any = importlib.import_module("sympy").Integer
+        self.env: Any = self._shapes.ShapeEnv(duck_shape=False)
+        self.mode: Any = torch._subclasses.FakeTensorMode(shape_env=self.env)
+        self._inputs: list[Any] = []
+
+    def fake(self, tensor: torch.Tensor) -> Any:
+        """A fake of a tensor."""
+        dims = tensor.dim()
+        context = self._shapes.StatelessSymbolicContext(
+            dynamic_sizes=[self._shapes.DimDynamic.DYNAMIC] * dims, constraint_sizes=[None] * dims
+        )
+        source = self._source(f"input_{len(self._inputs)}")
+        fake = self.mode.from_tensor(tensor, symbolic_context=context, source=source)
+        # An operator may change the sizes of what it writes: remember them as they are.
+        self._inputs.append([size.node.expr if isinstance(size, torch.SymInt) else None for size in fake.shape])
+        return fake
+
+    def values(self, tensors: list[torch.Tensor]) -> dict[Any, Any]:
+        """The symbols with their values, for inputs of other sizes in the order in which fakes were made."""
+        found: dict[Any, Any] = {}
+        for expressions, tensor in zip(self._inputs, tensors, strict=True):
+            for expression, size in zip(expressions, tensor.shape, strict=True):
+                if expression is not None and expression.is_symbol:
+                    found[expression] = self._integer(size)
+        return found
+
+    def holds_for(self, values: dict[Any, Any]) -> bool:
+        """Do these sizes pass the guards, so that compiled code would be used for them again?"""
+        return all(self._value(guard.expr, values) is not False for guard in self.env.guards)
+
+    def evaluate(self, value: Any, values: dict[Any, Any]) -> Any:
+        """A size of a result with these sizes of the inputs; None if it depends on something else."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        return self._value(value.node._expr, values)
+
+    def _value(self, expression: Any, values: dict[Any, Any]) -> Any:
+        known = expression.xreplace(values) if hasattr(expression, "xreplace") else expression
+        for kind, plain in (("is_Integer", int), ("is_Boolean", bool), ("is_Number", float)):
+            if getattr(known, kind, False) and not getattr(known, "free_symbols", None):
+                return plain(known)
+        return None
+
+    def made_constant(self) -> list[tuple[int, str, int, str]]:
+        """Sizes that became numbers while the operator ran: the number, and the file, line and text where that was."""
+        found = []
+        for guard in self.env.guards:
+            numbers = [self.env.replacements.get(symbol) for symbol in guard.expr.free_symbols]
+            place: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+            is_number = len(numbers) == 1 and getattr(numbers[0], "is_Integer", False)
+            if is_number and type(guard.expr).__name__ == "Equality" and hasattr(place, "filename"):
+                found.append((int(numbers[0]), place.filename, place.lineno, place.line or ""))
+        return found
+
+
+# Functionalization, and the dispatch modes of checkpointing -----------------------------------------------------------
+
+
+def is_of_torch(cls: type) -> bool:
+    """Is this a class of the tensors that tracing itself makes?"""
+    return cls is torch.Tensor or issubclass(cls, (FakeTensor, FunctionalTensor))
+
+
+#: Is a call of one of our ops being functionalized in this context?
+_functionalizing: ContextVar[bool] = ContextVar("customops.functionalizing", default=False)
+
+
+def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs: Any, mutated: Sequence[Any]) -> Any:
+    """Call an op that mutates some of its arguments, `mutated`, under FunctionalTensorMode, as torch does.
+
+    torch's second form passes the bases of views, and how to make the views of them. Two calls go by its first form,
+    which passes the arguments as they are: one that mutates nothing, which has no base to start from, and one that
+    mutates a view of another dtype than its base, which the second form takes for one of the same. The first form takes
+    no op that returns anything but new tensors.
+    """
+    functional = importlib.import_module("torch._higher_order_ops.auto_functionalize")
+    bases = [functional.get_base(tensor) for tensor in mutated]
+    is_cast = any(base is not None and base.dtype != x.dtype for x, base in zip(mutated, bases, strict=True))
+    if (is_cast or not mutated) and functional.can_auto_functionalize(overload):
+        return functional.do_auto_functionalize(mode, overload, args, kwargs)
+    token = _functionalizing.set(True)
+    try:
+        return mode.__torch_dispatch__(overload, types, args, kwargs)
+    finally:
+        _functionalizing.reset(token)
+
+
+#: The ops that may be functionalized though they return lists or numbers. torch's form for ops that write can do that,
+#: but is kept from it by a check.
+_allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+
+
+def allow_any_returns(overload: OpOverload) -> None:
+    """Let an op that writes, and returns new tensors, lists of them or numbers, be functionalized."""
+    _allowed.add(overload)
+
+
+def _can_auto_functionalize(original: Callable[[Any], bool], op: Any) -> bool:
+    return original(op) or (isinstance(op, OpOverload) and op in _allowed)
+
+
+def _correct(functional: Any) -> None:
+    functional.try_use_slice = functools.partial(_try_use_slice, functional.try_use_slice)
+    functional.can_auto_functionalize = functools.partial(_can_auto_functionalize, functional.can_auto_functionalize)
+
+
+def _try_use_slice(original: Callable[..., Any], base: Any, tensor: Any) -> Any:
+    """``(dim, start, end)`` of a view that is a slice of its base, or None.
+
+    torch takes the offset of the view into the storage for the offset into the base, which may have one, too: as
+    ``kv[1]``, passed to a compiled function. The write then lands elsewhere, or nowhere. Its own answer stays for
+    others' ops, whose graphs are to be what they are without this package.
+    """
+    found = original(base, tensor)
+    if found is None or not _functionalizing.get():
+        return found
+    known = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true
+    dim, offset = found[0], tensor.storage_offset() - base.storage_offset()
+    step, size = tensor.stride()[dim], tensor.size()[dim]
+    if not known(offset % step == 0):
+        return None
+    start = offset // step
+    inside = known(start >= 0) and known(start + size <= base.size()[dim])
+    return (dim, start, start + size) if inside else None
+
+
+when_imported("torch._higher_order_ops.auto_functionalize", _correct)
+
+
+#: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.
+checkpoint_modes: tuple[type, ...] = (
+    torch.utils.checkpoint._CachingTorchDispatchMode,
+    torch.utils.checkpoint._CachedTorchDispatchMode,
+)
+
+
+@contextlib.contextmanager
+def saved_for_backward(mode: Any) -> Iterator[None]:
+    """Under a checkpoint that is compiled, what is traced inside is saved, and not computed again in the backward."""
+    meta = torch.fx.traceback.current_meta
+    before = dict(meta)
+    meta["ac_graph_id"] = getattr(mode, "ac_graph_id", None)
+    meta["recompute"] = torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE
+    try:
+        yield
+    finally:
+        for key in ("ac_graph_id", "recompute"):
+            meta.pop(key, None)
+            meta.update({key: before[key]} if key in before else {})

@@ -1,0 +1,351 @@
+"""What torch's own tests of ops say of a device: which ops run in a kernel of it, by fallback, or not."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import random
+import runpy
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from customops import _torch as _core
+from customops.backend import _compat, fallbacks
+from customops.backend._backend import Backend
+from customops.backend.errors import BackendError
+from customops.backend.registration import get_backend
+from customops.testing.isolation import in_fork
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU
+
+#: Ops whose results are whatever the memory held.
+UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+
+
+@dataclass
+class Score:
+    """The ops that passed and failed for one dtype, in one direction."""
+
+    dtype: torch.dtype
+    backward: bool
+    passed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  #: not for the CPU either
+    failed: dict[str, str] = field(default_factory=dict)  #: name -> the error, in a line
+    #: what ran where in all of them, but for those that crashed or ran out of time
+    journal: fallbacks.Journal = field(default_factory=fallbacks.Journal)
+
+    @property
+    def total(self) -> int:
+        return len(self.passed) + len(self.failed) + len(self.skipped)
+
+
+def run(
+    backend: Backend,
+    dtypes: Iterable[torch.dtype],
+    *,
+    backward: bool = True,
+    patterns: Iterable[str] | None = None,
+    samples: int | None = None,
+    timeout: float = 60.0,
+) -> Iterator[Score]:
+    """Score each dtype, forward and, where it has gradients, forward and backward.
+
+    Args:
+        patterns: only ops of these names, e.g. ``["nn.functional.*"]``.
+        samples: at most so many of the inputs of each op.
+    """
+    ops = [op for op in _compat.op_infos() if _selected(_name(op), patterns)]
+    for dtype, both in itertools.product(dtypes, (False, True) if backward else (False,)):
+        if both and not (dtype.is_floating_point or dtype.is_complex):
+            continue
+        score = Score(dtype, both)
+        for op in ops:
+            if dtype in (op.supported_backward_dtypes("cpu") if both else op.supported_dtypes("cpu")):
+                _enter(score, _name(op), functools.partial(_check, backend, op, dtype, both, samples), timeout)
+        yield score
+
+
+def _selected(name: str, patterns: Iterable[str] | None) -> bool:
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def _enter(score: Score, name: str, check: Any, timeout: float) -> None:
+    # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
+    outcome = in_fork(check, timeout)
+    if outcome.error is not None:
+        score.failed[name] = _line(outcome.error)
+        return
+    checked: _Checked = outcome.value
+    score.journal.add(checked.journal)
+    if checked.error is not None:
+        score.failed[name] = checked.error
+    else:
+        (score.passed if checked.compared else score.skipped).append(name)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """How the test of an op ended, and what ran in it until then."""
+
+    journal: fallbacks.Journal
+    compared: bool = False  #: or the CPU cannot run any of the inputs
+    error: str | None = None
+
+
+def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> _Checked:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    record = fallbacks.start()
+    try:
+        return _Checked(record, _compare_all(backend, op, dtype, backward, limit))
+    except Exception as error:
+        return _Checked(record, error=_line(error))
+
+
+def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
+    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
+    compared = False
+    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+        try:
+            expected = _outcome(op, here, backward)
+        except Exception:
+            continue  # not an input for the CPU either
+        compared = True
+        got = _outcome(op, there, backward)
+        device = backend.name if _asks_for(there, backend.name) else None
+        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
+    return compared
+
+
+def _asks_for(sample: Any, name: str) -> bool:
+    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
+    leaves = _leaves(sample)
+    named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
+    used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    return "cpu" not in named and name in named | used
+
+
+def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
+    """The same inputs on the device and on the CPU."""
+
+    def made_on(device: str) -> Iterator[Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        return iter(op.sample_inputs(device, dtype, requires_grad=backward))
+
+    # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
+    # Where the two differ, for being drawn from two generators in turns, or by design, copies have to do.
+    for there, here in itertools.zip_longest(made_on(backend.name), list(made_on("cpu"))):
+        if there is not None:
+            yield there, here if here is not None and _equal(there, here) else _moved(there, backend.name)
+
+
+def _equal(there: Any, here: Any) -> bool:
+    ours, theirs = _leaves(there), _leaves(here)
+    return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
+
+
+def _are_equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
+    return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
+
+
+def _moved(sample: Any, name: str) -> Any:
+    leaves, spec = _core.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
+    moved = copy.copy(sample)
+    moved.input, moved.args, moved.kwargs = _core.tensors.tree_unflatten([_on_cpu(leaf, name) for leaf in leaves], spec)
+    return moved
+
+
+def _on_cpu(value: Any, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().requires_grad_(value.requires_grad)
+    is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
+    return torch.device("cpu") if is_device else value
+
+
+def _leaves(sample: Any) -> list[Any]:
+    return _core.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
+
+
+def _tensors(sample: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(sample) if isinstance(leaf, Tensor)]
+
+
+def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
+    torch.manual_seed(1)
+    inputs = (sample.input, *sample.args)
+    result = op(*inputs, **sample.kwargs)
+    if not backward:
+        return result, []
+    if sample.output_process_fn_grad is not None:
+        result = sample.output_process_fn_grad(result)
+    outputs = [leaf for leaf in _core.tensors.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    wanted = [leaf for leaf in _tensors(sample) if leaf.requires_grad]
+    if not outputs or not wanted:
+        return result, []
+    torch.manual_seed(2)
+    weights = [torch.randn(y.shape, dtype=y.dtype).to(y.device) for y in outputs]
+    return result, list(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+
+
+def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> None:
+    ours, theirs = _core.tensors.tree_leaves(got), _core.tensors.tree_leaves(expected)
+    if len(ours) != len(theirs):
+        raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, Tensor):
+            _compare_tensors(a, b, device, values)
+        elif isinstance(b, (int, float, complex)):
+            torch.testing.assert_close(a, b, equal_nan=True)
+        elif a != b:
+            raise AssertionError(f"{a!r} instead of {b!r}")
+
+
+def _compare_tensors(got: Tensor, expected: Tensor, device: str | None, values: bool) -> None:
+    if device is not None and got.device.type != device and expected.numel():
+        raise AssertionError(f"a result is on {got.device}")
+    if values:
+        torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
+    elif (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        raise AssertionError(f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The coverage report of a device: a script or torch's op tests are run, and what ran where is put into words
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op, and how often it ran in a kernel of the device and in one of the CPU."""
+
+    op: str
+    native: int
+    fallback: int
+    error: str | None  #: the last one it raised
+
+    @property
+    def status(self) -> str:
+        if self.error is not None:
+            return "FAILED"
+        return "native" if not self.fallback else "fallback" if not self.native else "both"
+
+
+def rows(record: fallbacks.Journal) -> list[Row]:
+    """Failures first, then what ran on the CPU, most frequent first: the order to write kernels in."""
+    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in record.ops]
+    return sorted(found, key=lambda row: (row.error is None, -row.fallback, -row.native, row.op))
+
+
+def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fallbacks.Journal, BaseException | None]:
+    """Run a file or module as a program, which registers a device; what it raised is returned with the rest.
+
+    Raises:
+        BackendError: there is no such program, or it registers none.
+    """
+    _check_exists(target)
+    record = fallbacks.start()
+    error: BaseException | None = None
+    before = sys.argv
+    sys.argv = [target, *arguments]
+    try:
+        _execute(target, "__main__")
+    except SystemExit as stop:
+        error = stop if stop.code not in (None, 0) else None
+    except Exception as raised:
+        error = raised
+    finally:
+        sys.argv = before
+    return _require_backend(target, error), record, error
+
+
+def load_device(target: str) -> Backend:
+    """Import a file or module that registers a device: at its top, or in its function `make_device`."""
+    _check_exists(target)
+    namespace = _execute(target, "__device__")
+    if get_backend() is None and callable(namespace.get("make_device")):
+        namespace["make_device"]()
+    return _require_backend(target, None)
+
+
+def _check_exists(target: str) -> None:
+    if not Path(target).is_file() and not _is_module(target):
+        raise BackendError("no such file or module", expected="a Python file, or the name of a module", got=target)
+
+
+def _is_module(name: str) -> bool:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:  # its package is missing, or misses something itself
+        if f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise
+
+
+def _execute(target: str, name: str) -> dict[str, Any]:
+    path = Path(target)
+    if path.is_file():
+        sys.path.insert(0, os.fspath(path.resolve().parent))  # as for `python FILE`
+        return runpy.run_path(target, run_name=name)
+    return runpy.run_module(target, run_name=name, alter_sys=True)
+
+
+def _require_backend(target: str, error: BaseException | None) -> Backend:
+    backend = get_backend()
+    if backend is not None:
+        return backend
+    if error is not None:
+        raise BackendError(f"{target} ended with {type(error).__name__} before it registered a device") from error
+    raise BackendError(
+        f"{target} registers no device", fix="call register_backend in it, at the top or in make_device()"
+    )
+
+
+def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
+    """A line for each score as it comes, and the ops that failed."""
+    for score in scores:
+        direction = "forward and backward" if score.backward else "forward"
+        name = str(score.dtype).removeprefix("torch.")
+        skipped = f", {len(score.skipped)} not for the CPU either" if score.skipped else ""
+        yield f"{name:<10} {direction:<21} {len(score.passed):>4} of {score.total} ops pass{skipped}"
+        yield from (f"    {op}: {error}" for op, error in sorted(score.failed.items()))
+
+
+def as_json(record: fallbacks.Journal, scores: Iterable[Score]) -> str:
+    """All of it, for other programs."""
+    ops = {row.op: {"native": row.native, "fallback": row.fallback, "error": row.error} for row in rows(record)}
+    each = [
+        {
+            "dtype": str(score.dtype).removeprefix("torch."),
+            "backward": score.backward,
+            "passed": sorted(score.passed),
+            "skipped": sorted(score.skipped),
+            "failed": score.failed,
+        }
+        for score in scores
+    ]
+    return json.dumps({"torch": torch.__version__, "ops": ops, "scores": each}, indent=1) + "\n"

@@ -1,0 +1,521 @@
+"""What runs where the device has no kernel: the CPU's kernel on the same memory, counted, or an error."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from customops._dispatch.results import tensors_in
+from customops._schema.model import Return, Schema
+from customops._schema.parse import from_dispatcher
+from customops.backend import _compat
+from customops.backend.device_module import DeviceModule
+from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
+from customops.backend.memory import Memory
+from customops.backend.substitutes import SUBSTITUTES
+from customops.errors import UnsupportedError, user_stacklevel
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call
+
+#: Arguments that are CPU tensors by right, whatever their shape.
+ON_CPU = {
+    "aten::index.Tensor": {"indices"},
+    "aten::index.Tensor_out": {"indices"},
+    "aten::_unsafe_index.Tensor": {"indices"},
+    "aten::index_put": {"indices"},
+    "aten::index_put_": {"indices"},
+    "aten::_index_put_impl_": {"indices"},
+    "aten::_unsafe_index_put": {"indices"},
+}
+
+#: Arguments that an op writes to and returns, without its schema saying so.
+RETURNED = {"aten::_copy_from": 1, "aten::_copy_from_and_resize": 1}
+
+
+@dataclass(frozen=True)
+class FallbackPlan:
+    """What the schema of an op says about running it on the CPU. Arguments are known by position or name."""
+
+    op: Any
+    name: str
+    schema: Schema
+    run: Callable[..., Any]  #: the op itself, or what stands in for it where the CPU has no kernel
+    is_view: bool
+    writes: tuple[int | str, ...]  #: the mutated arguments
+    outs: tuple[str, ...]
+    tensors: frozenset[int | str]  #: arguments of type Tensor, of which a number has to be made one
+    on_cpu: frozenset[int | str]
+    device: int | str | None
+    generator: int | str | None
+    draws: bool  #: draws random numbers, and takes no generator
+    returns: tuple[int | str | None, ...]  #: the mutated argument that a return is, or None for a new value
+
+
+def plan_of(op: Any) -> FallbackPlan:
+    """The plan of an op."""
+    schema, name = from_dispatcher(_compat.schema_of(op)), _compat.full_name(op)
+    keys = {a.name: a.name if a.kwarg_only else position for position, a in enumerate(schema.arguments)}
+    devices = [keys[a.name] for a in schema.arguments if a.type.startswith("Device")]
+    generators = [keys[a.name] for a in schema.arguments if a.type.startswith("Generator")]
+    tensors = [] if _compat.accepts_numbers(op) else [keys[a.name] for a in schema.arguments if a.is_tensor]
+    return FallbackPlan(
+        op=op,
+        name=name,
+        schema=schema,
+        run=SUBSTITUTES.get(name, op),
+        is_view=schema.is_view,
+        writes=tuple(keys[argument.name] for argument in schema.mutated),
+        outs=tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor"),
+        tensors=frozenset(tensors),
+        on_cpu=frozenset(keys[argument] for argument in ON_CPU.get(name, ())),
+        device=devices[0] if devices else None,
+        generator=generators[0] if generators else None,
+        draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
+        returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, schema, keys) for r in schema.returns),
+    )
+
+
+def _returned(value: Return, schema: Schema, keys: dict[str, int | str]) -> int | str | None:
+    """The mutated argument of the same alias set as a return."""
+    if not value.is_mutated:
+        return None
+    return next((keys[a.name] for a in schema.mutated if a.alias == value.alias), None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Dtypes that accelerators compute in and the CPU does not: the op runs in a wider one, and its results are rounded
+# Float16, bfloat16 and complex32 are taken so by any op, as accelerators compute in float32 inside. Other dtypes by
+# those
+# ops alone that accelerators have for them: the rest refuse them everywhere.
+
+#: How kernels of the CPU say so.
+_REFUSED = re.compile(r"not implemented for '|doesn't support tensors of type")
+
+_FLOATING = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+_INTEGERS = {dtype: torch.float64 for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
+_BOOLS = {torch.bool: torch.uint8}
+_FLOAT8 = {getattr(torch, f"float8_{kind}"): torch.float32 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+
+#: By the name of an op, without overload.
+_OTHERS: dict[str, dict[torch.dtype, torch.dtype]] = {
+    "aten::histc": _INTEGERS,
+    "aten::abs": _BOOLS,
+    "aten::abs_": _BOOLS,
+    "aten::trace": _BOOLS,
+    "aten::scatter": _FLOAT8,
+    "aten::scatter_": _FLOAT8,
+}
+
+
+class Wider:
+    """One call of an op on the CPU, in wider dtypes."""
+
+    def __init__(self, plan: FallbackPlan) -> None:
+        self.plan = plan
+        self.dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
+        self.changed = False
+
+    @staticmethod
+    def is_for(error: RuntimeError) -> bool:
+        """Did a kernel of the CPU refuse a dtype?"""
+        return _REFUSED.search(str(error)) is not None
+
+    def run(self, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What ``compute(args, kwargs)`` would be, if the CPU had it; NotImplemented where no dtype can be wider.
+
+        What the op writes to is resized, where it has to be, and written.
+        """
+        wide_args, wide_kwargs = self._widen(args), {name: self._widen(value) for name, value in kwargs.items()}
+        if not self.changed:
+            return NotImplemented
+        try:
+            expected = self.plan.op(*map(_as_meta, args), **{name: _as_meta(value) for name, value in kwargs.items()})
+        except NotImplementedError:  # torch cannot tell the dtypes of the results
+            return NotImplemented
+        result = compute(wide_args, wide_kwargs)
+        for key in self.plan.writes:
+            given, wide = (kwargs[key], wide_kwargs[key]) if isinstance(key, str) else (args[key], wide_args[key])
+            if wide is not given:
+                given.resize_(wide.shape).copy_(wide)
+        return _narrow(result, expected)
+
+    def _widen(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._widen(item) for item in value]
+        dtype = value.dtype if isinstance(value, Tensor) else value
+        if not isinstance(dtype, torch.dtype) or dtype not in self.dtypes:
+            return value
+        self.changed = True
+        wide = self.dtypes[dtype]
+        return value.to(wide) if isinstance(value, Tensor) else wide
+
+
+def _narrow(result: Any, expected: Any) -> Any:
+    if isinstance(result, (list, tuple)):
+        return [_narrow(*pair) for pair in zip(result, expected, strict=True)]
+    return result.to(expected.dtype) if isinstance(result, Tensor) else result
+
+
+def _as_meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_meta(item) for item in value]
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+# A record of what ran where, for the coverage report ------------------------------------------------------------------
+
+
+@dataclass
+class Journal:
+    """How often each op ran in a kernel of the device, in one of the CPU, or raised there."""
+
+    native: collections.Counter[str] = field(default_factory=collections.Counter)
+    fallback: collections.Counter[str] = field(default_factory=collections.Counter)
+    failed: dict[str, str] = field(default_factory=dict)  #: op -> the first line of its last error
+
+    @property
+    def ops(self) -> list[str]:
+        return sorted({*self.native, *self.fallback, *self.failed})
+
+    def add(self, other: Journal) -> None:
+        self.native.update(other.native)
+        self.fallback.update(other.fallback)
+        self.failed.update(other.failed)
+
+    def fail(self, op: str, error: BaseException) -> None:
+        self.failed[op] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+#: The journal that is being written, or none. There is one device in a process, and it may not be registered yet.
+open_journals: list[Journal] = []
+
+
+def start() -> Journal:
+    """Begin a journal; what happens from now on is in it."""
+    open_journals[:] = [Journal()]
+    return open_journals[0]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What runs where the device has no kernel: the CPU's kernel on the same memory, counted, or an error
+
+Policy = Literal["cpu", "warn", "error"]
+
+
+def check_policy(policy: object) -> Policy:
+    if policy not in get_args(Policy):
+        raise BackendNameError(
+            "unknown fallback policy", expected=" or ".join(map(repr, get_args(Policy))), got=repr(policy)
+        )
+    return policy  # type: ignore[return-value]
+
+
+class Fallback:
+    """The boxed kernel at the device's key, for every op that has none there."""
+
+    def __init__(self, name: str, memory: Memory, module: DeviceModule, policy: Policy) -> None:
+        self.name = name
+        self.memory = memory
+        self.module = module
+        self.base_policy: Policy = policy
+        #: What counts in its place in some context: of this thread, and of no other.
+        self._policy_here: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("policy", default=None)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._plans: dict[Any, FallbackPlan] = {}
+        self._warned: set[str] = set()
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy_here.get() or self.base_policy
+
+    def plan(self, op: Any) -> FallbackPlan:
+        plan = self._plans.get(op)
+        if plan is None:
+            plan = self._plans[op] = plan_of(op)
+        return plan
+
+    def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = self.plan(op)
+        if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
+            return _compat.redispatch_to_cpu(op, *args, **kwargs)
+        record = open_journals[0] if open_journals else None
+        try:
+            if self.policy != "cpu":
+                self._object(plan)
+            result = FallbackCall(self, plan, args, kwargs).run()
+        except Exception as error:
+            if record is not None:
+                record.fail(plan.name, error)
+            raise
+        self.counts[plan.name] += 1
+        if record is not None:
+            record.fallback[plan.name] += 1
+        return result
+
+    def remedy(self, plan: FallbackPlan) -> str:
+        if plan.name.startswith("aten::"):
+            return f"@backend.kernel({plan.name!r})"
+        return f"register_kernel({self.name!r}) on the op"
+
+    def _object(self, plan: FallbackPlan) -> None:
+        fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
+        if self.policy == "error":
+            raise NoKernelError(f"no kernel for {self.name!r}, and no fallback to the CPU", op=plan.name, fix=fix)
+        if plan.name not in self._warned:
+            self._warned.add(plan.name)
+            warnings.warn(
+                f"{plan.name}: no kernel for {self.name!r}; it runs on the CPU (said once per op). To end this: {fix}",
+                stacklevel=user_stacklevel(),
+            )
+
+    @contextlib.contextmanager
+    def with_policy(self, policy: Policy) -> Iterator[None]:
+        before = self._policy_here.set(policy)
+        try:
+            yield
+        finally:
+            self._policy_here.reset(before)
+
+
+class FallbackCall:
+    """One call on its way to the CPU's kernel and back."""
+
+    __slots__ = (
+        "args",
+        "fallback",
+        "host_args",
+        "host_kwargs",
+        "index",
+        "kwargs",
+        "plan",
+        "reference",
+        "results_here",
+        "together",
+    )
+
+    def __init__(self, fallback: Fallback, plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.fallback = fallback
+        self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
+        self.index = -1
+        self.reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
+        self.together: dict[int, Tensor] = {}  #: by id, what lends tensors that share memory
+        self.results_here = True  #: are results to be tensors of the device?
+
+    def run(self) -> Any:
+        plan = self.plan
+        self._lend_all()
+        if plan.writes:
+            self._lend_together()
+        if plan.device is not None or self.index < 0:
+            self._settle_device()
+        if plan.generator is not None:
+            self._settle_generator()
+        fresh = self._fresh_outs(lambda out: out.numel() == 0) if plan.outs else {}
+        try:
+            result = self._compute(self.host_args, self.host_kwargs)
+        except RuntimeError as error:
+            fresh = self._fresh_outs(lambda out: True)
+            result = self._compute_otherwise(error)
+        if plan.writes:
+            self._write_back(fresh)
+        return self._returned(result)
+
+    # Arguments --------------------------------------------------------------------------------------------------
+
+    def _lend_all(self) -> None:
+        lend = self._lend
+        self.host_args = [lend(i, value) for i, value in enumerate(self.args)]
+        self.host_kwargs = {name: lend(name, value) for name, value in self.kwargs.items()}
+
+    def _lend_together(self) -> None:
+        """Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages."""
+        tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
+        if len(tensors) < 2:
+            return
+        written = [tensor for tensor in tensors_in(map(self._given, self.plan.writes)) if not tensor.is_cpu]
+        memory = self.fallback.memory
+        if memory.overlap(written, tensors):
+            self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
+            self._lend_all()
+
+    def _lend(self, key: int | str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._lend_tensor(key, value)
+        if isinstance(value, (list, tuple)):
+            if value and any(isinstance(item, Tensor) for item in value):
+                return [self._lend_tensor(key, item) if isinstance(item, Tensor) else item for item in value]
+        elif isinstance(value, (int, float, complex)) and key in self.plan.tensors:
+            return torch.tensor(value, dtype=self._promoted(value), device="cpu")
+        return value
+
+    def _promoted(self, number: Any) -> torch.dtype | None:
+        return torch.result_type(self.reference, number) if self.reference is not None else None
+
+    def _lend_tensor(self, key: int | str, tensor: Tensor) -> Tensor:
+        if tensor.is_cpu:
+            if tensor.ndim and key not in self.plan.on_cpu:
+                raise self._on_cpu(key)
+            return tensor
+        index = tensor.get_device()
+        if index != self.index:
+            if self.index >= 0:
+                raise self._elsewhere(key, tensor)
+            self.index, self.reference = index, tensor
+        if id(tensor) in self.together:
+            return self.together[id(tensor)]
+        try:
+            return self.fallback.memory.lend(tensor)
+        except (BufferError, RuntimeError) as error:
+            if tensor.device.type != self.fallback.name:
+                raise self._elsewhere(key, tensor) from None
+            raise self.fallback.memory.cannot_hold(tensor) from error
+
+    def _settle_device(self) -> None:
+        """An op that makes a tensor is told where: it makes it on the CPU."""
+        key = self.plan.device
+        place: Any = self.host_args if isinstance(key, int) else self.host_kwargs
+        device = None
+        if key is not None and (key in place if isinstance(key, str) else key < len(place)):
+            device = place[key]
+            self.results_here = device is None or device.type == self.fallback.name
+            if self.results_here:
+                place[key] = torch.device("cpu")
+        if self.results_here and device is not None and device.index is not None:
+            self.index = self.fallback.memory.check_index(device.index)
+        elif self.index < 0:
+            self.index = self.fallback.module.current_device()
+        if self.host_kwargs.get("pin_memory"):
+            raise UnsupportedError(
+                "memory of this device cannot be pinned",
+                op=self.plan.name,
+                fix="make the tensor on the CPU and call .pin_memory()",
+            )
+
+    def _settle_generator(self) -> None:
+        key = self.plan.generator
+        default = self.fallback.module.default_generators[self.index]
+        if isinstance(key, str):
+            if self.host_kwargs.get(key) is None:
+                self.host_kwargs[key] = default
+        elif key is not None:
+            missing = key + 1 - len(self.host_args)
+            if missing > 0:  # the dispatcher leaves out trailing defaults
+                left_out = self.plan.schema.arguments[len(self.host_args) : key + 1]
+                self.host_args += [argument.default for argument in left_out]
+            if self.host_args[key] is None:
+                self.host_args[key] = default
+
+    def _fresh_outs(self, wanted: Any) -> dict[str, Tensor]:
+        fresh = {}
+        for name in self.plan.outs:
+            out = self.kwargs.get(name)
+            if isinstance(out, Tensor) and wanted(out):
+                fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
+        return fresh
+
+    # The call ---------------------------------------------------------------------------------------------------
+
+    def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.plan.draws:
+            with _compat.lent_generator(self.fallback.module.default_generators[self.index]):
+                return self.plan.run(*args, **kwargs)
+        return self.plan.run(*args, **kwargs)
+
+    def _compute_otherwise(self, error: RuntimeError) -> Any:
+        """What can be done about an error of the CPU's kernel. Each out is one of its own now, of no elements."""
+        plan, text = self.plan, str(error)
+        if plan.outs and "not resizable" in text:  # as lent tensors are
+            return self._compute(self.host_args, self.host_kwargs)
+        if Wider.is_for(error):
+            result = Wider(plan).run(self._compute, self.host_args, self.host_kwargs)
+            if result is not NotImplemented:
+                return result
+        if isinstance(error, NotImplementedError) and f"Could not run '{plan.name}'" in text:
+            raise NoKernelError(
+                f"neither {self.fallback.name!r} nor the CPU has a kernel", op=plan.name, fix=self.fallback.remedy(plan)
+            ) from None
+        raise error
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def _given(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.kwargs.get(key)
+        return self.args[key] if key < len(self.args) else None
+
+    def _write_back(self, fresh: dict[str, Tensor]) -> None:
+        """The op wrote to the memory itself; sizes, strides and the conj and neg bits have to be carried over."""
+        for key in self.plan.writes:
+            tensor, host = self._given(key), (self.host_kwargs if isinstance(key, str) else self.host_args)[key]  # type: ignore[index]
+            if not isinstance(tensor, Tensor) or tensor.is_cpu:
+                continue
+            if key in fresh:
+                made = self.fallback.memory.place(host, tensor.get_device())
+                tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())
+                continue
+            if host.shape != tensor.shape or host.stride() != tensor.stride():
+                offset = host.storage_offset() + (0 if id(tensor) in self.together else tensor.storage_offset())
+                tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())
+            if host.is_conj() != tensor.is_conj():
+                _compat.set_conj(tensor, host.is_conj())
+            if host.is_neg() != tensor.is_neg():
+                _compat.set_neg(tensor, host.is_neg())
+
+    def _returned(self, result: Any) -> Any:
+        returns = self.plan.returns
+        if not returns:
+            return None
+        if len(returns) == 1:
+            return self._given(returns[0]) if returns[0] is not None else self._place(result)
+        return tuple(
+            self._given(key) if key is not None else self._place(value)
+            for key, value in zip(returns, result, strict=True)
+        )
+
+    def _place(self, value: Any) -> Any:
+        if not self.results_here:
+            return value
+        if isinstance(value, Tensor):
+            return self.fallback.memory.place(value, self.index)
+        if isinstance(value, (list, tuple)):
+            return [self._place(item) for item in value]
+        return value
+
+    # Errors -----------------------------------------------------------------------------------------------------
+
+    def _name_of(self, key: int | str) -> str:
+        return key if isinstance(key, str) else self.plan.schema.arguments[key].name
+
+    def _on_cpu(self, key: int | str) -> WrongDeviceError:
+        name = self.fallback.name
+        return WrongDeviceError(
+            "Expected all tensors to be on the same device, but one is on the CPU",
+            op=self.plan.name,
+            argument=self._name_of(key),
+            expected=f"a tensor on {name}, or a CPU tensor of no dimensions",
+            fix=f".to({name!r})",
+        )
+
+    def _elsewhere(self, key: int | str, tensor: Tensor) -> BackendError:
+        return WrongDeviceError(
+            "Expected all tensors to be on the same device, but found at least two devices",
+            op=self.plan.name,
+            argument=self._name_of(key),
+            expected=f"a tensor on {self.fallback.name}:{self.index}",
+            got=f"one on {tensor.device}",
+            fix=f".to('{self.fallback.name}:{self.index}')",
+        )

@@ -1,0 +1,340 @@
+"""Calls of an operator whose results are compared with each other.
+
+A call runs on copies of its inputs, from the same seed, without warnings. Its results are what it returned and what it
+left in the arguments that it writes; they are copied at once, so that no later call changes them.
+
+Results are compared only where it means something: `steady_results` refuses operators whose results are random,
+differ between equal calls, or are memory that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from customops import _torch
+from customops.checks._inputs import quiet, seeded, tensors_in
+from customops.checks._outcome import NotExercised
+from customops.checks._trial import Trial
+from customops.errors import where
+
+# Do two results agree? ------------------------------------------------------------------------------------------------
+# Tolerances go by dtype, and by the largest element of the expected tensor: sums in another order differ by rounding
+# of
+# the largest term, however small the sum is.
+
+#: Relative tolerances; about the square root of what the dtype resolves, for float32 and below somewhat less.
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 2e-5,
+    torch.complex64: 2e-5,
+    torch.float16: 4e-3,
+    torch.complex32: 4e-3,
+    torch.bfloat16: 3e-2,
+}
+_EIGHT_BITS = 0.25  #: of floats of 8 bits and less
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """How far apart two elements of a dtype may be, relatively; 0 for integers and bools."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return TOLERANCES.get(dtype, _EIGHT_BITS)
+
+
+def difference(
+    actual: Any, expected: Any, *, rtol: float | None = None, exact: bool = False, scale: float = 0.0
+) -> str | None:
+    """What differs between two nests of tensors, numbers and None; None if nothing does.
+
+    NaN equals NaN. Shapes and dtypes have to agree, strides need not.
+
+    Args:
+        rtol: the tolerance, relative to the largest finite element of the expected tensor; by default that of the
+            coarser dtype.
+        exact: compare bit by bit, but for NaN.
+        scale: the size of elements that counts as ordinary, where all of these may be zero but for rounding.
+    """
+    allowed = _Allowed(rtol, exact, scale)
+    actual_leaves, leaves = _torch.tensors.tree_leaves(actual), _torch.tensors.tree_leaves(expected)
+    if len(leaves) != len(actual_leaves):
+        return f"{len(actual_leaves)} values and not {len(leaves)}"
+    for i, (one, other) in enumerate(zip(actual_leaves, leaves, strict=True)):
+        found = _leaves_differ(one, other, allowed)
+        if found:
+            return found if len(leaves) == 1 else f"value {i}: {found}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """How far apart elements may be."""
+
+    rtol: float | None
+    exact: bool
+    scale: float
+
+    def around(self, expected: torch.Tensor, dtype: torch.dtype) -> float:
+        finite = expected[expected.isfinite()]
+        scale = max(float(finite.abs().max()) if finite.numel() else 0.0, self.scale)
+        rtol = tolerance_of(dtype) if self.rtol is None else self.rtol
+        tiny = torch.finfo(dtype).tiny if dtype.is_floating_point or dtype.is_complex else 0.0
+        return rtol * (scale or 1.0) + tiny
+
+
+def _leaves_differ(actual: Any, expected: Any, allowed: _Allowed) -> str | None:
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        if isinstance(actual, float) and isinstance(expected, float):
+            actual, expected = (torch.tensor(value, dtype=torch.float64) for value in (actual, expected))
+            return _tensors_differ(actual, expected, allowed)
+        return None if type(actual) is type(expected) and actual == expected else f"{actual!r} and not {expected!r}"
+    if actual.shape != expected.shape:
+        return f"shape {tuple(actual.shape)} and not {tuple(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"dtype {actual.dtype} and not {expected.dtype}"
+    return _tensors_differ(actual, expected, allowed)
+
+
+def _tensors_differ(actual: torch.Tensor, expected: torch.Tensor, allowed: _Allowed) -> str | None:
+    with torch.no_grad():
+        one, other = _comparable(actual), _comparable(expected)
+        if torch.equal(one, other):
+            return None
+        differs = (one != other) & ~((one != one) & (other != other))
+        if not allowed.exact and differs.any():
+            differs &= ~((one - other).abs() <= allowed.around(other, expected.dtype))
+        if not differs.any():
+            return None
+        count, where = int(differs.sum()), tuple(differs.nonzero()[0].tolist())
+        values = f"{_number(one[where])} and not {_number(other[where])}"
+        if differs.dim() == 0:
+            return values
+        return f"{count} of {differs.numel()} elements, the first at {where}: {values}"
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values as dense float64, complex128 or integers, on the CPU."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    tensor = (tensor.dequantize() if tensor.is_quantized else tensor.detach()).cpu()
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def _number(element: torch.Tensor) -> str:
+    value = element.item()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Inputs that differ by rounding: how much results change with them says how well these are determined
+
+
+def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
+    """Changes of the inputs by about what a dtype resolves."""
+    for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
+        yield Nudge(size, None)
+        yield Nudge(size, seed)
+
+
+class Nudge:
+    """Changes floating-point numbers a little, all in one direction or each in its own."""
+
+    def __init__(self, size: float, seed: int | None) -> None:
+        self.size, self.seed = size, seed
+
+    def __call__(self, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.is_quantized or tensor.layout is not torch.strided:
+            return tensor
+        if self.seed is None:
+            return tensor * (1 + self.size)
+        signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
+        return (tensor * (1 + self.size * signs.to(tensor.device))).to(tensor.dtype)
+
+
+# Calls of an operator whose results are compared with each other ------------------------------------------------------
+
+Results = dict[str, Any]
+
+_ROUNDINGS = 32.0  #: Sums of many terms in another order differ by more than one change of each by rounding makes.
+
+#: Operators of torch that return memory as it is, or resize what they are given.
+_ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_resize", "prims::empty")
+
+
+def own_generators(trial: Trial) -> Trial:
+    """The same call with copies of its generators, which a call moves on."""
+    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
+    if not any(isinstance(value, torch.Generator) for value in values):
+        return trial
+    copies = [value.clone_state() if isinstance(value, torch.Generator) else value for value in values]
+    args, kwargs = _torch.tensors.tree_unflatten(copies, spec)
+    return replace(trial, args=args, kwargs=kwargs)
+
+
+def call(trial: Trial, *, moved: bool = False) -> Any:
+    """Call the operator on these very tensors, from the same seed; with `moved`, from another."""
+    trial = own_generators(trial)
+    with quiet(), seeded((trial.args, trial.kwargs)):
+        if moved:
+            _move_generators(trial)
+        return trial.op(*trial.args, **trial.kwargs)
+
+
+def _move_generators(trial: Trial) -> None:
+    torch.default_generator.manual_seed(12345)
+    for device in {tensor.device for tensor in trial.tensors if tensor.device.type == "cuda"}:
+        torch.rand(1, device=device)  # `seeded` puts the state back
+
+
+def results_of(trial: Trial, *, moved: bool = False) -> Results:
+    """The results of a call on copies of the inputs. Raises what the operator raises."""
+    copy = trial.copy()
+    return results_in(copy, call(copy, moved=moved))
+
+
+def results_in(trial: Trial, outputs: Any) -> Results:
+    """Copies of what a call returned, and of what it wrote."""
+    outputs = trial.by_return(outputs)
+    results = {f"output {i}" if len(outputs) > 1 else "the output": value for i, value in enumerate(outputs)}
+    results |= {f"argument {name} after the call": value for name, value in trial.mutated.items()}
+    return {name: _copied(value) for name, value in results.items()}
+
+
+def attempt(trial: Trial, *, moved: bool = False) -> Results | None:
+    """The results of a call, or None if the operator does not take these inputs."""
+    try:
+        return results_of(trial, moved=moved)
+    except Exception:  # a derived input need not be accepted
+        return None
+
+
+def steady_results(trial: Trial) -> Results:
+    """The results of a call, of an operator of which equal calls have equal results, whatever the seed.
+
+    Raises:
+        NotExercised: it is none, or has no results to compare.
+    """
+    require_comparable(trial)
+    if torch.Tag.nondeterministic_seeded in trial.op.tags:
+        raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")
+    first, second = attempt(trial), attempt(trial, moved=True)
+    if first is None or second is None:
+        raise NotExercised("the operator does not take these inputs")
+    if not first:
+        raise NotExercised("the operator neither returns nor writes anything that could be compared")
+    if difference(second, first):
+        raise NotExercised("equal calls have different results: there is nothing to compare with")
+    return first
+
+
+def require_comparable(trial: Trial) -> None:
+    """Raise NotExercised where results cannot be compared."""
+    trial.require_data()
+    if trial.name.startswith(_ALLOCATING):
+        raise NotExercised("the operator returns uninitialized memory")
+    if any(tensor.is_nested for tensor in trial.tensors):
+        raise NotExercised("nested tensors are not compared")
+    if has_effect(trial):
+        raise NotExercised("the operator is registered with a side effect")
+
+
+def has_effect(trial: Trial) -> bool:
+    """Is the operator one of ours that was registered with a side effect?"""
+    op = trial.custom_op
+    if op is None:
+        return False
+    effects: dict[None, Any] = op._rules.effect.effects
+    return bool(effects)
+
+
+def is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
+    """Is a result no further off than those for inputs that differ by rounding? Sums in which much cancels are not."""
+    apart = _distance(actual, expected)
+    if apart is None:
+        return False
+    eps = torch.finfo(expected.dtype).eps
+    near = [attempt(_contiguous(trial.map_tensors(nudge))) for nudge in nudges(eps)]
+    steps = [_distance(results[name], expected) for results in near if results is not None]
+    return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
+
+
+def _contiguous(trial: Trial) -> Trial:
+    return trial.map_tensors(lambda _name, tensor: tensor.contiguous() if tensor.layout is torch.strided else tensor)
+
+
+def _distance(one: Any, other: Any) -> float | None:
+    """How far apart the elements of two tensors are; None if they cannot be compared so."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
+        return None
+    if not other.is_floating_point() or one.layout is not torch.strided or not one.numel():
+        return None
+    far = float((one.to(torch.float64) - other.to(torch.float64)).abs().max())
+    return far if far < float("inf") else None
+
+
+def first_difference(actual: Results, expected: Results, **options: Any) -> tuple[str, str] | None:
+    """The name of the first result that differs, and how; see `difference`."""
+    for name, value in expected.items():
+        found = difference(actual[name], value, **options)
+        if found:
+            return name, found
+    return None
+
+
+def where_of(trial: Trial) -> str | None:
+    """``file:line`` of the kernel that an operator runs for these inputs, where it is known."""
+    op = trial.custom_op
+    if op is None:  # of torch.library.custom_op?
+        fn = getattr(_torch.library.torch_op_of(trial.name), "_init_fn", None)
+        return None if fn is None else where(fn)
+    device = trial.tensors[0].device.type if trial.tensors else None
+    kernels = op._rules.kernel.kernels
+    fn = kernels.get(device) or kernels.get(None) or op._init_fn
+    return None if fn is None else where(fn)
+
+
+def _copied(value: Any) -> Any:
+    values, spec = _torch.tensors.tree_flatten(value)
+    copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in values]
+    return _torch.tensors.tree_unflatten(copies, spec)
+
+
+def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
+    """May results of indices differ between two right calls, since an input has equal elements?"""
+    tensors = tensors_in(list(values))
+    most = max((tensor.numel() for tensor in trial.tensors), default=0)
+    if not tensors or any(tensor.dtype is not torch.int64 for tensor in tensors):
+        return False
+    if any(tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < most for tensor in tensors):
+        return False
+    return any(_has_ties(tensor) for tensor in trial.tensors)
+
+
+def _has_ties(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
+        return True
+    return int(tensor.detach().cpu().to(torch.float64).unique().numel()) < tensor.numel()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Groups of dimensions of the inputs that may belong together: of one size, at most one of each tensor
+
+#: The number of a tensor, and a dimension of it, for some tensors.
+Group = tuple[tuple[int, int], ...]
+
+
+def groups_of(tensors: list[torch.Tensor]) -> Iterator[Group]:
+    """Groups of dimensions of one size; those of most tensors first."""
+    sizes = sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096})
+    for size in sizes:
+        choices = [[None, *(dim for dim, s in enumerate(tensor.shape) if s == size)] for tensor in tensors[:6]]
+        combinations = itertools.islice(itertools.product(*choices), 256)
+        groups = [tuple((i, dim) for i, dim in enumerate(dims) if dim is not None) for dims in combinations]
+        yield from itertools.islice(sorted(filter(None, groups), key=lambda group: -len(group)), 8)

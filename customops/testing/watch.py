@@ -1,0 +1,412 @@
+"""The mode in which generated tests run: each call of an operator is also checked.
+
+Errors of a check do not disturb the test. They are kept, and judged against the failures dict once the test is over.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import customops
+from customops import _torch
+from customops.checks import NotExercised, Outcome, Trial, run_check
+from customops.checks._outcome import in_short
+from customops.checks._trial import resolve
+from customops.checks.inputs.probe import kernel_error
+from customops.errors import OpCheckError, brief
+from customops.testing.environment import accepts_changes, dynamo, generate_repro, saves_inputs
+from customops.testing.failures import FailuresDict
+
+# What a torch function is that a mode sees: a call of an operator, or something else ----------------------------------
+
+_jit: Any = torch.jit  # which does not declare what it exports
+
+#: What operators look like where they are called.
+OPERATORS = (_torch.library.OpOverload, _torch.library.OpOverloadPacket)
+
+
+def runs_operator(func: Any) -> bool:
+    """Is it an operator, called to be run? A compiler calls them to see what they do."""
+    if not isinstance(func, OPERATORS):
+        return False
+    return not (torch.compiler.is_compiling() or _jit.is_tracing() or _jit.is_scripting())
+
+
+def has_no_fake(error: BaseException | None) -> bool:
+    """Did a check fail because torch cannot make fakes of the inputs? That is not the operator's fault."""
+    while error is not None and not isinstance(error, _torch.tensors.NoFakeTensor):
+        error = error.__cause__
+    return error is not None
+
+
+# The mode in which generated tests run: each call of an operator is also checked --------------------------------------
+
+#: ``util(op, args, kwargs)`` raises what it finds. It leaves the inputs as they are.
+TestUtil = Callable[[_torch.library.OpOverload, tuple[Any, ...], dict[str, Any]], object]
+
+
+class _Inside(threading.local):
+    modes = 0
+
+
+_inside = _Inside()
+
+
+def is_inside_opcheck_mode() -> bool:
+    """True if an `OpCheckMode` is active in the calling thread."""
+    return _inside.modes > 0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: Exception
+    trial: Trial  #: the inputs as they were before the call; only those of the first failure are kept
+
+
+class OpCheckMode(TorchFunctionMode):
+    """A mode that runs a check on each operator call, and raises on exit if a result was not expected.
+
+    Operators get the same arguments and return the same results as without the mode. If the block raises, only that
+    exception is raised. While a thread is in such a mode, `torch.compile` does nothing.
+
+    Args:
+        namespaces: the namespaces of the operators to check.
+        test_util_name: the name of the check, for the script that reproduces a failure.
+        test_util: the check.
+        failures_dict: the expected failures; None if every check must pass.
+        test_name: the key of the test in `failures_dict`, "TestClass.test".
+        failures_dict_path: the failures file, for messages.
+    """
+
+    def __init__(
+        self,
+        namespaces: Sequence[str],
+        test_util_name: str,
+        test_util: TestUtil,
+        failures_dict: FailuresDict | None,
+        test_name: str,
+        failures_dict_path: str,
+    ) -> None:
+        super().__init__()
+        self.namespaces = (namespaces,) if isinstance(namespaces, str) else tuple(namespaces)
+        self.test_util_name = test_util_name
+        self.test_util = test_util
+        self.failures_dict = failures_dict
+        self.test_name = test_name
+        self.failures_dict_path = failures_dict_path
+        self._seen: dict[str, _Failure | None] = {}
+
+    def __enter__(self) -> OpCheckMode:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._seen = {}
+        _inside.modes += 1
+        dynamo.off()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        dynamo.restore()
+        _inside.modes -= 1
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if error is None:
+            self._judge()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = self._operator(func)
+        if op is None or self._status(op.name()) == "skip":
+            return func(*args, **kwargs)
+        trial, failure = self._copy(op, args, kwargs)
+        result = func(*args, **kwargs)
+        if self._seen.get(op.name()) is None:
+            self._seen[op.name()] = failure or self._check(trial)
+        return result
+
+    def _operator(self, func: Any) -> _torch.library.OpOverload | None:
+        """The operator to check, if that is what is called."""
+        if not runs_operator(func):
+            return None
+        namespace = str(func).partition(".")[0]
+        return resolve(func) if namespace in self.namespaces else None
+
+    def _status(self, qualname: str) -> str:
+        return self.failures_dict.get_status(qualname, self.test_name) if self.failures_dict else "xsuccess"
+
+    def _copy(
+        self, op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Trial | None, _Failure | None]:
+        """The inputs before the operator writes to them, or None if there is nothing to try it on."""
+        trial = Trial(op, args, kwargs)
+        has_failed = self._seen.get(op.name()) is not None
+        # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
+        if has_failed or any(_torch.tensors.is_abstract(tensor) for tensor in [*trial.tensors, torch.empty(0)]):
+            return None, None
+        try:
+            return trial.copy(), None
+        except Exception as error:
+            return None, _Failure(error, trial)
+
+    def _check(self, trial: Trial | None) -> _Failure | None:
+        if trial is None:
+            return None
+        try:
+            self.test_util(trial.op, trial.args, trial.kwargs)
+        except NotExercised:
+            return None
+        except Exception as error:
+            return None if has_no_fake(error) else _Failure(error, trial)
+        return None
+
+    # At the end ---------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        found = {name: failure for name, failure in self._seen.items() if failure is not None}
+        failed = [name for name in found if self._status(name) == "xsuccess"]
+        passed = [name for name in self._seen if name not in found and self._status(name) == "xfail"]
+        if accepts_changes() and self.failures_dict is not None:
+            self._accept(self.failures_dict, failed, passed)
+            return
+        if failed:
+            first = found[failed[0]]
+            raise self._failed(first, failed[1:]) from first.error
+        if passed:
+            raise self._passed(passed)
+
+    def _accept(self, failures: FailuresDict, failed: list[str], passed: list[str]) -> None:
+        for name in failed:
+            failures.set_status(name, self.test_name, "xfail")
+        for name in passed:
+            failures.set_status(name, self.test_name, "xsuccess")
+        if failed or passed:
+            failures.save()
+
+    def _failed(self, failure: _Failure, others: list[str]) -> OpCheckError:
+        also = f" (and for {', '.join(others)})" if others else ""
+        return OpCheckError(
+            f"{self.test_util_name} failed in the generated test {self.test_name}{also}",
+            op=failure.trial.name,
+            got=in_short(failure.error),
+            fix="correct the operator: it may be silently incorrect; or expect the failure, in "
+            f"{self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1. This shows it by itself "
+            f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{self._repro(failure.trial)}",
+        )
+
+    def _passed(self, passed: list[str]) -> OpCheckError:
+        return OpCheckError(
+            f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}",
+            op=", ".join(passed),
+            expected="a failure",
+            fix=f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1",
+        )
+
+    def _repro(self, trial: Trial) -> str:
+        call = (self.test_util_name, trial.op, trial.args, trial.kwargs)
+        try:
+            return generate_repro(*call, save_data=saves_inputs())
+        except Exception as error:
+            # What was found matters more than that it can be saved.
+            return f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
+
+
+# Kinds of calls: what of the inputs decides which code of an operator runs, in a few words ----------------------------
+
+#: Of values of these types every single one is a kind; of numbers the type is.
+_CHOICES = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
+
+
+def kind_of(trial: Trial) -> str:
+    """``x: float32 2d grad, by: float``: the arguments of a call, without sizes and elements.
+
+    Of a tensor it is the dtype, the number of dimensions, and, where they are not the usual ones, its layout, device,
+    class, and whether it requires grad or is empty; of numbers the type, of other values the value.
+    """
+    return ", ".join(f"{name}: {_kind(value)}" for name, value in trial.arguments.items()) or "no arguments"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _kind_of_tensor(value)
+    if isinstance(value, (list, tuple)):
+        kinds = sorted({_kind(item) for item in value})
+        return f"[{' | '.join(kinds)}]"
+    return brief(value, 40) if isinstance(value, _CHOICES) else type(value).__name__
+
+
+def _kind_of_tensor(tensor: torch.Tensor) -> str:
+    words = [str(tensor.dtype).removeprefix("torch."), f"{tensor.dim()}d", *_layout(tensor)]
+    if tensor.device.type != "cpu":
+        words.append(tensor.device.type)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        words.append(type(tensor).__name__)
+    if tensor.requires_grad:
+        words.append("grad")
+    return " ".join(words)
+
+
+def _layout(tensor: torch.Tensor) -> list[str]:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return [str(tensor.layout).removeprefix("torch.")]
+    words = [word for word, is_so in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_so]
+    if tensor.numel() == 0:
+        words.append("empty")
+    elif 0 in tensor.stride():
+        words.append("expanded")
+    elif not tensor.is_contiguous():
+        words.append("strided")
+    return words
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `Watch`: notes which operators a test calls, so that each kind of call can be checked when the test is over
+# The test runs as without it. Operators see and return the same, `torch.compile` compiles as ever, and checks run on
+# copies, after the test, where none of its modes and contexts act on them any more. Its fixtures are there until the
+# checks are done.
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: Elements of all tensors of a call, above which it is not copied.
+TOO_MANY = 1 << 24
+
+#: Calls that these make are not those of a test.
+_CHECKERS = (
+    *(str(Path(customops.__file__).parent / name) for name in ("checks", "checking")),
+    str(Path(torch.__file__).parent / "testing" / "_internal" / "optests"),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator, on copies of the inputs as they were before it, and the kind of call that it is."""
+
+    trial: Trial
+    kind: str
+
+
+class Kinds(Protocol):
+    """Kinds of calls, as a set has them."""
+
+    def __contains__(self, kind: tuple[str, str], /) -> bool: ...
+
+    def add(self, kind: tuple[str, str], /) -> None: ...
+
+
+class Watch(TorchFunctionMode):
+    """Notes the calls of operators in its block.
+
+    Args:
+        wants: is an operator of this name (``ns::op``, with its overload if it has one) to be noted?
+        known: the kinds of calls that need not be noted, ``(name, kind)``; those that are noted are added.
+
+    Attributes:
+        calls: those that were noted, and went well.
+        made: the number of calls of each operator that is wanted, noted or not.
+        left_out: why calls cannot be checked -> the number of such calls.
+    """
+
+    def __init__(self, wants: Callable[[str], bool], known: Kinds) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.made: collections.Counter[str] = collections.Counter()
+        self.left_out: collections.Counter[str] = collections.Counter()
+        self._wants, self._known = wants, known
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Dynamo traces through these lines, and drops them: the graph is the same as without the mode.
+        if torch.compiler.is_compiling() or not isinstance(func, OPERATORS):
+            return func(*args, **kwargs)
+        call = self._noted(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:  # and it did not raise
+            self._known.add((call.trial.name, call.kind))
+            self.calls.append(call)
+        return result
+
+    def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        if (
+            not runs_operator(func) or str(func).partition(".")[0] in _torch.library.TORCHS
+        ):  # as old as torch, and not what a suite is there to test
+            return None
+        try:
+            return self._copied(func, args, kwargs)
+        except Exception as error:  # whatever it is, the test is not to notice
+            self.left_out[f"its inputs cannot be copied ({type(error).__name__})"] += 1
+            return None
+
+    def _copied(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        is_packet = isinstance(func, _torch.library.OpOverloadPacket)
+        op = _torch.library.called_overload(func, args, kwargs) if is_packet else func
+        trial = Trial(op, args, kwargs)
+        trial = (
+            trial if torch.is_grad_enabled() else trial.detached()
+        )  # it is not recorded, so it need not be recordable
+        if not self._wants(trial.name) or _is_of_checker():
+            return None
+        self.made[trial.name] += 1
+        reason = _why_not(trial)
+        if reason is not None:
+            self.left_out[reason] += 1
+            return None
+        kind = kind_of(trial)
+        if (trial.name, kind) in self._known:
+            return None
+        with torch.inference_mode(False):
+            return Call(trial.copy(), kind)
+
+
+def _is_of_checker() -> bool:
+    frame: types.FrameType | None = sys._getframe(3)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_CHECKERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _why_not(trial: Trial) -> str | None:
+    """Why a call cannot be tried again, if it cannot."""
+    if _torch.dispatcher.any_mode_of_users():
+        return "made under a mode"  # which would see how the inputs are copied
+    if any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
+        return "meta, fake or functorch tensors"
+    if sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
+        return "more than 16 million elements"
+    return None
+
+
+def why_unchecked(call: Call) -> str | None:
+    """Why a call cannot be made once more now, when the test is over, if it cannot."""
+    name, _, overload = call.trial.name.partition(".")
+    if _torch.library.find_overload(name, overload) is not call.trial.op:
+        return "the op was gone when the test was over"  # many a test defines one for itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        error, _ = kernel_error(call.trial)
+    # Under autocast, say: it goes by more than its inputs.
+    return None if error is None else "the op refused the same inputs when the test was over"
+
+
+def checked(call: Call, checks: Sequence[str]) -> Iterator[Outcome]:
+    """What these checks say of a call, unless it is `why_unchecked`."""
+    trial = call.trial
+    for name in checks:
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")  # of the test they say nothing
+            outcome = run_check(name, trial.op, trial.args, trial.kwargs)
+        if has_no_fake(outcome.error):
+            outcome = replace(outcome, status="not exercised", error=None, reason="torch has no fakes of the inputs")
+        yield outcome
