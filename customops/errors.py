@@ -88,20 +88,19 @@ class CustomOpsError(Exception):
 
     def _message(self) -> str:
         op = self.op if self.op is None or len(self.op) <= 200 else self.op[:197] + "..."
-        lines = [f"{op}: {self.problem}" if op else self.problem]
-        fields = {
-            "argument": self.argument,
-            "expected": self.expected,
-            "got": self.got,
-            "at": self.where,
-            "fix": self.fix,
-        }
-        lines += [f"  {name + ':':<9} {value}" for name, value in fields.items() if value]
-        return "\n".join(lines)
+        return "\n  ".join([f"{op}: {self.problem}" if op else self.problem, *field_lines(self)])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would rebuild from the message alone and lose the fields.
         return _rebuild, (type(self), dict(self.__dict__), self.args)
+
+
+def field_lines(error: BaseException, place: str | None = None, **before: str) -> list[str]:
+    """``got:      2 tensors``: a line for each field of an error that is set, after those of `before`."""
+    titles = ("argument", "expected", "got", "at", "fix")
+    fields = before | {name: getattr(error, "where" if name == "at" else name, None) for name in titles}
+    fields["at"] = fields["at"] or place
+    return [f"{name + ':':<9} {value}" for name, value in fields.items() if value]
 
 
 def _rebuild(cls: type[CustomOpsError], fields: dict[str, Any], args: tuple[Any, ...]) -> Any:

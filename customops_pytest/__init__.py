@@ -2,7 +2,7 @@
 
 `plugin` has the options, and is all that a run loads which uses none of them. `pytest --customops` loads `collecting`,
 ``--customops-mode`` `watching`, and the fixture `opcheck` `fixture`; they share the `Session` of `session`: what is
-expected to fail (`expected`, `marks`), what did, and what is said of it at the end.
+expected to fail (`expected`), what did, and what is said of it at the end.
 
 PYTEST_DONT_REWRITE: there is no assert here, and a second run in one process would warn.
 """

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from customops import CustomOpDef, CustomOpsError
-from customops._cli.targets import TargetError, expand, load, trace
+from customops._cli.targets import TargetError, expand, load, told, trace
 from customops.checking._check import SampleChecks
 from customops.checking._run import INPUTS
 from customops.checking.report import Report
@@ -65,22 +65,17 @@ class OpsOf(pytest.Collector):
         except (Exception, SystemExit) as error:
             problem = error
         if problem is not None or not count:
-            yield self._child(NoSamples, f"{op._qualname}[samples]", op=op, problem=problem)
+            name = f"{op._qualname}[samples]"
+            yield NoSamples.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", op=op, problem=problem)
             return
-        for number in range(count):
-            for check in self._checks():
-                name = f"{op._qualname}[sample{number + 1}-{check}]"
-                yield self._child(CheckItem, name, op=op, number=number, check=check)
-
-    def _child(self, kind: Any, name: str, **kwargs: Any) -> pytest.Item:
-        # The id as text: pytest reads back from text what failed last.
-        item: pytest.Item = kind.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", **kwargs)
-        return item
-
-    def _checks(self) -> tuple[str, ...]:
-        """`INPUTS`, and those that were named, or that the effort takes in."""
         efforts = EFFORTS[: EFFORTS.index(self.state.effort) + 1]
-        return (INPUTS, *(self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]))
+        checks = self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]
+        for number in range(count):
+            for check in (INPUTS, *checks):
+                name = f"{op._qualname}[sample{number + 1}-{check}]"
+                # The id as text: pytest reads back from text what failed last.
+                nodeid = f"{self.nodeid}::{name}"
+                yield CheckItem.from_parent(self, name=name, nodeid=nodeid, op=op, number=number, check=check)
 
     def checks_of(self, op: Op, number: int) -> SampleChecks:
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
@@ -108,9 +103,7 @@ class OpItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         error = excinfo.value
-        if isinstance(error, (Fault, CustomOpsError)):
-            return str(error)
-        return trace(error)
+        return str(error) if isinstance(error, Fault) else told(error)
 
 
 class NoSamples(OpItem):
@@ -160,7 +153,9 @@ class CheckItem(OpItem):
             self.state.findings.refuted.add(self.key)
 
     def _fail(self, checks: SampleChecks, report: Report) -> None:
-        cause = None if self.check == INPUTS else checks.explained_by(self.check, self._others())
+        items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
+        others = {item.check for item in items if item.op is self.op and item.number == self.number}
+        cause = None if self.check == INPUTS else checks.explained_by(self.check, others)
         if cause is not None and self.entry is None:
             pytest.skip(f"{cause} fails, which may be the cause")
         if self.state.updates:
@@ -168,13 +163,8 @@ class CheckItem(OpItem):
             if self.entry is None:
                 self.state.findings.new[self.key] = problem
             pytest.xfail(problem)
-        told = "\n\n".join(str(failure) for failure in report.failures)
-        raise Fault(f"{told}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
-
-    def _others(self) -> set[str]:
-        """The checks of this sample that this run makes."""
-        items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
-        return {item.check for item in items if item.key._replace(check="") == self.key._replace(check="")}
+        faults = "\n\n".join(str(failure) for failure in report.failures)
+        raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 
 
 @contextlib.contextmanager
@@ -193,17 +183,12 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the ops to what pytest collected; -k, -m, --lf and --deselect come later."""
     state = session_of(config)
     for target in dict.fromkeys(config.option.customops):
-        collector = OpsOf.from_parent(
-            session, name=target, nodeid=_id_of(config, target), target=target, session_state=state
-        )
+        # A module as it is named; a file or folder from the root directory, whatever directory it was named in.
+        path = Path(config.invocation_params.dir, target)
+        nodeid = os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
+        collector = OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target, session_state=state)
         items += session.genitems(collector)
     _find_stale(state, items)
-
-
-def _id_of(config: pytest.Config, target: str) -> str:
-    """A module as it is named; a file or folder from the root directory, whatever directory it was named in."""
-    path = Path(config.invocation_params.dir, target)
-    return os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
 
 
 def _find_stale(state: Session, items: Iterable[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Which checks are expected to fail: a file that people read, that several suites share, and that a run can update.
+"""Which checks are expected to fail: by a file that people read, several suites share and a run can update; by markers.
 
     [[xfail]]
     op = "mylib::flip"
@@ -7,11 +7,14 @@
     reason = "the fake impl promises contiguous strides"
 
 An ``[[xfail]]`` has to fail, a ``[[skip]]`` is not run. `input` is a sample, or a kind of call as ``--customops-mode``
-names it; in its place `test` may stand, for all calls of the op in that test.
+names it; in its place `test` may stand, for all calls of the op in that test. A marker says the same of one test::
+
+    @pytest.mark.customops_xfail("mylib::flip", "test_faketensor", reason="strides, see #12")
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -20,9 +23,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import pytest
+
 from customops import CustomOpsError
 from customops.checking._run import INPUTS
-from customops.checks import CHECKS
+from customops.checks import CHECKS, UsageError
 from customops.testing import FailuresDict, failures
 
 if sys.version_info >= (3, 11):
@@ -88,7 +93,7 @@ class Expected:
             return Expected(path)
         if path.endswith(".json"):
             return Expected(path, _from_failures_dict(path))
-        return Expected(path, [entry for _, entry in _blocks(path, _read(path))])
+        return Expected(path, [entry for _, entry in _blocks(path, failures.read(path))])
 
     @property
     def is_json(self) -> bool:
@@ -111,32 +116,23 @@ class Expected:
         dict is converted: the entries go to a TOML file beside it.
         """
         path = self.path if not self.is_json else self.path.removesuffix(".json") + ".toml"
-        with failures.exclusive(path):
-            before = _read(path) if os.path.exists(path) else _HEAD
+
+        def updated(before: str) -> str:
+            before = before or _HEAD
             blocks = {entry.key: text for text, entry in _blocks(path, before)}
             if self.is_json:
                 blocks |= {key: f"\n{entry}" for key, entry in self.entries.items() if key not in blocks}
             for key, reason in add.items():
                 blocks.setdefault(key, f"\n{Entry(key, 'xfail', reason)}")
             kept = [text for key, text in sorted(blocks.items()) if key not in remove]
-            text = "".join([_head_of(before), *kept])
-            if text != before or not os.path.exists(path):
-                failures.replace(path, text)
+            return "".join([_split(before)[0], *kept])
+
+        failures.rewrite(path, updated)
         return path
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def _head_of(text: str) -> str:
-    """What stands before the first entry: the comment of the file, to the first empty line."""
-    return _split(text)[0]
-
-
 def _split(text: str) -> list[str]:
-    """The head of a file, and its entries, each with the comments and empty lines before it."""
+    """The comment at the head of a file, and its entries, each with the comments and empty lines before it."""
     head = re.match(r"(?:#.*\n)*", text)
     start = head.end() if head else 0
     if text.startswith("[["):
@@ -235,3 +231,84 @@ def _from_failures_dict(path: str) -> Iterable[Entry]:
             if status in STATUSES:
                 reason = said.get("comment") or f"from {os.path.basename(path)}"
                 yield Entry(key, status, reason)
+
+
+NAME = "customops_xfail"
+
+
+@dataclass
+class Mark:
+    """Checks of an op that are expected to fail in one test, and how they went.
+
+    Attributes:
+        op: its name, or a pattern.
+        checks: their names; none for all.
+        entry: where it is from, if that is the file.
+    """
+
+    op: str
+    checks: tuple[str, ...]
+    reason: str
+    status: Status = "xfail"
+    entry: Entry | None = None
+    failed: int = 0
+    passed: int = 0
+
+    def note(self, failed: bool) -> None:
+        """A check that it covers was made."""
+        self.failed, self.passed = self.failed + failed, self.passed + (not failed)
+
+    def __str__(self) -> str:
+        return f"{self.op}: {', '.join(self.checks) or 'every check'} ({self.reason})"
+
+
+_MARKS = pytest.StashKey[list[Mark]]()
+
+
+def names_of(item: pytest.Item) -> tuple[str, ...]:
+    """How a file may name a test: by its id, and as ``Class.test``; with its parameters, and for all of them."""
+    function = getattr(item, "originalname", None) or item.name.partition("[")[0]
+    test_class = getattr(item, "cls", None)
+    short = f"{test_class.__name__}.{function}" if test_class is not None else function
+    return item.nodeid, item.nodeid.partition("[")[0], short
+
+
+def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
+    """What is expected to fail in a test: by its markers, those of its class and module, and by the file.
+
+    Raises:
+        UsageError: a marker has no op, no reason, or names a check that there is not.
+    """
+    if _MARKS not in item.stash:
+        names = names_of(item)
+        entries = [entry for key, entry in expected.entries.items() if key.test in names]
+        item.stash[_MARKS] = [_mark(item, mark) for mark in item.iter_markers(NAME)] + [
+            Mark(entry.key.op, (entry.key.check,), entry.reason, entry.status, entry) for entry in entries
+        ]
+    return item.stash[_MARKS]
+
+
+def covering(marks: Iterable[Mark], op: str, check: str) -> Mark | None:
+    """The mark that is about a check of an op."""
+    return next(
+        (mark for mark in marks if fnmatch.fnmatchcase(op, mark.op) and (not mark.checks or check in mark.checks)), None
+    )
+
+
+def _mark(item: pytest.Item, mark: pytest.Mark) -> Mark:
+    names, reason = mark.args, mark.kwargs.get("reason")
+    unknown = [str(name) for name in names[1:] if name not in CHECKS]
+    problem = None
+    if not names or not isinstance(names[0], str):
+        problem = "it has to name an op"
+    elif not isinstance(reason, str) or not reason or set(mark.kwargs) != {"reason"}:
+        problem = "it takes a reason=, and nothing else by name"
+    elif unknown:
+        problem = f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}"
+    if problem:
+        raise UsageError(
+            f"a marker {NAME} makes no sense: {problem}",
+            where=item.nodeid,
+            fix=f'@pytest.mark.{NAME}("ns::op", "test_faketensor", reason="why")',
+        )
+    return Mark(names[0], tuple(names[1:]), str(reason))

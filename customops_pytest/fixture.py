@@ -13,8 +13,7 @@ from customops import CustomOpDef, OpCheckError
 from customops.checks import DEFAULT_CHECKS, UsageError
 from customops.checks._outcome import leave_frames_out
 from customops.checks._trial import resolve
-from customops_pytest.expected import Key
-from customops_pytest.marks import Mark, covering, marks_of
+from customops_pytest.expected import Key, Mark, covering, marks_of
 from customops_pytest.session import Session, session_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -61,9 +60,8 @@ class OpCheck:
         unexpected: dict[str, Exception] = {}
         for check, said in results.items():
             mark = covering(self.marks, op, check)
-            is_failure = isinstance(said, Exception)
             if mark is not None and mark.status == "xfail":
-                mark.failed, mark.passed = mark.failed + is_failure, mark.passed + (not is_failure)
+                mark.note(isinstance(said, Exception))
             elif mark is None and isinstance(said, Exception):
                 unexpected[check] = said
         if unexpected and self.session.updates:
@@ -80,12 +78,9 @@ class OpCheck:
     def finish(self) -> None:
         """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
         for mark in self.marks if self.session.config.option.customops_mode is None else ():
-            if not mark.is_refuted:
-                continue
-            if mark.entry is not None and self.session.updates:
-                self.session.findings.refuted.add(mark.entry.key)
-            else:
-                pytest.fail(f"expected to fail in this test, and does not: {mark}", pytrace=False)
+            problem = self.session.judge(mark)
+            if problem is not None:
+                pytest.fail(problem, pytrace=False)
 
 
 def _inputs(

@@ -6,10 +6,12 @@ judges, writes the file and speaks.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fnmatch
 import logging
 import os
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +21,7 @@ import pytest
 from customops import CustomOpsError
 from customops._describe.render import plural
 from customops.checks import CHECKS
-from customops_pytest.expected import Expected, Key
-from customops_pytest.watched import Watched
+from customops_pytest.expected import Expected, Key, Mark
 
 _FILE = "customops_expected.toml"
 _SENT = "customops"
@@ -33,38 +34,90 @@ class Findings:
     Attributes:
         new: failures that no one expected -> what is wrong, where the file is updated.
         refuted: entries that were found to be wrong by themselves.
-        tried: entries for kinds of calls -> how many calls failed, and how many passed.
+        tried: entries for kinds of calls, and whether a call failed -> how many calls did so.
     """
 
     new: dict[Key, str] = field(default_factory=dict)
     refuted: set[Key] = field(default_factory=set)
-    tried: dict[Key, tuple[int, int]] = field(default_factory=dict)
-
-    def note(self, key: Key, failed: bool) -> None:
-        """An entry was tried."""
-        before = self.tried.get(key, (0, 0))
-        self.tried[key] = (before[0] + failed, before[1] + (not failed))
+    tried: collections.Counter[tuple[Key, bool]] = field(default_factory=collections.Counter)
 
     def all_refuted(self) -> list[Key]:
         """Entries that were tried, and of which nothing failed."""
-        return sorted(self.refuted | {key for key, (failed, passed) in self.tried.items() if passed and not failed})
+        passed = {key for key, failed in self.tried if not failed and (key, True) not in self.tried}
+        return sorted(self.refuted | passed)
 
-    def to_plain(self) -> Any:
-        """As lists and dicts."""
-        return {
-            "new": [[*key, problem] for key, problem in self.new.items()],
-            "refuted": [list(key) for key in self.refuted],
-            "tried": [[*key, *counts] for key, counts in self.tried.items()],
-        }
-
-    def add(self, plain: Any) -> None:
+    def add(self, other: Findings) -> None:
         """Take over what another process found."""
-        for *key, problem in plain["new"]:
-            self.new.setdefault(Key(*key), problem)
-        self.refuted |= {Key(*key) for key in plain["refuted"]}
-        for *key, failed, passed in plain["tried"]:
-            before = self.tried.get(Key(*key), (0, 0))
-            self.tried[Key(*key)] = (before[0] + failed, before[1] + passed)
+        self.new = other.new | self.new
+        self.refuted |= other.refuted
+        self.tried.update(other.tried)
+
+
+@dataclass
+class Row:
+    """What ``--customops-mode`` saw of one op.
+
+    Attributes:
+        calls: how often tests called it.
+        kinds: the kinds of calls that were checked.
+        counts: of checks: "passed", "failed", "failed as expected", "not exercised".
+        failed: one line for each failure that was not expected.
+    """
+
+    calls: int = 0
+    kinds: set[str] = field(default_factory=set)
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, other: Row) -> None:
+        """Take over what another process saw of it."""
+        self.calls += other.calls
+        self.kinds |= other.kinds
+        self.counts.update(other.counts)
+        self.failed += other.failed
+
+    def __str__(self) -> str:
+        order = ("passed", "failed", "failed as expected", "not exercised")
+        said = ", ".join(f"{self.counts[what]} {what}" for what in order if self.counts[what])
+        return f"{plural(self.calls, 'call')}, {plural(len(self.kinds), 'kind')} of input: {said or 'nothing checked'}"
+
+
+@dataclass
+class Watched:
+    """What ``--customops-mode`` saw of all ops that tests called.
+
+    Attributes:
+        rows: by name.
+        left_out: why calls were not checked -> how many.
+        seconds: that the checks took.
+    """
+
+    rows: dict[str, Row] = field(default_factory=lambda: collections.defaultdict(Row))
+    left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    seconds: float = 0.0
+
+    def add(self, other: Watched) -> None:
+        """Take over what another process saw."""
+        for op, row in other.rows.items():
+            self.rows[op].add(row)
+        self.left_out.update(other.left_out)
+        self.seconds += other.seconds
+
+    def lines(self, mode: str | None) -> Iterator[str]:
+        """The summary of a run in this mode; nothing without one."""
+        if mode is None:
+            return
+        if not self.rows:
+            yield f"--customops-mode={mode}: no test called an op (those of torch are not counted)"
+        width = max(map(len, self.rows), default=0)
+        for op, row in sorted(self.rows.items()):
+            yield f"{op:<{width}}  {row}"
+            for failure in row.failed:
+                yield f"  FAILED {failure}"
+        for reason, count in sorted(self.left_out.items()):
+            yield f"not checked: {plural(count, 'call')}: {reason}"
+        kinds = sum(len(row.kinds) for row in self.rows.values())
+        yield f"{plural(len(self.rows), 'op')}, {plural(kinds, 'kind')} of input, {self.seconds:.1f} s for the checks"
 
 
 class Session:
@@ -109,6 +162,15 @@ class Session:
         """Is an op one of those of ``--customops-ops``?"""
         return not self.patterns or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
 
+    def judge(self, mark: Mark) -> str | None:
+        """What is wrong with a mark whose checks ran, and none failed; an entry is noted if the file is updated."""
+        if not mark.passed or mark.failed:
+            return None
+        if mark.entry is not None and self.updates:
+            self.findings.refuted.add(mark.entry.key)
+            return None
+        return f"expected to fail in this test, and does not: {mark}"
+
     # Hooks --------------------------------------------------------------------------------------------------
 
     @pytest.hookimpl(optionalhook=True)
@@ -116,22 +178,25 @@ class Session:
         """Of xdist: a worker is done."""
         sent = getattr(node, "workeroutput", {}).get(_SENT)
         if sent:
-            self.findings.add(sent["findings"])
-            self.watched.add(sent["watched"])
-            self.faults += [fault for fault in sent["faults"] if fault not in self.faults]
+            findings, watched, faults = pickle.loads(sent)
+            self.findings.add(findings)
+            self.watched.add(watched)
+            self.faults += [fault for fault in faults if fault not in self.faults]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if output is not None:
-            plain = {"findings": self.findings.to_plain(), "watched": self.watched.to_plain(), "faults": self.faults}
-            output[_SENT] = plain
+            self.watched.rows = dict(self.watched.rows)  # the default of a defaultdict cannot be pickled
+            output[_SENT] = pickle.dumps((self.findings, self.watched, self.faults))  # xdist sends plain types alone
             return
         refuted = self.findings.all_refuted()
         if self.updates:
             self._update(refuted)
         else:
-            self.faults += [f"{_told(key)} is expected to fail, and does not" for key in refuted]
+            self.faults += [
+                f"{key.op}: {key.check} on {key.input or key.test} is expected to fail, and does not" for key in refuted
+            ]
         if self.faults and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -170,10 +235,6 @@ def quiet() -> Iterator[None]:
     finally:
         logging.disable(before)
         trace.handlers = handlers
-
-
-def _told(key: Key) -> str:
-    return f"{key.op}: {key.check} on {key.input or key.test}"
 
 
 def _words(values: Iterable[str]) -> list[str]:

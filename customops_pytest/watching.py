@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from customops import CustomOpsError
 from customops._describe.description import place_of_others
 from customops._describe.render import described
+from customops.checking.report import fault_text
 from customops.checks import DEFAULT_CHECKS, Outcome
 from customops.checks._outcome import in_short
 from customops.testing.watch import Call, Watch, checked, why_unchecked
-from customops_pytest.expected import Key
-from customops_pytest.marks import Mark, covering, marks_of, names_of
+from customops_pytest.expected import Key, Mark, covering, marks_of, names_of
 from customops_pytest.session import Session, quiet, session_of
 
 
@@ -84,7 +83,8 @@ class Watching:
             else:
                 watched.left_out[reason] += 1
         for mark in test.marks:
-            self._judge_mark(test, mark)
+            problem = self.session.judge(mark)
+            test.faults += [problem] if problem is not None else []
         watched.seconds += time.perf_counter() - start
 
     def _check(self, test: _Test, call: Call) -> None:
@@ -105,18 +105,18 @@ class Watching:
                 self.session.watched.left_out["the op refused the same inputs when it was called again"] += 1
                 return
             if outcome.status == "not exercised":
-                row.not_exercised += 1
+                row.counts[outcome.status] += 1
                 continue
             is_failure = outcome.status == "failed"
-            row.passed += not is_failure
+            row.counts["passed"] += not is_failure
             if mark is not None:
                 mark.note(is_failure)
             elif entry is not None:
-                self.session.findings.note(entry.key, is_failure)
+                self.session.findings.tried[entry.key, is_failure] += 1
             if is_failure and said is None:
                 self._found(test, call, outcome)
             elif is_failure:
-                row.expected += 1
+                row.counts["failed as expected"] += 1
 
     def _found(self, test: _Test, call: Call, outcome: Outcome) -> None:
         op, row = call.trial.name, self.session.watched.rows[call.trial.name]
@@ -124,20 +124,13 @@ class Watching:
         problem = error.problem if isinstance(error, CustomOpsError) else in_short(error, 200) if error else ""
         if self.session.updates:
             self.session.findings.new[Key(op, outcome.check, call.kind)] = problem
-            row.expected += 1
+            row.counts["failed as expected"] += 1
             return
+        row.counts["failed"] += 1
         row.failed.append(f"{outcome.check} on {call.kind}  ({test.item.nodeid})")
         if (op, outcome.check, problem) not in test.told:
             test.told.add((op, outcome.check, problem))
             test.faults.append(_told(call, outcome))
-
-    def _judge_mark(self, test: _Test, mark: Mark) -> None:
-        if not mark.is_refuted:
-            return
-        if mark.entry is not None and self.session.updates:
-            self.session.findings.refuted.add(mark.entry.key)
-        else:
-            test.faults.append(f"expected to fail in this test, and does not: {mark}")
 
 
 class _Known:
@@ -160,18 +153,11 @@ class _Known:
 
 def _told(call: Call, outcome: Outcome) -> str:
     """The failure as `customops.check` would show it."""
-    error: Any = outcome.error
-    trial = call.trial
+    trial, error = call.trial, outcome.error
+    assert error is not None
+    place = trial.custom_op.source if trial.custom_op is not None else place_of_others(trial.name)
     arguments = ", ".join(f"{name}={described(value)}" for name, value in trial.arguments.items())
-    problem = error.problem if isinstance(error, CustomOpsError) else in_short(error)
-    fields = {"kind": call.kind, "call": f"{trial.name}({arguments})"}
-    for name in ("argument", "expected", "got", "where", "fix"):
-        fields["at" if name == "where" else name] = getattr(error, name, None) or ""
-    fields["at"] = fields["at"] or (
-        trial.custom_op.source if trial.custom_op is not None else place_of_others(trial.name)
-    )
-    lines = [f"{outcome.check}: {problem}", *(f"  {name + ':':<9} {value}" for name, value in fields.items() if value)]
-    return "\n".join(lines)
+    return fault_text(outcome.check, error, place, kind=call.kind, call=f"{trial.name}({arguments})")
 
 
 def pytest_configure(config: pytest.Config) -> None:

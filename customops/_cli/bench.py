@@ -14,7 +14,7 @@ import torch
 from customops import Library, _torch
 from customops._cli import check
 from customops._cli.check import TARGET_HELP, selected
-from customops._cli.targets import Op, TargetError, ops_of, trace
+from customops._cli.targets import Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
 from customops._dispatch.callbacks import filler
 from customops._dispatch.results import tensors_in
@@ -54,7 +54,6 @@ class Cost:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of the command line."""
     parser = commands.add_parser(
         "bench",
         help="time calls of ops: the kernel, what is around it, and a bare registration",
@@ -78,27 +77,19 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--samples {options.samples}: at least 1")
     if not 0 < options.seconds < math.inf:
         parser.error(f"--seconds {options.seconds}: more than 0")
-    try:
-        ops = selected(ops_of(options.targets), options.op)
-    except TargetError as error:
-        check.report_error(error)
-        return NOTHING_MEASURED
+    ops = selected(ops_of(options.targets), options.op)
     costs = [cost for op in ops for cost in costs_of(op, options.samples, options.seconds)]
+    measured = [cost for cost in costs if not cost.problem]
     if options.json:
         check.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
     else:
-        _print(costs)
-    return MEASURED if any(not cost.problem for cost in costs) else NOTHING_MEASURED
-
-
-def _print(costs: list[Cost]) -> None:
-    width = width_of_screen()
-    rows = [_row(cost) for cost in costs if not cost.problem]
-    if rows:
-        check.say(table(rows, _HEAD, width, right=(1, 2, 3, 4, 5)))
-    for cost in costs:
-        if cost.problem:
-            check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
+        width = width_of_screen()
+        if measured:
+            check.say(table(list(map(_row, measured)), _HEAD, width, right=(1, 2, 3, 4, 5)))
+        for cost in costs:
+            if cost.problem:
+                check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
+    return MEASURED if measured else NOTHING_MEASURED
 
 
 def _row(cost: Cost) -> tuple[str, ...]:
@@ -118,7 +109,7 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
 
 
 def _cost(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
-    args, kwargs = (_torch.tensors.tree_map(_plain, each) for each in (args, kwargs))
+    args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
     lowered = op.lower(*args, **kwargs)
     names = [argument.name for argument in op.schema.positional]
     named = [*zip(names, lowered[0], strict=False), *lowered[1].items()]
@@ -126,10 +117,6 @@ def _cost(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float)
     call = seconds_per_call(lambda: op(*args, **kwargs), seconds)
     kernel, bare = _without(op, *lowered, seconds)
     return Cost(op._qualname, sample, call, kernel, bare, _with_grad(op, args, kwargs, seconds))
-
-
-def _plain(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | None, float | None]:
@@ -162,13 +149,13 @@ def _with_grad(op: Op, args: Any, kwargs: Any, seconds: float) -> float | None:
     backward = op.describe().rule("backward")
     if backward is None or backward.origin == "missing" or op.schema.mutated:
         return None
-    args, kwargs = (_torch.tensors.tree_map(_leaf, each) for each in (args, kwargs))
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            return value.detach().requires_grad_()
+        return value
+
+    args, kwargs = _torch.tensors.tree_map(leaf, (args, kwargs))
     if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
         return None
     return seconds_per_call(lambda: op(*args, **kwargs), seconds)
-
-
-def _leaf(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-        return value.detach().requires_grad_()
-    return value

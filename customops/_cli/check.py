@@ -17,13 +17,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
-from xml.etree import ElementTree as ET
 
 import torch
 
 import customops
-from customops import CustomOpsError, checking
-from customops._cli.targets import Op, TargetError, ops_of, trace
+from customops import checking
+from customops._cli.targets import Op, TargetError, ops_of, told
 from customops._describe.render import filled, plural, shorter_place, width_of_screen
 from customops.checking import report
 from customops.checking._isolated import can_isolate
@@ -31,20 +30,8 @@ from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
 
-# Ops checked one after the other, or in several processes -------------------------------------------------------------
-
 #: "passed", "failed", "not exercised" (no check had something to try), "no samples", or "broken": there is no report.
 Status = Literal["passed", "failed", "not exercised", "no samples", "broken"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to check of each op."""
-
-    only: tuple[str, ...] | None = None
-    skip: tuple[str, ...] = ()
-    effort: str = "normal"
-    isolate: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -69,51 +56,42 @@ class Checked:
         return self.status in ("failed", "broken")
 
 
-def check_one(op: Op, options: Options) -> Checked:
-    """Check an op over its samples."""
+def check_one(op: Op, choice: dict[str, Any]) -> Checked:
+    """Check an op over its samples; `choice` are keyword arguments of `customops.check`."""
     place, start = (op._qualname, op.__name__, shorter_place(op.source)), time.perf_counter()
     if op._samples is None:
         return Checked(*place)
-    isolate = can_isolate() if options.isolate is None else options.isolate
+    isolate = can_isolate() if choice["isolate"] is None else choice["isolate"]
     torch.manual_seed(0)  # the same inputs in every run
+    problem = "the samples function raised"
     try:
         samples = list(op.samples())
+        if not samples:
+            return Checked(*place)
+        problem = "it could not be checked"
+        report = checking.check(op, samples, **{**choice, "isolate": isolate})
     except (Exception, SystemExit) as error:
-        message = str(error) if isinstance(error, CustomOpsError) else trace(error)
-        return Checked(*place, problem=f"the samples function raised\n{message}")
-    if not samples:
-        return Checked(*place)
-    choice: dict[str, Any] = {"only": options.only, "skip": options.skip, "effort": options.effort}
-    try:
-        report = checking.check(op, samples, isolate=isolate, progress=None, **choice)
-    except (Exception, SystemExit) as error:
-        message = str(error) if isinstance(error, CustomOpsError) else trace(error)
-        return Checked(*place, problem=f"it could not be checked\n{message}", seconds=time.perf_counter() - start)
+        return Checked(*place, problem=f"{problem}\n{told(error)}", seconds=time.perf_counter() - start)
     return Checked(*place, report, seconds=time.perf_counter() - start)
 
 
-def check_all(ops: Sequence[Op], targets: Sequence[str], options: Options, jobs: int) -> Iterator[Checked]:
+def check_all(ops: Sequence[Op], targets: Sequence[str], choice: dict[str, Any], jobs: int) -> Iterator[Checked]:
     """Check ops, in their order; with several jobs, each process imports the targets for itself."""
     if jobs <= 1 or len(ops) == 1:
-        yield from (check_one(op, options) for op in ops)
+        yield from (check_one(op, choice) for op in ops)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(ops)), context, _load, (tuple(targets),)) as pool:
-        futures = [(op, pool.submit(_check_by_name, op._qualname, options)) for op in ops]
+        futures = [(op, pool.submit(_check_by_name, op._qualname, choice)) for op in ops]
         try:
             for op, future in futures:
-                yield _result(op, future)
+                try:
+                    yield pickle.loads(future.result())
+                except BrokenProcessPool:
+                    problem = "the process that checked it, or another op of this run, ended; run it with --jobs 1"
+                    yield Checked(op._qualname, op.__name__, shorter_place(op.source), problem=problem)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _result(op: Op, future: concurrent.futures.Future[bytes]) -> Checked:
-    try:
-        done: Checked = pickle.loads(future.result())
-    except BrokenProcessPool:
-        problem = "the process that checked it, or another op of this run, ended; run it with --jobs 1"
-        return Checked(op._qualname, op.__name__, shorter_place(op.source), problem=problem)
-    return done
 
 
 #: The ops of the targets, in a process of a pool.
@@ -124,11 +102,9 @@ def _load(targets: tuple[str, ...]) -> None:
     _loaded.update({op._qualname: op for op in ops_of(targets)})
 
 
-def _check_by_name(qualname: str, options: Options) -> bytes:
-    return pickle.dumps(check_one(_loaded[qualname], options))  # as bytes: torch would share the memory of tensors
+def _check_by_name(qualname: str, choice: dict[str, Any]) -> bytes:
+    return pickle.dumps(check_one(_loaded[qualname], choice))  # as bytes: torch would share the memory of tensors
 
-
-# Lines for a terminal, a pipe or a log: colours only where somebody sees them -----------------------------------------
 
 _CODES = {"red": "1;31", "green": "32", "yellow": "33", "bold": "1"}
 
@@ -163,19 +139,15 @@ def report_error(problem: object) -> None:
 
 def wrapped(text: str, width: int) -> str:
     """A text whose lines are no longer than `width`, but for long words and tracebacks; indentation is kept."""
-    return "\n".join(_wrapped(line, width) for line in text.splitlines())
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if len(line) > width and not line.lstrip().startswith('File "'):  # editors find places by whole lines
+            start = _START.match(line)
+            margin = len(line) - len(line.lstrip())
+            rest = " " * len(start[0] if start is not None else "")
+            lines[i] = filled(line[margin:], width, first=line[:margin], rest=rest)
+    return "\n".join(lines)
 
-
-def _wrapped(line: str, width: int) -> str:
-    if len(line) <= width or line.lstrip().startswith('File "'):  # editors find places by whole lines
-        return line
-    start = _START.match(line)
-    indent = " " * len(start[0] if start is not None else "")
-    margin = len(line) - len(line.lstrip())
-    return filled(line[margin:], width, first=line[:margin], rest=indent)
-
-
-# What was found of ops: as lines, JSON, JUnit XML and programs --------------------------------------------------------
 
 _WORDS = {
     "passed": ("ok", "green"),
@@ -190,19 +162,16 @@ _COLUMN = 12
 def line_of(checked: Checked, width: int) -> str:
     """``ok          mylib::scale  19 inputs, 2.1 s``; on two lines if it is too long for the screen."""
     word, color = _WORDS[checked.status]
-    first, detail = f"{word:<{_COLUMN}}{checked.op}", _detail(checked)
+    found, detail = checked.report, ""
+    if found is not None:
+        faults = f"{plural(len(found.failures), 'fault')}, " if found.failures else ""
+        detail = f"{faults}{plural(found._inputs, 'input')}, {checked.seconds:.1f} s"
+    elif checked.status == "no samples":
+        detail = f"attach some with @{checked.name}.register_samples"
+    first = f"{word:<{_COLUMN}}{checked.op}"
     gap = "  " if len(first) + 2 + len(detail) <= width else "\n" + " " * _COLUMN
     text = f"{first}{gap}{detail}" if detail else first
     return colored(word, color) + text[len(word) :]
-
-
-def _detail(checked: Checked) -> str:
-    report = checked.report
-    if report is None:
-        return f"attach some with @{checked.name}.register_samples" if checked.status == "no samples" else ""
-    inputs = len({result.input for result in report.results if result.check != "inputs"})
-    faults = f"{plural(len(report.failures), 'fault')}, " if report.failures else ""
-    return f"{faults}{plural(inputs, 'input')}, {checked.seconds:.1f} s"
 
 
 def details(results: Sequence[Checked], width: int) -> Iterator[str]:
@@ -212,16 +181,12 @@ def details(results: Sequence[Checked], width: int) -> Iterator[str]:
         if checked.problem:
             yield f"{head}\n{wrapped(checked.problem, width)}\n"
         for failure in checked.report.failures if checked.report is not None else ():
-            yield f"{head}\n{wrapped(_relative(report.failure_text(failure)), width)}\n"
+            text = _PLACE.sub(lambda place: shorter_place(place[1], len(place[1])), str(failure))
+            yield f"{head}\n{wrapped(text, width)}\n"
 
 
-#: A place in a fault: absolute, with a line.
+#: A place in a fault: absolute, with a line. Those below the current directory are shown without it.
 _PLACE = re.compile(r"(?<![\w/.])(/[^\s:()]+\.py:\d+)")
-
-
-def _relative(text: str) -> str:
-    """Places below the current directory without it."""
-    return _PLACE.sub(lambda found: shorter_place(found[1], len(found[1])), text)
 
 
 def not_exercised(results: Sequence[Checked]) -> dict[str, list[str]]:
@@ -265,27 +230,15 @@ def as_json(results: Sequence[Checked]) -> str:
 
 def as_junit(results: Sequence[Checked]) -> str:
     """One test suite for each op."""
-    root = ET.Element("testsuites")
+    suites = []
     for checked in results:
         if checked.report is not None:
-            root.extend(ET.fromstring(checked.report.to_junit_xml().encode()))
+            suites.append(checked.report._junit_suite())
         else:
-            root.append(_suite_without_report(checked))
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _suite_without_report(checked: Checked) -> ET.Element:
-    is_error = bool(checked.problem)
-    counts = {"tests": "1", "failures": "0", "errors": str(int(is_error)), "skipped": str(int(not is_error))}
-    suite = ET.Element(
-        "testsuite", {"name": f"customops.check({checked.op})", "time": f"{checked.seconds:.3f}"} | counts
-    )
-    case = ET.SubElement(suite, "testcase", classname=checked.op, name="samples", time="0")
-    message = checked.problem or "no samples"
-    text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message)
-    ET.SubElement(case, "error" if is_error else "skipped", message=text.partition("\n")[0]).text = text
-    return suite
+            text, tag = checked.problem or "no samples", "error" if checked.problem else "skipped"
+            cases: report.JunitCases = {"samples": (0.0, [(tag, text.partition("\n")[0], text)])}
+            suites.append(report.junit_suite(checked.op, checked.seconds, cases))
+    return report.junit_xml(suites)
 
 
 def write_programs(results: Sequence[Checked], directory: Path) -> list[Path]:
@@ -308,8 +261,6 @@ def why_not_written(path: Path) -> str | None:
     return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
 
 
-# ``customops check``: run the checker over the samples of ops ---------------------------------------------------------
-
 #: Exit statuses.
 ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
 
@@ -317,7 +268,6 @@ TARGET_HELP = "a Python file, a folder, the name of a module or package, or ops:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of the command line."""
     parser = commands.add_parser(
         "check",
         help="check ops over inputs derived from their samples",
@@ -343,20 +293,40 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     only, skip = (_checks(option, getattr(options, option), parser) for option in ("only", "skip"))
     _check_options(options, parser)
-    try:
-        ops = selected(ops_of(options.targets), options.op)
-    except TargetError as error:
-        report_error(error)
-        return NOTHING_RUN
-    chosen = Options(only or None, skip, options.effort, False if options.no_isolate else None)
-    start = time.perf_counter()
-    found, stopped = _run(ops, options, chosen)
-    _write_files(found, options)
-    if str(options.json) != "-":
-        _print(found, options, stopped, time.perf_counter() - start)
+    ops = selected(ops_of(options.targets), options.op)
+    isolate = False if options.no_isolate else None
+    choice = {"only": only or None, "skip": skip, "effort": options.effort, "isolate": isolate}
+    width, is_quiet, start = width_of_screen(), str(options.json) == "-", time.perf_counter()
+    found: list[Checked] = []
+    for checked in check_all(ops, options.targets, choice, options.jobs or os.cpu_count() or 1):
+        found.append(checked)
+        if not is_quiet:
+            say(line_of(checked, width))
+        if options.fail_fast and checked.is_fault:
+            break
+    if is_quiet:
+        say(as_json(found).rstrip())
+    elif options.json is not None:
+        options.json.write_text(as_json(found), encoding="utf-8")
+    if options.junit is not None:
+        options.junit.write_text(as_junit(found), encoding="utf-8")
+    programs = write_programs(found, options.repro) if options.repro is not None else []
+    if not is_quiet:
+        _print(found, programs, options.verbose, width)
+        say(summary(found, len(found) < len(ops), time.perf_counter() - start))
     if any(checked.is_fault for checked in found):
         return SOME_FAILED
     return ALL_PASSED if any(checked.status == "passed" for checked in found) else NOTHING_RUN
+
+
+def _print(found: list[Checked], programs: list[Path], verbose: bool, width: int) -> None:
+    say()
+    for part in details(found, width):
+        say(part)
+    for reason, ops in not_exercised(found).items() if verbose else ():
+        say(wrapped(f"not exercised: {reason} ({plural(len(ops), 'op')})", width))
+    for path in programs:
+        say(f"wrote {path}")
 
 
 def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -391,41 +361,3 @@ def selected(ops: list[Op], patterns: list[str] | None) -> list[Op]:
         names = ", ".join(op._qualname for op in ops)
         raise TargetError(f"no op matches --op {' '.join(patterns)}", got=names, fix='e.g. --op "*::name"')
     return found
-
-
-def _run(ops: list[Op], options: argparse.Namespace, chosen: Options) -> tuple[list[Checked], bool]:
-    """What was found, and whether it was stopped early."""
-    found: list[Checked] = []
-    jobs = options.jobs or os.cpu_count() or 1
-    for checked in check_all(ops, options.targets, chosen, jobs):
-        found.append(checked)
-        if str(options.json) != "-":
-            say(line_of(checked, width_of_screen()))
-        if options.fail_fast and checked.is_fault:
-            return found, len(found) < len(ops)
-    return found, False
-
-
-def _write_files(found: list[Checked], options: argparse.Namespace) -> None:
-    if options.json is not None:
-        text = as_json(found)
-        if str(options.json) == "-":
-            say(text.rstrip())
-        else:
-            options.json.write_text(text, encoding="utf-8")
-    if options.junit is not None:
-        options.junit.write_text(as_junit(found), encoding="utf-8")
-
-
-def _print(found: list[Checked], options: argparse.Namespace, stopped: bool, seconds: float) -> None:
-    say()
-    for part in details(found, width_of_screen()):
-        say(part)
-    if options.verbose:
-        for reason, ops in not_exercised(found).items():
-            text = f"not exercised: {reason} ({plural(len(ops), 'op')})"
-            say(wrapped(text, width_of_screen()))
-    if options.repro is not None:
-        for path in write_programs(found, options.repro):
-            say(f"wrote {path}")
-    say(summary(found, stopped, seconds))

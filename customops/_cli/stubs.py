@@ -25,8 +25,6 @@ from customops._schema.structure import Codec, Leaf, SequenceCodec
 from customops._schema.types import dispatched, item_type, row_of
 from customops._torch.library import OpOverload, OpOverloadPacket
 
-# Types and default values of a schema, as a stub writes them ----------------------------------------------------------
-
 #: A default of which only is known that there is one.
 UNKNOWN = "..."
 
@@ -76,10 +74,6 @@ def _choices(codec: Codec | None) -> Iterable[Any]:
     return () if codec is None else codec.choices
 
 
-def default_of(argument: Argument) -> str:
-    return expression(dispatched(argument.type, argument.default))
-
-
 def expression(value: Any) -> str:
     """A value as Python source, in the form that formatters give it."""
     if isinstance(value, (list, tuple)):
@@ -126,7 +120,7 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode() for c in text)
 
 
-# The text of a stub: `torch.ops` with the classes of some ops, for type checkers and editors --------------------------
+# The text of a stub: `torch.ops` with the classes of some ops.
 
 _HEAD = '''\
 # fmt: off
@@ -282,7 +276,7 @@ class Overload:
         name = self.free(argument.name) if _is_keyword(argument.name) else argument.name
         text = f"{name}: {argument_type(argument, None if leaf is None else leaf.codec)}"
         if argument.has_default:
-            text += f" = {default_of(argument)}"
+            text += f" = {expression(dispatched(argument.type, argument.default))}"
         return f"{text}," if leaf is None or leaf.path == leaf.name else f"{text},  # {leaf.path}"
 
     @property
@@ -305,9 +299,6 @@ def _is_keyword(name: str) -> bool:
     return keyword.iskeyword(name) or name == "__debug__"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# ``customops stubs``: what `torch.ops` has of a module's ops, as a file for type checkers and editors
-
 #: Exit statuses.
 UP_TO_DATE, STALE, NOTHING_WRITTEN = 0, 1, 2
 #: How many lines of a difference are printed.
@@ -315,7 +306,6 @@ _LINES = 12
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of the command line."""
     parser = commands.add_parser(
         "stubs",
         help="write a .pyi file for the ops of a module in torch.ops",
@@ -336,23 +326,15 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--check needs the file to compare: -o FILE")
     if output is not None and output.suffix != ".pyi":
         parser.error(f"a stub ends in .pyi: -o {output.with_suffix('.pyi')}")
-    try:
-        text = _stub(options.module)
-    except TargetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return NOTHING_WRITTEN
+    loaded = load(options.module)
+    ops = loaded.ops or defined(loaded.imported)
+    if not ops:
+        raise TargetError(f"{options.module} defines no op")
+    text = StubFile(f"The ops of {loaded.module.__name__}, as torch.ops has them.").text(ops)
     if output is None:
         sys.stdout.write(text)
         return UP_TO_DATE
     return _compare(output, text, options.module) if options.check else _write(output, text)
-
-
-def _stub(target: str) -> str:
-    loaded = load(target)
-    ops = loaded.ops or defined(loaded.imported)
-    if not ops:
-        raise TargetError(f"{target} defines no op")
-    return StubFile(f"The ops of {loaded.module.__name__}, as torch.ops has them.").text(ops)
 
 
 def _write(output: Path, text: str) -> int:

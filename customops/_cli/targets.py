@@ -55,7 +55,9 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
         return list(loaded.values())
     only_names = len(names) == len(targets)
     if only_names:
-        _import_namespaces(names)
+        for namespace in dict.fromkeys(name.partition("::")[0] for name in names):
+            if namespace.isidentifier() and importlib.util.find_spec(namespace) is not None:
+                load(namespace)
         loaded = {op._qualname: op for op in default_registry}
     found: dict[str, Op] = {}
     for name in names:
@@ -74,36 +76,24 @@ def defined(ops: Iterable[Op]) -> list[Op]:
         try:
             _ = op.schema
         except Exception as error:
-            told = error if isinstance(error, CustomOpsError) else trace(error)
-            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{told}") from error
+            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{told(error)}") from error
     return found
 
 
 def _ops_in(target: str, may_have_none: bool) -> list[Op]:
     """The ops of one target that is no name of ops."""
     parts = expand(target)
-    if parts != [target]:
-        ops = [op for part in parts for op in load(part).ops]
-        if not ops and not may_have_none:
-            raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
+    loaded = [load(part) for part in parts]
+    ops = [op for each in loaded for op in each.ops]
+    if ops or may_have_none:
         return ops
-    loaded = load(target)
-    if not loaded.ops and not may_have_none:
-        raise _no_ops(target, loaded.imported)
-    return loaded.ops
-
-
-def _no_ops(target: str, elsewhere: list[Op]) -> TargetError:
+    if parts != [target]:
+        raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
+    (elsewhere,) = (each.imported for each in loaded)
     if not elsewhere:
-        return TargetError(f"{target} defines no op")
+        raise TargetError(f"{target} defines no op")
     names = ", ".join(f"{op._qualname} ({op.source})" for op in elsewhere[:3]) + (", ..." if elsewhere[3:] else "")
-    return TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
-
-
-def _import_namespaces(names: list[str]) -> None:
-    for namespace in dict.fromkeys(name.partition("::")[0] for name in names):
-        if namespace.isidentifier() and importlib.util.find_spec(namespace) is not None:
-            load(namespace)
+    raise TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
 
 
 def _matching(name: str, ops: dict[str, Op], only_names: bool) -> dict[str, Op]:
@@ -233,6 +223,11 @@ def _import_failed(target: str, error: BaseException) -> TargetError:
     is_relative = isinstance(error, ImportError) and "attempted relative import" in str(error)
     fix = "name the module instead of the file: package.module" if is_relative else None
     return TargetError(f"{target} cannot be imported\n\n{trace(error)}", fix=fix)
+
+
+def told(error: BaseException) -> str:
+    """What is shown of an error: the message of one of ours, the traceback of another."""
+    return str(error) if isinstance(error, CustomOpsError) else trace(error)
 
 
 def trace(error: BaseException) -> str:

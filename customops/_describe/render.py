@@ -7,7 +7,8 @@ import shutil
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -16,6 +17,26 @@ import torch
 from customops.errors import brief
 
 NARROWEST, WIDEST = 60, 120
+
+
+class Shown:
+    """A dataclass that is shown as text, from the lines of `_lines`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as lists, dicts, strings and numbers."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def text(self, width: int | None = None) -> str:
+        """The same as text of `width` columns; by default the width of the terminal, from 60 to 120."""
+        return "\n".join(self._lines(width or width_of_screen()))
+
+    def _lines(self, width: int) -> Iterator[str]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
 
 
 def width_of_screen() -> int:
@@ -72,7 +93,12 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str], width: int, *, rig
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     if sum(widths) + 2 * (len(widths) - 1) > width:
-        return "\n".join(_block(row, head, width) for row in rows)
+        column = max(map(len, head[1:]), default=0) + 2
+        blocks = []
+        for first, *cells in rows:
+            pairs = [(title, cell) for title, cell in zip(head[1:], cells, strict=True) if cell]
+            blocks += [first, *(entry(title, cell, width, column=column) for title, cell in pairs)]
+        return "\n".join(blocks)
     lines.insert(1, ["-" * each for each in widths])
     return "\n".join(
         "  ".join(
@@ -83,15 +109,13 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str], width: int, *, rig
     )
 
 
-def _block(row: Sequence[str], head: Sequence[str], width: int) -> str:
-    column = max(map(len, head[1:]), default=0) + 2
-    pairs = [(title, cell) for title, cell in zip(head[1:], row[1:], strict=True) if cell]
-    return "\n".join([row[0], *(entry(title, cell, width, column=column) for title, cell in pairs)])
-
-
-# Tables for notebooks. Plain HTML without scripts or style sheets -----------------------------------------------------
+# Tables for notebooks: plain HTML without scripts or style sheets.
 
 _COLORS = {
+    "passed": "#2e7d32",
+    "failed": "#c62828",
+    "not exercised": "#9e7700",
+    "rejected": "#757575",
     "yes": "#2e7d32",
     "handles": "#2e7d32",
     "slow": "#9e7700",
@@ -102,49 +126,40 @@ _COLORS = {
 }
 
 
-def page(title: str, *parts: str) -> str:
-    return f"<div><b><code>{escape(title)}</code></b>{''.join(parts)}</div>"
+def page(title: str, *parts: str, status: str = "") -> str:
+    return f"<div><b{_style(status)}><code>{escape(title)}</code></b>{''.join(parts)}</div>"
 
 
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells that are one word with a colour have it."""
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str | tuple[str, str]]]) -> str:
+    """A cell has the colour of its text, or of the second text of a pair, if there is one for it."""
+
+    def cell(content: str | tuple[str, str]) -> str:
+        text, status = (content, content) if isinstance(content, str) else content
+        return f"<td{_style(status, 'text-align:left')}>{escape(text)}</td>"
+
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     titles = "".join(f'<th style="text-align:left">{escape(title)}</th>' for title in head)
-    return f"<table><tr>{titles}</tr>{''.join(map(_row, rows))}</table>"
+    return f"<table><tr>{titles}</tr>{body}</table>"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(map(_cell, cells))}</tr>"
+def _style(status: str, *others: str) -> str:
+    styles = [*others, *([f"color:{_COLORS[status]}"] if status in _COLORS else [])]
+    return f' style="{";".join(styles)}"' if styles else ""
 
-
-def _cell(text: str) -> str:
-    color = f";color:{_COLORS[text]}" if text in _COLORS else ""
-    return f'<td style="text-align:left{color}">{escape(text)}</td>'
-
-
-# Arguments of a call in a few words -----------------------------------------------------------------------------------
 
 _ITEMS = 4  #: of a list that are shown
 _ELEMENTS = 8  #: of a tensor whose values are shown
 
 
-def described(value: Any) -> str:
+def described(value: Any, *, with_values: bool = True) -> str:
     """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else."""
-    return _described(value, _values)
-
-
-def outlined(value: Any) -> str:
-    """The same without the values."""
-    return _described(value, lambda tensor: "")
-
-
-def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
     if isinstance(value, (list, tuple)):
-        items = [_described(item, values) for item in value[:_ITEMS]] + (["..."] if len(value) > _ITEMS else [])
-        return f"[{', '.join(items)}]"
+        items = [described(item, with_values=with_values) for item in value[:_ITEMS]]
+        return f"[{', '.join([*items, *['...'] * (len(value) > _ITEMS)])}]"
     if not isinstance(value, torch.Tensor):
         return brief(value)
     text = str(value.dtype).removeprefix("torch.")
@@ -160,7 +175,12 @@ def _described(value: Any, values: Callable[[torch.Tensor], str]) -> str:
         text += " neg" if value.is_neg() else ""
     text += f" on {value.device}" if value.device.type != "cpu" else ""
     text += " requires_grad" if value.requires_grad else ""
-    return text + values(value)
+    return text + _values(value) if with_values else text
+
+
+def outlined(value: Any) -> str:
+    """The same without the values."""
+    return described(value, with_values=False)
 
 
 def _values(tensor: torch.Tensor) -> str:
@@ -172,16 +192,14 @@ def _values(tensor: torch.Tensor) -> str:
             values = wide.resolve_conj().resolve_neg().tolist()
     except (RuntimeError, NotImplementedError):  # a tensor without data, or of a dtype that nothing can read
         return ""
-    return f" = {brief(_rounded(values))}"
 
+    def rounded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rounded(item) for item in value]
+        return float(f"{value:.5g}") if isinstance(value, float) else value
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return f" = {brief(rounded(values))}"
 
-
-# How long a call takes ------------------------------------------------------------------------------------------------
 
 _ROUNDS = 9  #: of which the median counts: what disturbs the machine disturbs few of them
 

@@ -8,7 +8,7 @@ import importlib.util
 import io
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -18,11 +18,10 @@ from xml.etree import ElementTree as ET
 import torch
 
 from customops import _torch
-from customops._describe.render import described, plural
+from customops._describe.render import described, html_table, page, paragraph, plural
 from customops.checks._memory import is_addressable
-from customops.errors import CheckError, OpCheckError
-
-# What `customops.check` found, as plain data; `report.Report` shows it ------------------------------------------------
+from customops.checks._outcome import in_short
+from customops.errors import CheckError, CustomOpsError, OpCheckError, field_lines
 
 Status = Literal["passed", "failed", "rejected", "not exercised"]
 
@@ -48,8 +47,18 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A fault that one check found; for the attributes see `Failure`."""
+class Failure:
+    """One fault that one check found, on one or more inputs.
+
+    Attributes:
+        op: qualified name of the operator.
+        check: the check that found the fault.
+        error: the error; its parts are `error.problem`, `.argument`, `.expected`, `.got`, `.where` and `.fix`.
+        input: how the smallest failing input was derived.
+        args, kwargs: that input.
+        inputs: the number of inputs that show the fault.
+        source: ``file:line`` of the operator, if known.
+    """
 
     op: str
     check: str
@@ -65,15 +74,65 @@ class Fault:
         """What is wrong, in one sentence."""
         return self.error.problem
 
+    @property
+    def _arguments(self) -> list[str]:
+        return [*map(described, self.args), *(f"{name}={described(value)}" for name, value in self.kwargs.items())]
+
+    def script(self) -> str:
+        """A Python program that reproduces the fault. The module that defines the operator must be importable."""
+        return _script_of(self)
+
+    def save_script(self, path: str | Path) -> Path:
+        """Write the text of `script` to a file, and return its path."""
+        path = Path(path)
+        path.write_text(self.script())
+        return path
+
+    def __str__(self) -> str:
+        shown = f"{self.input} ({plural(self.inputs, 'input')} of this kind)" if self.inputs > 1 else self.input
+        return fault_text(self.check, self.error, self.source, input=shown, call=f"op({', '.join(self._arguments)})")
+
+    def _to_dict(self) -> dict[str, Any]:
+        fields = {name: getattr(self.error, name) for name in ("argument", "expected", "got", "where", "fix")}
+        return {
+            "check": self.check,
+            "problem": self.problem,
+            **{name: value for name, value in fields.items() if value},
+            "input": self.input,
+            "arguments": self._arguments,
+            "inputs": self.inputs,
+            "script": self.script(),
+        }
+
+
+def fault_text(check: str, error: BaseException, place: str | None, **given: str) -> str:
+    """What is wrong, the input that shows it, the fix."""
+    problem = error.problem if isinstance(error, CustomOpsError) else in_short(error)
+    return f"{check}: {problem}\n" + textwrap.indent("\n".join(field_lines(error, place, **given)), "  ")
+
 
 @dataclass(frozen=True)
-class Findings:
-    """What a run found; for the attributes see `Report`."""
+class Report:
+    """What `customops.check` found.
+
+    Attributes:
+        op: qualified name of the operator.
+        effort: "quick", "normal" or "thorough".
+        results: a `Result` for each check and input, in the order in which they ran.
+        failures: a `Failure` for each fault.
+        left_out: what was not tried, and which option runs it.
+        seconds: the duration of the run, in seconds.
+        source: ``file:line`` of the operator, if known.
+
+    Example:
+        >>> report = customops.check(op, [(torch.randn(3),)])
+        >>> report.raise_on_failure()
+    """
 
     op: str
     effort: str
     results: tuple[Result, ...]
-    failures: Sequence[Fault]
+    failures: tuple[Failure, ...]
     left_out: tuple[str, ...] = ()
     seconds: float = 0.0
     source: str | None = field(default=None, compare=False)
@@ -82,6 +141,11 @@ class Findings:
     def passed(self) -> bool:
         """True if no check failed and at least one passed."""
         return not self.failures and any(result.status == "passed" for result in self.results)
+
+    @property
+    def _inputs(self) -> int:
+        """How many inputs the operator accepted."""
+        return len({result.input for result in self.results if result.check != "inputs"})
 
     def count(self, status: Status) -> int:
         """The number of results with this status."""
@@ -94,69 +158,92 @@ class Findings:
             found[result.check].append(result)
         return dict(found)
 
+    def raise_on_failure(self) -> None:
+        """Raise an OpCheckError that lists all faults. Its cause is the error of the first one.
 
-# A report as text -----------------------------------------------------------------------------------------------------
+        Raises:
+            OpCheckError: there is at least one fault.
+        """
+        if self.failures:
+            faults = [f"customops.check found {plural(len(self.failures), 'fault')}", *map(str, self.failures)]
+            raise OpCheckError("\n\n".join(faults), op=self.op) from self.failures[0].error
+
+    def _headline(self) -> str:
+        if self.failures:
+            verdict = plural(len(self.failures), "fault")
+        else:
+            verdict = "no fault found" if self.passed else "nothing was tried"
+        rejected = self.count("rejected")
+        tried = plural(self._inputs, "input") + (f", {rejected} more rejected by the operator" if rejected else "")
+        return f"{self.op}: {verdict} ({tried}; {self.effort} effort, {self.seconds:.1f} s)"
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        for i, found in enumerate(self.failures, 1):
+            lines += ["", f"{i}. {found}"]
+        if self.failures:
+            lines += ["", "report.failures[0].script() is a program that shows the first one by itself."]
+        by_check = self.by_check()
+        width = max(map(len, by_check), default=0)
+        lines += ["", *(f"  {name:<{width}}  {_in_words(results)}" for name, results in by_check.items())]
+        return "\n".join([*lines, *(f"left out: {reason}" for reason in self.left_out)])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, results in self.by_check().items():
+            statuses = {result.status for result in results}
+            status = next(each for each in ("failed", "passed", "not exercised", "rejected") if each in statuses)
+            rows.append((name, (_in_words(results), status)))
+        return page(
+            self._headline(),
+            *(f"<pre>{escape(str(failure))}</pre>" for failure in self.failures),
+            html_table(("check", "result"), rows),
+            *(paragraph(f"left out: {reason}") for reason in self.left_out),
+            status="failed" if self.failures else "passed" if self.passed else "not exercised",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as lists, dicts, strings and numbers."""
+        return {
+            "op": self.op,
+            "source": self.source,
+            "effort": self.effort,
+            "passed": self.passed,
+            "seconds": round(self.seconds, 4),
+            "failures": [failure._to_dict() for failure in self.failures],
+            "results": [
+                {
+                    "check": result.check,
+                    "status": result.status,
+                    "input": result.input,
+                    "seconds": round(result.seconds, 6),
+                    **({"reason": result.reason} if result.reason else {}),
+                }
+                for result in self.results
+            ],
+            "left_out": list(self.left_out),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The result of `to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_junit_xml(self) -> str:
+        """The report as a JUnit XML test suite: one test case for each check, one failure for each fault."""
+        return junit_xml([self._junit_suite()])
+
+    def _junit_suite(self) -> ET.Element:
+        cases: JunitCases = {}
+        for name, results in self.by_check().items():
+            said = [("failure", each.problem, str(each)) for each in self.failures if each.check == name]
+            if all(result.status == "not exercised" for result in results):
+                said.append(("skipped", _in_words(results), ""))
+            if name != "inputs" or said:  # inputs that the operator rejects are no test, unless one shows a fault
+                cases[name] = sum(result.seconds for result in results), said
+        return junit_suite(self.op, self.seconds, cases)
 
 
-def arguments(failure: Fault) -> list[str]:
-    """The input of a failure, a line for each argument."""
-    from_position = [f"{described(value)}" for value in failure.args]
-    return [*from_position, *(f"{name}={described(value)}" for name, value in failure.kwargs.items())]
-
-
-def failure_text(failure: Fault) -> str:
-    """What is wrong, the input that shows it, the fix."""
-    error = failure.error
-    shown = f"{failure.input} ({plural(failure.inputs, 'input')} of this kind)" if failure.inputs > 1 else failure.input
-    fields: dict[str, str | None] = {
-        "input": shown,
-        "call": f"op({', '.join(arguments(failure))})",
-        "argument": error.argument,
-        "expected": error.expected,
-        "got": error.got,
-        "at": error.where or failure.source,
-        "fix": error.fix,
-    }
-    lines = [f"{failure.check}: {error.problem}"]
-    for name, value in fields.items():
-        if value:
-            lines.append(textwrap.indent(f"{name + ':':<10}{value}", "  "))
-    return "\n".join(lines)
-
-
-def as_text(report: Findings) -> str:
-    return "\n".join(_lines(report))
-
-
-def _lines(report: Findings) -> Iterator[str]:
-    yield headline(report)
-    for i, found in enumerate(report.failures, 1):
-        yield ""
-        yield f"{i}. {failure_text(found)}"
-    if report.failures:
-        yield ""
-        yield "report.failures[0].script() is a program that shows the first one by itself."
-    yield ""
-    width = max((len(name) for name in report.by_check()), default=0)
-    for name, results in report.by_check().items():
-        yield f"  {name:<{width}}  {in_words(results)}"
-    for reason in report.left_out:
-        yield f"left out: {reason}"
-
-
-def headline(report: Findings) -> str:
-    """One line that says how it went."""
-    if report.failures:
-        verdict = plural(len(report.failures), "fault")
-    else:
-        verdict = "no fault found" if report.passed else "nothing was tried"
-    inputs = len({result.input for result in report.results if result.check != "inputs"})
-    rejected = report.count("rejected")
-    tried = f"{plural(inputs, 'input')}" + (f", {rejected} more rejected by the operator" if rejected else "")
-    return f"{report.op}: {verdict} ({tried}; {report.effort} effort, {report.seconds:.1f} s)"
-
-
-def in_words(results: list[Result]) -> str:
+def _in_words(results: list[Result]) -> str:
     """``passed on 12 inputs, not exercised on 2: the op has no vmap rule  0.01 s``."""
     parts: list[str] = []
     for status in ("failed", "passed", "rejected", "not exercised"):
@@ -173,43 +260,33 @@ def in_words(results: list[Result]) -> str:
     return f"{text} ({sum(result.seconds for result in results):.2f} s)"
 
 
-# A report as JUnit XML, the form in which CI systems take test results ------------------------------------------------
+#: Name of a test case -> its seconds, and what is said of it: ("failure", "error" or "skipped", message, text).
+JunitCases = dict[str, tuple[float, list[tuple[str, str, str]]]]
 
 
-def as_junit(report: Findings) -> str:
-    failed = {failure.check for failure in report.failures}
-    # Inputs that the operator rejects are no test, unless one shows a fault.
-    cases = {name: results for name, results in report.by_check().items() if name != "inputs" or name in failed}
-    suite = ET.Element(
-        "testsuite",
-        name=f"customops.check({report.op})",
-        tests=str(len(cases)),
-        failures=str(len(failed)),
-        skipped=str(sum(_is_skipped(results) for results in cases.values())),
-        errors="0",
-        time=f"{report.seconds:.3f}",
-    )
-    for name, results in cases.items():
-        _add_case(suite, report, name, results)
+def junit_suite(op: str, seconds: float, cases: JunitCases) -> ET.Element:
+    """What was found of an op, in the form in which CI systems take test results."""
+    tags = [{tag for tag, _, _ in said} for _, said in cases.values()]
+    counts = {"tests": len(cases)}
+    for tag, name in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
+        counts[name] = sum(tag in each for each in tags)
+    numbers = {name: str(count) for name, count in counts.items()}
+    suite = ET.Element("testsuite", {"name": f"customops.check({op})", **numbers, "time": f"{seconds:.3f}"})
+    for name, (taken, said) in cases.items():
+        case = ET.SubElement(suite, "testcase", classname=op, name=name, time=f"{taken:.3f}")
+        for tag, message, text in said:
+            element = ET.SubElement(case, tag, message=_printable(message))
+            element.text = _printable(text) or None
+            if tag == "failure":
+                element.set("type", "CheckError")
+    return suite
+
+
+def junit_xml(suites: Iterable[ET.Element]) -> str:
     root = ET.Element("testsuites")
-    root.append(suite)
+    root.extend(suites)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _add_case(suite: ET.Element, report: Findings, name: str, results: list[Result]) -> None:
-    seconds = sum(result.seconds for result in results)
-    case = ET.SubElement(suite, "testcase", classname=report.op, name=name, time=f"{seconds:.3f}")
-    for failure in report.failures:
-        if failure.check == name:
-            element = ET.SubElement(case, "failure", message=_printable(failure.problem), type="CheckError")
-            element.text = _printable(failure_text(failure))
-    if _is_skipped(results):
-        ET.SubElement(case, "skipped", message=_printable(in_words(results)))
-
-
-def _is_skipped(results: list[Result]) -> bool:
-    return all(result.status == "not exercised" for result in results)
 
 
 def _printable(text: str) -> str:
@@ -217,30 +294,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-# A report as HTML, for notebooks --------------------------------------------------------------------------------------
-
-_COLORS = {"failed": "#c62828", "passed": "#2e7d32", "not exercised": "#9e7700", "rejected": "#757575"}
-
-
-def as_html(report: Findings) -> str:
-    color = _COLORS["failed" if report.failures else "passed" if report.passed else "not exercised"]
-    parts = [f'<div><b style="color:{color}">{escape(headline(report))}</b>']
-    parts += [f"<pre>{escape(failure_text(failure))}</pre>" for failure in report.failures]
-    parts.append("<table><tr><th>check</th><th>result</th></tr>")
-    parts += [_row(name, results) for name, results in report.by_check().items()]
-    parts.append("</table>")
-    parts += [f"<p>left out: {escape(reason)}</p>" for reason in report.left_out]
-    return "".join(parts) + "</div>"
-
-
-def _row(name: str, results: list[Result]) -> str:
-    statuses = {result.status for result in results}
-    status = next(s for s in ("failed", "passed", "not exercised", "rejected") if s in statuses)
-    words = escape(in_words(results))
-    return f'<tr><td>{escape(name)}</td><td style="color:{_COLORS[status]}">{words}</td></tr>'
-
-
-# Programs that show one fault by themselves ---------------------------------------------------------------------------
+# A program that shows one fault by itself.
 
 #: Tensors with more elements in their storage, and others that a literal cannot give, are held as bytes.
 _LITERAL = 256
@@ -272,21 +326,23 @@ _RUN_CALL = """\
 print(op(*args, **kwargs))"""
 
 
-def script_of(failure: Fault) -> str:
+def _script_of(failure: Failure) -> str:
     """A program that runs the check of a failure on its input, and raises what it finds."""
     values, spec = _torch.tensors.tree_flatten((failure.args, dict(failure.kwargs)))
     names = _Names()
-    shown = _torch.tensors.tree_unflatten([_Code(names.code_of(value)) for value in values], spec)
-    args, kwargs = shown
-    given = f"args = {_tuple(args)}\nkwargs = {{{', '.join(f'{key!r}: {value!r}' for key, value in kwargs.items())}}}"
+    args, kwargs = _torch.tensors.tree_unflatten([_Code(names.code_of(value)) for value in values], spec)
+    given = [
+        f"args = ({', '.join(map(repr, args))}{',' * (len(args) == 1)})",
+        f"kwargs = {{{', '.join(f'{key!r}: {value!r}' for key, value in kwargs.items())}}}",
+    ]
     name, _, overload = failure.op.partition(".")
     return _SCRIPT.format(
         title=f"{failure.op}: {failure.check}",
-        message=failure_text(failure).replace("\\", "\\\\").replace('"""', "'''"),
+        message=str(failure).replace("\\", "\\\\").replace('"""', "'''"),
         imports="\n".join(names.imports(is_checked=failure.check != "inputs")),
         load=_load(failure),
         op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
-        inputs="\n".join([*names.lines, given]),
+        inputs="\n".join([*names.lines, *given]),
         run=_RUN_CALL if failure.check == "inputs" else _RUN_CHECK.format(check=failure.check),
     )
 
@@ -299,10 +355,6 @@ class _Code:
 
     def __repr__(self) -> str:
         return self.text
-
-
-def _tuple(items: Any) -> str:
-    return f"({', '.join(map(repr, items))}{',' if len(items) == 1 else ''})"
 
 
 class _Names:
@@ -319,7 +371,8 @@ class _Names:
         if isinstance(value, torch.Tensor):
             if id(value) not in self._tensors:
                 self._kept.append(value)
-                self._tensors[id(value)] = self._define(value)
+                name = self._tensors[id(value)] = f"tensor_{len(self._tensors)}"
+                self.lines.append(f"{name} = {self._expression(value)}")
             return self._tensors[id(value)]
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
@@ -335,11 +388,6 @@ class _Names:
         yield "import torch"
         if is_checked:
             yield "from customops.checks import run_check"
-
-    def _define(self, tensor: torch.Tensor) -> str:
-        name = f"tensor_{len(self._tensors)}"
-        self.lines.append(f"{name} = {self._expression(tensor)}")
-        return name
 
     def _expression(self, tensor: torch.Tensor) -> str:
         requires_grad = ".requires_grad_()" if tensor.requires_grad else ""
@@ -384,7 +432,7 @@ class _Names:
         return f'torch.load(io.BytesIO(base64.b64decode("{text}")))'
 
 
-def _load(failure: Fault) -> str:
+def _load(failure: Failure) -> str:
     """Code that defines the operator: the import of its module, or the execution of its file."""
     custom = _torch.library.torch_op_of(failure.op)
     module = getattr(getattr(custom, "_init_fn", None), "__module__", None)
@@ -407,116 +455,3 @@ def _can_be_found(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-# `Report`: what `customops.check` found, and what it did not try ------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Failure(Fault):
-    """One fault that one check found, on one or more inputs.
-
-    Attributes:
-        op: qualified name of the operator.
-        check: the check that found the fault.
-        error: the error; its parts are `error.problem`, `.argument`, `.expected`, `.got`, `.where` and `.fix`.
-        input: how the smallest failing input was derived.
-        args, kwargs: that input.
-        inputs: the number of inputs that show the fault.
-        source: ``file:line`` of the operator, if known.
-    """
-
-    def script(self) -> str:
-        """A Python program that reproduces the fault. The module that defines the operator must be importable."""
-        return script_of(self)
-
-    def save_script(self, path: str | Path) -> Path:
-        """Write the text of `script` to a file, and return its path."""
-        path = Path(path)
-        path.write_text(self.script())
-        return path
-
-    def __str__(self) -> str:
-        return failure_text(self)
-
-
-@dataclass(frozen=True)
-class Report(Findings):
-    """What `customops.check` found.
-
-    Attributes:
-        op: qualified name of the operator.
-        effort: "quick", "normal" or "thorough".
-        results: a `Result` for each check and input, in the order in which they ran.
-        failures: a `Failure` for each fault.
-        left_out: what was not tried, and which option runs it.
-        seconds: the duration of the run, in seconds.
-        source: ``file:line`` of the operator, if known.
-
-    Example:
-        >>> report = customops.check(op, [(torch.randn(3),)])
-        >>> report.raise_on_failure()
-    """
-
-    failures: tuple[Failure, ...]
-
-    def raise_on_failure(self) -> None:
-        """Raise an OpCheckError that lists all faults. Its cause is the error of the first one.
-
-        Raises:
-            OpCheckError: there is at least one fault.
-        """
-        if self.failures:
-            problem = f"customops.check found {plural(len(self.failures), 'fault')}"
-            told = "\n\n".join(str(failure) for failure in self.failures)
-            raise OpCheckError(f"{problem}\n\n{told}", op=self.op) from self.failures[0].error
-
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as lists, dicts, strings and numbers."""
-        return {
-            "op": self.op,
-            "source": self.source,
-            "effort": self.effort,
-            "passed": self.passed,
-            "seconds": round(self.seconds, 4),
-            "failures": [_failure_as_dict(failure) for failure in self.failures],
-            "results": [
-                {
-                    "check": result.check,
-                    "status": result.status,
-                    "input": result.input,
-                    "seconds": round(result.seconds, 6),
-                    **({"reason": result.reason} if result.reason else {}),
-                }
-                for result in self.results
-            ],
-            "left_out": list(self.left_out),
-        }
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The result of `to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=indent)
-
-    def to_junit_xml(self) -> str:
-        """The report as a JUnit XML test suite: one test case for each check, one failure for each fault."""
-        return as_junit(self)
-
-
-def _failure_as_dict(failure: Failure) -> dict[str, Any]:
-    error = failure.error
-    fields = {name: getattr(error, name) for name in ("argument", "expected", "got", "where", "fix")}
-    return {
-        "check": failure.check,
-        "problem": failure.problem,
-        **{name: value for name, value in fields.items() if value},
-        "input": failure.input,
-        "arguments": arguments(failure),
-        "inputs": failure.inputs,
-        "script": failure.script(),
-    }

@@ -27,13 +27,11 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from customops.errors import CustomOpsError, brief
 from customops.testing.environment import accepts_changes
-
-# Files that several processes write: one at a time, and never seen half written ---------------------------------------
 
 if sys.platform == "win32":
     import msvcrt
@@ -58,37 +56,34 @@ else:
 def exclusive(path: str) -> Iterator[None]:
     """Only one thread of one process at a time is inside, for one path. Puts a file beside it meanwhile."""
     lock = os.path.realpath(path) + ".lock"
-    descriptor = _locked(lock)
-    try:
-        yield
-    finally:
-        _release(lock, descriptor)
-
-
-def _locked(lock: str) -> int:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         # Whoever had it before removed the file: the lock counts only on the file that now has the name.
-        if _lock(descriptor) and _is_at(lock, descriptor):
-            return descriptor
+        if _lock(descriptor):
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(lock), os.fstat(descriptor)):
+                    break
         os.close(descriptor)
-
-
-def _is_at(path: str, descriptor: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _release(lock: str, descriptor: int) -> None:
-    if sys.platform == "win32":
-        os.close(descriptor)  # an open file cannot be removed, one that another process has opened stays
-        with contextlib.suppress(OSError):
+        yield
+    finally:
+        if sys.platform == "win32":
+            os.close(descriptor)  # an open file cannot be removed, one that another process has opened stays
+            with contextlib.suppress(OSError):
+                os.remove(lock)
+        else:
             os.remove(lock)
-    else:
-        os.remove(lock)
-        os.close(descriptor)
+            os.close(descriptor)
+
+
+def rewrite(path: str, change: Callable[[str], str]) -> None:
+    """Write what `change` makes of the text of a file, "" if there is none, while no other process does the same."""
+    with exclusive(path):
+        exists = os.path.exists(path)
+        before = read(path) if exists else ""
+        text = change(before)
+        if text != before or not exists:
+            replace(path, text)
 
 
 def replace(path: str, text: str) -> None:
@@ -108,8 +103,6 @@ def replace(path: str, text: str) -> None:
             os.remove(temporary)
         raise
 
-
-# The failures file: which generated tests are known to fail for which operators ---------------------------------------
 
 #: {operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}
 FailuresDictData = dict[str, dict[str, dict[str, str]]]
@@ -155,24 +148,26 @@ class FailuresDict:
         if create_file and not os.path.exists(path):
             result.save()
             return result
-        text = _read(result.path)
+        text = read(result.path)
         document = _parse(result.path, text)
         result.data, result._saved = document["data"], copy.deepcopy(document["data"])
-        if text != _dump(document) and text.strip():
+        if text != _text(document) and text.strip():
             if not accepts_changes():
-                raise _misformatted(result.path, text, _dump(document))
+                raise _misformatted(result.path, text, _text(document))
             result.save()
         return result
 
     def save(self) -> None:
         """Write the changes of this object to the file, and read the changes that others made to the file."""
-        with self._lock, exclusive(self.path):
-            before = _read(self.path) if os.path.exists(self.path) else ""
+        data: FailuresDictData = {}
+
+        def merged(before: str) -> str:
             document = _parse(self.path, before)
-            data = document["data"] = _merge(document["data"], self._saved, self.data)
-            text = _dump(document)
-            if text != before:
-                replace(self.path, text)
+            data.update(_merge(document["data"], self._saved, self.data))
+            return _text(document | {"data": data})
+
+        with self._lock:
+            rewrite(self.path, merged)
             self.data, self._saved = data, copy.deepcopy(data)
 
     def get_status(self, qualname: str, test_name: str) -> str:
@@ -244,7 +239,7 @@ def _bad_status(qualname: str, status: Any) -> FailuresDictError:
     )
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         try:
             return file.read()
@@ -281,7 +276,7 @@ def _parse(path: str, text: str) -> dict[str, Any]:
     return document
 
 
-def _dump(document: dict[str, Any]) -> str:
+def _text(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
@@ -294,16 +289,12 @@ def _misformatted(path: str, actual: str, expected: str) -> FailuresDictError:
     )
 
 
-_Entries = dict[tuple[str, str], dict[str, str]]
-
-
-def _entries(data: FailuresDictData) -> _Entries:
-    return {(qualname, name): entry for qualname, tests in data.items() for name, entry in tests.items()}
-
-
 def _merge(theirs: FailuresDictData, base: FailuresDictData, ours: FailuresDictData) -> FailuresDictData:
     """`theirs`, with what `ours` changed in `base`."""
-    merged, before, now = _entries(theirs), _entries(base), _entries(ours)
+    merged, before, now = (
+        {(qualname, name): entry for qualname, tests in data.items() for name, entry in tests.items()}
+        for data in (theirs, base, ours)
+    )
     for key in before.keys() | now.keys():
         if now.get(key) == before.get(key):
             continue

@@ -228,6 +228,14 @@ def test_files_for_other_programs(check: Command, here: Path) -> None:
     assert "CheckError" in done.stderr
 
 
+@pytest.mark.process
+def test_programs_are_written_beside_json_on_stdout(check: Command, here: Path) -> None:
+    code, out, _ = check(write("ops.py", BROKEN), *faketensor, "--json", "-", "--repro", "programs")
+    assert code == 1
+    assert [op["status"] for op in json.loads(out)["ops"]] == ["failed"]
+    assert list(Path("programs").iterdir())
+
+
 def test_a_broken_samples_function_in_junit() -> None:
     broken = Checked("cli::f", "f", "ops.py:1", problem="the samples function raised\nLookupError: \x00")
     (suite,) = ET.fromstring(checking_command.as_junit([broken]).encode())

@@ -14,7 +14,7 @@ import torch
 from helpers.command_line import BARE, GOOD, ROOT, Command, in_shell, write
 
 import customops
-from customops._cli import bench, check, completion, main
+from customops._cli import bench, check, main, show
 
 LONG = GOOD.replace("cli::good", "cli::an_operator_with_a_really_long_name_forward")
 
@@ -163,7 +163,7 @@ def test_other_shells(run: Command) -> None:
     parsers = main.make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     for command, parser in parsers.items():  # type: ignore[union-attr]
         assert f"-f -a {command} -d '" in fish
-        for action in completion._options(parser):
+        for action in show._options(parser):
             assert f"-l {action.option_strings[-1][2:]}" in fish
 
 

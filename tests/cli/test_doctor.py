@@ -36,7 +36,7 @@ def test_all_names_are_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     table = (probes.Probe("dispatch", "nothing works", ("torch._C.DispatchKey", "torch._C._gone", "torch._gone.name")),)
-    monkeypatch.setattr("customops._cli.doctor.PROBES", table)
+    monkeypatch.setattr("customops._cli.show.PROBES", table)
     assert check.main(["doctor"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "missing: nothing works" in printed
@@ -45,7 +45,7 @@ def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch
 
 def test_what_came_later_is_not_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     table = (probes.Probe("tags", "there are fewer tags", ("torch.Tag.of_tomorrow",), since=(9, 1)),)
-    monkeypatch.setattr("customops._cli.doctor.PROBES", table)
+    monkeypatch.setattr("customops._cli.show.PROBES", table)
     assert check.main(["doctor"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "not yet there: torch.Tag.of_tomorrow" in printed
@@ -59,7 +59,7 @@ def test_what_came_later_is_not_missing(capsys: pytest.CaptureFixture[str], monk
 def test_a_torch_that_nobody_tested(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, newer: bool
 ) -> None:
-    monkeypatch.setattr("customops._cli.doctor.PROBES", ())
+    monkeypatch.setattr("customops._cli.show.PROBES", ())
     monkeypatch.setattr("torch.__version__", version)
     assert check.main(["doctor"]) == 0
     assert ("This torch is newer than those that customops was tested on" in capsys.readouterr().out) == newer

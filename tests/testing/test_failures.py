@@ -18,7 +18,7 @@ from customops.testing import (
     DEFAULT_TEST_UTILS,
     FailuresDict,
     FailuresDictError,
-    files,
+    failures,
     validate_failures_dict_structure,
 )
 
@@ -300,7 +300,7 @@ def test_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.Monkey
 
 def test_unchanged_file_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FailuresDict(path, {"ns::f": {"T.a": entry()}}).save()
-    monkeypatch.setattr(files, "replace", None)
+    monkeypatch.setattr(failures, "replace", None)
     FailuresDict.load(path).save()
 
 
