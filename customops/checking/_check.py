@@ -19,8 +19,6 @@ from customops.checks._inputs import alone
 from customops.checks._outcome import in_short
 from customops.checks._trial import Trial, resolve
 
-# A line on the terminal that says what is being checked, where that takes long ----------------------------------------
-
 _PATIENCE = 2.0  #: seconds before the line is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
 
@@ -61,9 +59,6 @@ class Progress:
             sys.stderr.write("\r" + line.ljust(self._width) + ("" if line else "\r"))
             sys.stderr.flush()
             self._width = len(line)
-
-
-# `check`: derive inputs, run the checks on them, and report each fault once -------------------------------------------
 
 
 def check(
@@ -154,7 +149,18 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
     trials = [Trial(overload, *lowered(op, args, kwargs), reference=reference) for args, kwargs in calls]
     for trial in trials:
         _require_fit(trial)
-        _require_reference(trial)
+        if trial.reference is not None:
+            try:
+                copy = trial.copy()
+                trial.reference(*copy.args, **copy.kwargs)
+            except Exception as error:
+                raise UsageError(
+                    "the reference function fails on a sample",
+                    op=trial.name,
+                    argument="reference",
+                    expected="a function with the parameters of the operator, of plain torch code",
+                    got=in_short(error, 300),
+                ) from error
     return trials
 
 
@@ -179,23 +185,6 @@ def _require_fit(trial: Trial) -> None:
                 got=f"{problem}: {', '.join(found)}",
                 fix="a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])",
             )
-
-
-def _require_reference(trial: Trial) -> None:
-    """Raise UsageError unless the reference function takes a sample."""
-    if trial.reference is None:
-        return
-    try:
-        copy = trial.copy()
-        trial.reference(*copy.args, **copy.kwargs)
-    except Exception as error:
-        raise UsageError(
-            "the reference function fails on a sample",
-            op=trial.name,
-            argument="reference",
-            expected="a function with the parameters of the operator, of plain torch code",
-            got=in_short(error, 300),
-        ) from error
 
 
 def _call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -251,9 +240,6 @@ def _left_out(
         yield 'some of the inputs that can be derived (effort="thorough" tries all)'
 
 
-# The checks of one sample, one by one: for tests that are one check each ----------------------------------------------
-
-
 class SampleChecks:
     """One sample of an operator, and the checks on what is derived from it, each when it is asked for.
 
@@ -278,15 +264,8 @@ class SampleChecks:
 
     def report(self, check: str) -> Report:
         """What a check finds; for "inputs", what is wrong with the operator as it is called on the inputs."""
-        if check not in self._reports:
-            self._reports[check] = self._made(check)
-        return self._reports[check]
-
-    def explained_by(self, check: str, among: Collection[str]) -> str | None:
-        """One of these checks that fails, too, and whose failure may be the cause of this one's."""
-        return next((name for name in CHECKS[check].after if name in among and self.report(name).failures), None)
-
-    def _made(self, check: str) -> Report:
+        if check in self._reports:
+            return self._reports[check]
         if check != INPUTS and not self._is_isolated:
             self.report(INPUTS)  # which finds the inputs for the others
         chosen = {} if check == INPUTS else {check: CHECKS[check]}
@@ -298,12 +277,12 @@ class SampleChecks:
         # None from a process of its own, where they stay. What ends it all runs know, by `avoided`.
         self._run.cases, self._run.samples_only = run.cases, run.samples_only
         results, failures, left_out = run.outcome()
-        return Report(
-            run.op,
-            run.effort,
-            tuple(result for result in results if result.check == check),
-            tuple(failure for failure in failures if failure.check == check),
-            left_out,
-            time.perf_counter() - start,
-            run.source,
-        )
+        found = tuple(result for result in results if result.check == check)
+        faults = tuple(failure for failure in failures if failure.check == check)
+        report = Report(run.op, run.effort, found, faults, left_out, time.perf_counter() - start, run.source)
+        self._reports[check] = report
+        return report
+
+    def explained_by(self, check: str, among: Collection[str]) -> str | None:
+        """One of these checks that fails, too, and whose failure may be the cause of this one's."""
+        return next((name for name in CHECKS[check].after if name in among and self.report(name).failures), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import pickle
 import re
@@ -49,22 +48,23 @@ def isolated(run: Run) -> Iterator[Step]:
             done = in_fork(lambda: _child(run, place), _TIMEOUT)
             error = done.error
             if isinstance(error, IsolationError) and error.returncode is not None:
-                error = _crash(run, error)
+                error = CheckError(
+                    "the operator ends the process",
+                    op=run.op,
+                    got=error.args[0].splitlines()[0],
+                    where=_line_of_crash(error.stderr),
+                    fix="check the arguments before using them, and raise an error: torch._check(...)",
+                )
             if not isinstance(error, CheckError) or not place.exists():  # or it ended before anything was tried
                 run.given = done.get()
                 return
-            _note_crash(run, error, place)
-
-
-def _note_crash(run: Run, error: CheckError, place: Path) -> None:
-    """Have the next fork leave out what ended this one, and in the end all that is derived."""
-    check, number = pickle.loads(place.read_bytes())
-    run.avoided[check, number] = error
-    if len(run.avoided) == _CRASHES:
-        run.samples_only = True
-        run.left_out.append(f"derived inputs: {_CRASHES} of them ended the process")
-    elif len(run.avoided) > 2 * _CRASHES:
-        raise UsageError("the operator ends the process on its samples", op=run.op, got=error.got)
+            # The next fork leaves out what ended this one, and in the end all that is derived.
+            run.avoided[pickle.loads(place.read_bytes())] = error
+            if len(run.avoided) == _CRASHES:
+                run.samples_only = True
+                run.left_out.append(f"derived inputs: {_CRASHES} of them ended the process")
+            elif len(run.avoided) > 2 * _CRASHES:
+                raise UsageError("the operator ends the process on its samples", op=run.op, got=error.got)
 
 
 def _child(run: Run, place: Path) -> Any:
@@ -72,7 +72,7 @@ def _child(run: Run, place: Path) -> Any:
     faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
     signal.signal(signal.SIGINT, lambda *_: None)  # a Ctrl-C is for the parent, which ends this process
-    run.announce = functools.partial(_write, place)
+    run.announce = lambda check, case: place.write_bytes(pickle.dumps((check, case)))
     try:
         for _ in run.steps():
             pass
@@ -87,20 +87,6 @@ def _child(run: Run, place: Path) -> Any:
             fix=f"raise another error: {type(error).__name__} passes by `except Exception`",
         ) from None
     return run.outcome()
-
-
-def _write(place: Path, check: str, case: int) -> None:
-    place.write_bytes(pickle.dumps((check, case)))
-
-
-def _crash(run: Run, error: IsolationError) -> CheckError:
-    return CheckError(
-        "the operator ends the process",
-        op=run.op,
-        got=error.args[0].splitlines()[0],
-        where=_line_of_crash(error.stderr),
-        fix="check the arguments before using them, and raise an error: torch._check(...)",
-    )
 
 
 #: A line of what `faulthandler` prints, the innermost frame first.

@@ -17,7 +17,7 @@ from customops.checks._outcome import NotExercised, in_short, is_alias, torch_re
 from customops.checks._state import Settings
 from customops.checks._trial import FAILS, Case, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
-from customops.errors import CheckError, is_users, where
+from customops.errors import CheckError, users_frames, where
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
@@ -49,10 +49,6 @@ _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
-
-
-def _nothing(check: str, case: int) -> None:
-    """Announce a step to nobody."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class Run:
     samples: Sequence[Trial]
     chosen: Mapping[str, Check]
     effort: Effort
-    announce: Callable[[str, int], None] = _nothing
+    announce: Callable[[str, int], object] = lambda check, case: None
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
@@ -125,7 +121,7 @@ class Run:
             if time.perf_counter() - start > _LATE[self.effort]:
                 self.left_out.append(f"{name}, after {_LATE[self.effort]:g} s for the others")
                 continue
-            found = self._explained_by(name)
+            found = next((check for check, _ in self.faults if check in self.chosen[name].after), None)
             if found is not None:
                 self._add(name, "not exercised", inputs[:1], reason=f"{found} failed, which may be the cause")
                 inputs = []
@@ -188,18 +184,23 @@ class Run:
         seconds = probed.seconds / max(tried, 1)
         for rejection in probed.rejected:
             if rejection.case.kind == "sample":
-                problem = "the operator itself fails on its sample"
                 error = rejection.kernel_error
-                found = (
-                    error
-                    if isinstance(error, CheckError)
-                    else CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
-                )
-                self._fault(INPUTS, found, rejection.case, seconds)
+                if not isinstance(error, CheckError):
+                    problem = "the operator itself fails on its sample"
+                    error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
+                self._fault(INPUTS, error, rejection.case, seconds)
             elif isinstance(rejection.kernel_error, SystemExit):
                 self._fault(INPUTS, self._exit(), rejection.case, seconds)
             elif is_alias(rejection.kernel_error):
-                self._fault(INPUTS, self._alias(rejection.kernel_error), rejection.case, seconds)
+                error = CheckError(
+                    "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
+                    op=self.op,
+                    got=in_short(rejection.kernel_error),
+                    expected="new tensors, as the schema says, or none for these inputs",
+                    fix="return a clone() there; or check the inputs first, "
+                    "and refuse these with an error that says so",
+                )
+                self._fault(INPUTS, error, rejection.case, seconds)
             else:
                 self._add(INPUTS, "rejected", [rejection.case], seconds, in_short(rejection.kernel_error, 200))
 
@@ -211,19 +212,7 @@ class Run:
             fix="raise another error: SystemExit passes by `except Exception`",
         )
 
-    def _alias(self, error: BaseException) -> CheckError:
-        return CheckError(
-            "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
-            op=self.op,
-            got=in_short(error),
-            expected="new tensors, as the schema says, or none for these inputs",
-            fix="return a clone() there; or check the inputs first, and refuse these with an error that says so",
-        )
-
     # Checks -------------------------------------------------------------------------------------------------
-
-    def _explained_by(self, name: str) -> str | None:
-        return next((check for check, _ in self.faults if check in self.chosen[name].after), None)
 
     def _attempt(self, name: str, case: Case) -> int:
         """Run a check on an input; returns on how many inputs the check has failed."""
@@ -290,16 +279,13 @@ class Run:
             fails(shrunk.trial)
             fault.error, fault.cases[0] = latest[-1], shrunk
 
-    def _place_of_fake(self) -> str | None:
-        fn = None if self.custom_op is None else self.custom_op._rules.fake.fn
-        return None if fn is None else where(fn)
-
     def _failure(self, name: str, fault: _Fault) -> Failure:
         case = fault.cases[0]
         if case.kind in _REFUSE:
             fault.error.fix = f"{fault.error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
-        if name in _OF_FAKES and fault.error.where is None:
-            fault.error.where = self._place_of_fake()
+        if name in _OF_FAKES and fault.error.where is None and self.custom_op is not None:
+            fake = self.custom_op._rules.fake.fn
+            fault.error.where = None if fake is None else where(fake)
         args, kwargs = case.trial.args, case.trial.kwargs
         return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 
@@ -313,13 +299,10 @@ def _told_by(error: CheckError) -> tuple[str, str]:
 
 def raised_at(error: BaseException) -> str | None:
     """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if is_users(code.co_filename):
-            found = f"{code.co_name} ({code.co_filename}:{traceback.tb_lineno})"
-        traceback = traceback.tb_next
-    return found
+    for frame in reversed(users_frames(error)):
+        code = frame.tb_frame.f_code
+        return f"{code.co_name} ({code.co_filename}:{frame.tb_lineno})"
+    return None
 
 
 def label_of(case: Case) -> str:
