@@ -24,8 +24,6 @@ from customops.testing.isolation import Isolated, IsolationError, run_each_isola
 from customops.testing.tracing import make_fx_check
 from customops.testing.watch import OpCheckMode, is_inside_opcheck_mode
 
-# An assertion for tests that have no test case and no pytest at hand --------------------------------------------------
-
 
 class assert_raises_regex:
     """Context manager that asserts that the block raises `exception` with a message in which `regex` is found."""
@@ -56,9 +54,6 @@ class assert_raises_regex:
         kinds = self.exception if isinstance(self.exception, tuple) else (self.exception,)
         return " or ".join(kind.__name__ for kind in kinds)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Generated tests for operators: run the tests of a project, and check each operator call as `opcheck` does
 
 __all__ = [
     "DEFAULT_TEST_UTILS",

@@ -17,23 +17,18 @@ import torch
 
 from customops import _torch
 
-_ACCEPT = "OPCHECK_ACCEPT"
-_BETTER_REPRO = "OPCHECK_PRINT_BETTER_REPRO"
 _DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 def accepts_changes() -> bool:
     """Are failures files to be updated to what happens, instead of tests to fail?"""
-    return _is_on(_ACCEPT)
+    return "1" in map(os.environ.get, ("PYTORCH_OPCHECK_ACCEPT", "CUSTOMOPS_OPCHECK_ACCEPT"))
 
 
 def saves_inputs() -> bool:
     """Are the inputs of a failing operator to be saved for the script that reproduces it?"""
-    return _is_on(_BETTER_REPRO)
-
-
-def _is_on(switch: str) -> bool:
-    return any(os.environ.get(f"{prefix}_{switch}") == "1" for prefix in ("PYTORCH", "CUSTOMOPS"))
+    name = "OPCHECK_PRINT_BETTER_REPRO"
+    return "1" in map(os.environ.get, (f"PYTORCH_{name}", f"CUSTOMOPS_{name}"))
 
 
 class _DynamoSwitch:
@@ -68,8 +63,6 @@ class _DynamoSwitch:
 
 dynamo = _DynamoSwitch()
 
-
-# Scripts that reproduce what a generated test found -------------------------------------------------------------------
 
 #: Below the directory for temporary files. Nothing removes it.
 DIRECTORY = "customops_opcheck_safe_to_delete"

@@ -40,12 +40,12 @@ def dontGenerateOpCheckTests(reason: str) -> Callable[[_F], _F]:
     """Decorator that excludes a test from `generate_opcheck_tests`. The reason is documentation only."""
     if not isinstance(reason, str):
         raise GenerationError("a reason is missing", fix='write @dontGenerateOpCheckTests("why")')
-    return functools.partial(_mark, reason)
 
+    def mark(test: _F) -> _F:
+        setattr(test, _NOT_GENERATED, reason)
+        return test
 
-def _mark(reason: str, test: _F) -> _F:
-    setattr(test, _NOT_GENERATED, reason)
-    return test
+    return mark
 
 
 def generate_opcheck_tests(
@@ -74,32 +74,26 @@ def generate_opcheck_tests(
         FailuresDictError: the failures file is invalid, or does not match the tests.
     """
     caller = sys._getframe(1).f_code.co_filename
-    failures = _load(failures_dict_path, caller)
+    if failures_dict_path is not None:
+        failures = FailuresDict.load(failures_dict_path, create_file=accepts_changes())
+    else:
+        default = os.path.join(os.path.dirname(os.path.abspath(caller)), "failures_dict.json")
+        failures = FailuresDict.load(default) if os.path.exists(default) else FailuresDict(default, {})
     checks = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
     unknown = [name for name in checks if name not in CHECKS]
     if unknown:
         raise GenerationError("there are no such checks", expected=", ".join(CHECKS), got=", ".join(unknown))
     validate_failures_dict_structure(failures, checks, testcase)
+    originals = [name for name in dir(testcase) if name.startswith("test_") and callable(getattr(testcase, name))]
+    marks = (_NOT_GENERATED, _GENERATED)
     tests = {
         f"{check}__{name}": _checked_test(testcase, name, check, namespaces, failures)
-        for name in _tests_of(testcase)
+        for name in originals
+        if not any(hasattr(getattr(testcase, name), mark) for mark in marks)
         for check in checks
     }
     for name, test in [*tests.items(), *_tag_tests(failures).items()]:
         _add(testcase, name, test, (additional_decorators or {}).get(name, ()))
-
-
-def _load(path: str | os.PathLike[str] | None, caller: str) -> FailuresDict:
-    if path is not None:
-        return FailuresDict.load(path, create_file=accepts_changes())
-    default = os.path.join(os.path.dirname(os.path.abspath(caller)), "failures_dict.json")
-    return FailuresDict.load(default) if os.path.exists(default) else FailuresDict(default, {})
-
-
-def _tests_of(testcase: type) -> list[str]:
-    names = [name for name in dir(testcase) if name.startswith("test_") and callable(getattr(testcase, name))]
-    marks = (_NOT_GENERATED, _GENERATED)
-    return [name for name in names if not any(hasattr(getattr(testcase, name), mark) for mark in marks)]
 
 
 def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[Any], Any]]) -> None:
@@ -117,16 +111,12 @@ def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[
     setattr(testcase, name, test)
 
 
-# Checked tests --------------------------------------------------------------------------------------------------
-
-
-def _run_check(check: str, op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    CHECKS[check](Trial(op, args, kwargs))
-
-
 def _checked_test(testcase: type, name: str, check: str, namespaces: Sequence[str], failures: FailuresDict) -> _Test:
     test_name = f"{testcase.__name__}.{check}__{name}"
-    util = functools.partial(_run_check, check)
+
+    def util(op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        CHECKS[check](Trial(op, args, kwargs))
+
     mode = functools.partial(OpCheckMode, namespaces, check, util, failures, test_name, failures.path)
     test = _inside(mode, getattr(testcase, name))
     marks = getattr(test, "pytestmark", ())
@@ -157,9 +147,6 @@ def _first_case(mark: Any) -> Any:
     options = {key: value[:1] if key == "ids" and not callable(value) else value for key, value in mark.kwargs.items()}
     pytest: Any = sys.modules["pytest"]  # whose marks these are
     return pytest.mark.parametrize(names, list(values)[:1], **options)
-
-
-# Tests of tags --------------------------------------------------------------------------------------------------
 
 
 def _tag_tests(failures: FailuresDict) -> dict[str, _Test]:

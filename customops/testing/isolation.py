@@ -25,8 +25,6 @@ from typing import Any, NoReturn
 
 from customops.errors import CustomOpsError
 
-# How a function is sent to another process: by its name, or as the program around it ----------------------------------
-
 
 def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, so that it can be pickled for a process which finds its module by file."""
@@ -42,7 +40,7 @@ class _Reference:
     module: str
     file: str | None
     name: str
-    decorators: int  #: how many are around it there
+    decorators: int  #: how many are around it in that file
 
     @classmethod
     def to(cls, function: Callable[..., Any]) -> _Reference:
@@ -84,7 +82,7 @@ class _Reference:
 
 
 def _decorators_of(function: Callable[..., Any], module: str, name: str) -> int | None:
-    """How many are around it where its module has it under its name; None if something else is there, or nothing."""
+    """The number of decorators around a function in its module; None if its name stands for something else there."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -97,37 +95,16 @@ def _decorators_of(function: Callable[..., Any], module: str, name: str) -> int 
     return None
 
 
-def _program(target: str | os.PathLike[str]) -> _Code | _File:
-    if isinstance(target, str) and ("\n" in target or not target.endswith(".py")):
-        return _Code(target)
-    path = Path(target).resolve()
-    if not path.is_file():
-        raise CustomOpsError(
-            "no such file",
-            expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
-            got=str(path),
-        )
-    return _File(str(path))
+def _run_code(text: str) -> Any:
+    return _run_as_main(types.ModuleType("__main__"), text, "<isolated>")
 
 
-@dataclass(frozen=True)
-class _Code:
-    text: str
-
-    def __call__(self) -> Any:
-        return _run_as_main(types.ModuleType("__main__"), self.text, "<isolated>")
-
-
-@dataclass(frozen=True)
-class _File:
-    path: str
-
-    def __call__(self) -> Any:
-        sys.argv[:] = [self.path]
-        sys.path.insert(0, os.path.dirname(self.path))  # as for `python FILE`
-        module = types.ModuleType("__main__")
-        module.__file__ = self.path
-        return _run_as_main(module, Path(self.path).read_bytes(), self.path)
+def _run_file(path: str) -> Any:
+    sys.argv[:] = [path]
+    sys.path.insert(0, os.path.dirname(path))  # as for `python FILE`
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    return _run_as_main(module, Path(path).read_bytes(), path)
 
 
 def _run_as_main(module: types.ModuleType, source: str | bytes, name: str) -> Any:
@@ -140,8 +117,6 @@ def _run_as_main(module: types.ModuleType, source: str | bytes, name: str) -> An
             raise
     return vars(module).get("result")
 
-
-# What became of a function that ran in another process, and how it is written down ------------------------------------
 
 #: Seconds that importing torch may take on a busy machine.
 STARTING = 60.0
@@ -233,13 +208,6 @@ def read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def add_note(error: BaseException, note: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-
-
-# What runs in the other process ---------------------------------------------------------------------------------------
-
 #: What the fresh interpreter runs.
 PROGRAM = "import sys; from customops.testing.isolation import child; child(sys.argv[1])"
 
@@ -253,9 +221,10 @@ def child(directory: str) -> None:
     if setup is not None:
         if fork:
             _set_alarm(timeout + STARTING)
-        outcome = _attempt(setup)
-        if outcome[1] is not None:
-            _save(place / "setup", *outcome)
+        try:
+            setup()
+        except BaseException as error:
+            _save(place / "setup", None, error)
             return
     _set_alarm(limit + STARTING)
     (place / "ready").touch()
@@ -263,19 +232,12 @@ def child(directory: str) -> None:
         if fork:
             fork_and_wait(task, place / str(i), timeout)
         else:
-            _save(place / str(i), *_attempt(task))
+            _call_and_save(task, place / str(i))
 
 
 def _set_alarm(seconds: float) -> None:
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _attempt(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return function(), None
-    except BaseException as error:
-        return None, error
 
 
 def fork_and_wait(function: Callable[[], Any], place: Path, timeout: float) -> None:
@@ -292,7 +254,7 @@ def _be_the_fork(function: Callable[[], Any], place: Path, timeout: float) -> No
         for stream, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
         _set_alarm(timeout)
-        _save(place, *_attempt(function))
+        _call_and_save(function, place)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
@@ -317,11 +279,20 @@ def _wait(child: int, limit: float) -> int:
     return LATE if running else os.waitstatus_to_exitcode(status)
 
 
+def _call_and_save(function: Callable[[], Any], path: Path) -> None:
+    try:
+        value, failed = function(), None
+    except BaseException as error:
+        value, failed = None, error
+    _save(path, value, failed)
+
+
 def _save(path: Path, value: Any, error: BaseException | None) -> None:
     """Write the outcome; one that cannot be pickled is told as text."""
     if error is not None:
         text = "".join(traceback.format_exception(error))
-        add_note(error, f"in the child process:\n{text}")
+        if sys.version_info >= (3, 11):
+            error.add_note(f"in the child process:\n{text}")
     try:
         data = pickle.dumps((value, error))
         pickle.loads(data)  # an exception may well be pickled and not be made again
@@ -332,10 +303,6 @@ def _save(path: Path, value: Any, error: BaseException | None) -> None:
     temporary = path.with_suffix(".partial")
     temporary.write_bytes(data)
     temporary.rename(path)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A process of its own for what cannot be undone, or may end the process: a device registration, a segfault
 
 
 def run_isolated(
@@ -367,12 +334,21 @@ def run_isolated(
         BaseException: the exception of the function or program, with the traceback of the child process in its notes.
             ``sys.exit(0)`` ends a program normally.
     """
-    if isinstance(target, (str, os.PathLike)):
-        if args:
-            raise CustomOpsError("only a function takes arguments", got=f"{len(args)} for a program")
-        task: Callable[[], Any] = _program(target)
-    else:
+    if not isinstance(target, (str, os.PathLike)):
         task = functools.partial(sendable(target), *args)
+    elif args:
+        raise CustomOpsError("only a function takes arguments", got=f"{len(args)} for a program")
+    elif isinstance(target, str) and ("\n" in target or not target.endswith(".py")):
+        task = functools.partial(_run_code, target)
+    else:
+        path = Path(target).resolve()
+        if not path.is_file():
+            raise CustomOpsError(
+                "no such file",
+                expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
+                got=str(path),
+            )
+        task = functools.partial(_run_file, str(path))
     (done,) = _run([task], None, timeout, cwd, env, fork=False)
     done.get()
     return done
@@ -464,16 +440,12 @@ def _run_session(place: Path, limit: float, cwd: str | os.PathLike[str] | None, 
     finally:
         # It is out of time, or this process got a Ctrl-C; or a fork was out of time, in a process that it waited for.
         if process.poll() is None or any(read(path) == str(LATE) for path in place.glob("*.code")):
-            _kill_session(process)
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
+            if hasattr(os, "killpg"):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+                    os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+            process.wait()
 
 
 def in_fork(function: Callable[[], Any], timeout: float) -> Isolated:

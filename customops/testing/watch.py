@@ -28,11 +28,9 @@ from customops.errors import OpCheckError, brief
 from customops.testing.environment import accepts_changes, dynamo, generate_repro, saves_inputs
 from customops.testing.failures import FailuresDict
 
-# What a torch function is that a mode sees: a call of an operator, or something else ----------------------------------
-
 _jit: Any = torch.jit  # which does not declare what it exports
 
-#: What operators look like where they are called.
+#: The types of operators where a mode sees them called.
 OPERATORS = (_torch.library.OpOverload, _torch.library.OpOverloadPacket)
 
 
@@ -49,8 +47,6 @@ def has_no_fake(error: BaseException | None) -> bool:
         error = error.__cause__
     return error is not None
 
-
-# The mode in which generated tests run: each call of an operator is also checked --------------------------------------
 
 #: ``util(op, args, kwargs)`` raises what it finds. It leaves the inputs as they are.
 TestUtil = Callable[[_torch.library.OpOverload, tuple[Any, ...], dict[str, Any]], object]
@@ -125,21 +121,16 @@ class OpCheckMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        op = self._operator(func)
-        if op is None or self._status(op.name()) == "skip":
+        if not runs_operator(func) or str(func).partition(".")[0] not in self.namespaces:
+            return func(*args, **kwargs)
+        op = resolve(func)
+        if self._status(op.name()) == "skip":
             return func(*args, **kwargs)
         trial, failure = self._copy(op, args, kwargs)
         result = func(*args, **kwargs)
         if self._seen.get(op.name()) is None:
             self._seen[op.name()] = failure or self._check(trial)
         return result
-
-    def _operator(self, func: Any) -> _torch.library.OpOverload | None:
-        """The operator to check, if that is what is called."""
-        if not runs_operator(func):
-            return None
-        namespace = str(func).partition(".")[0]
-        return resolve(func) if namespace in self.namespaces else None
 
     def _status(self, qualname: str) -> str:
         return self.failures_dict.get_status(qualname, self.test_name) if self.failures_dict else "xsuccess"
@@ -176,21 +167,21 @@ class OpCheckMode(TorchFunctionMode):
         failed = [name for name in found if self._status(name) == "xsuccess"]
         passed = [name for name in self._seen if name not in found and self._status(name) == "xfail"]
         if accepts_changes() and self.failures_dict is not None:
-            self._accept(self.failures_dict, failed, passed)
+            for name in [*failed, *passed]:
+                self.failures_dict.set_status(name, self.test_name, "xfail" if name in found else "xsuccess")
+            if failed or passed:
+                self.failures_dict.save()
             return
         if failed:
             first = found[failed[0]]
             raise self._failed(first, failed[1:]) from first.error
         if passed:
-            raise self._passed(passed)
-
-    def _accept(self, failures: FailuresDict, failed: list[str], passed: list[str]) -> None:
-        for name in failed:
-            failures.set_status(name, self.test_name, "xfail")
-        for name in passed:
-            failures.set_status(name, self.test_name, "xsuccess")
-        if failed or passed:
-            failures.save()
+            raise OpCheckError(
+                f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}",
+                op=", ".join(passed),
+                expected="a failure",
+                fix=f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1",
+            )
 
     def _failed(self, failure: _Failure, others: list[str]) -> OpCheckError:
         also = f" (and for {', '.join(others)})" if others else ""
@@ -203,14 +194,6 @@ class OpCheckMode(TorchFunctionMode):
             f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{self._repro(failure.trial)}",
         )
 
-    def _passed(self, passed: list[str]) -> OpCheckError:
-        return OpCheckError(
-            f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}",
-            op=", ".join(passed),
-            expected="a failure",
-            fix=f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1",
-        )
-
     def _repro(self, trial: Trial) -> str:
         call = (self.test_util_name, trial.op, trial.args, trial.kwargs)
         try:
@@ -219,8 +202,6 @@ class OpCheckMode(TorchFunctionMode):
             # What was found matters more than that it can be saved.
             return f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
 
-
-# Kinds of calls: what of the inputs decides which code of an operator runs, in a few words ----------------------------
 
 #: Of values of these types every single one is a kind; of numbers the type is.
 _CHOICES = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
@@ -236,43 +217,27 @@ def kind_of(trial: Trial) -> str:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return _kind_of_tensor(value)
     if isinstance(value, (list, tuple)):
-        kinds = sorted({_kind(item) for item in value})
-        return f"[{' | '.join(kinds)}]"
-    return brief(value, 40) if isinstance(value, _CHOICES) else type(value).__name__
+        return f"[{' | '.join(sorted(set(map(_kind, value))))}]"
+    if not isinstance(value, torch.Tensor):
+        return brief(value, 40) if isinstance(value, _CHOICES) else type(value).__name__
+    words = [str(value.dtype).removeprefix("torch."), f"{value.dim()}d"]
+    if value.layout is not torch.strided or value.is_nested:
+        words.append(str(value.layout).removeprefix("torch."))
+    else:
+        words += ["conj"] * value.is_conj() + ["neg"] * value.is_neg()
+        if value.numel() == 0:
+            words.append("empty")
+        elif 0 in value.stride():
+            words.append("expanded")
+        elif not value.is_contiguous():
+            words.append("strided")
+    if value.device.type != "cpu":
+        words.append(value.device.type)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        words.append(type(value).__name__)
+    return " ".join([*words, *["grad"] * value.requires_grad])
 
-
-def _kind_of_tensor(tensor: torch.Tensor) -> str:
-    words = [str(tensor.dtype).removeprefix("torch."), f"{tensor.dim()}d", *_layout(tensor)]
-    if tensor.device.type != "cpu":
-        words.append(tensor.device.type)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        words.append(type(tensor).__name__)
-    if tensor.requires_grad:
-        words.append("grad")
-    return " ".join(words)
-
-
-def _layout(tensor: torch.Tensor) -> list[str]:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return [str(tensor.layout).removeprefix("torch.")]
-    words = [word for word, is_so in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_so]
-    if tensor.numel() == 0:
-        words.append("empty")
-    elif 0 in tensor.stride():
-        words.append("expanded")
-    elif not tensor.is_contiguous():
-        words.append("strided")
-    return words
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# `Watch`: notes which operators a test calls, so that each kind of call can be checked when the test is over
-# The test runs as without it. Operators see and return the same, `torch.compile` compiles as ever, and checks run on
-# copies, after the test, where none of its modes and contexts act on them any more. Its fixtures are there until the
-# checks are done.
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -303,7 +268,10 @@ class Kinds(Protocol):
 
 
 class Watch(TorchFunctionMode):
-    """Notes the calls of operators in its block.
+    """Notes the calls of operators in its block, so that each kind of call can be checked when the test is over.
+
+    The test runs as without it: operators see and return the same, `torch.compile` compiles as ever, and checks run on
+    copies, after the test, where none of its modes and contexts act on them any more.
 
     Args:
         wants: is an operator of this name (``ns::op``, with its overload if it has one) to be noted?
@@ -337,10 +305,8 @@ class Watch(TorchFunctionMode):
         return result
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if (
-            not runs_operator(func) or str(func).partition(".")[0] in _torch.library.TORCHS
-        ):  # as old as torch, and not what a suite is there to test
-            return None
+        if not runs_operator(func) or str(func).partition(".")[0] in _torch.library.TORCHS:
+            return None  # those of torch are not what a suite is there to test
         try:
             return self._copied(func, args, kwargs)
         except Exception as error:  # whatever it is, the test is not to notice
@@ -351,13 +317,18 @@ class Watch(TorchFunctionMode):
         is_packet = isinstance(func, _torch.library.OpOverloadPacket)
         op = _torch.library.called_overload(func, args, kwargs) if is_packet else func
         trial = Trial(op, args, kwargs)
-        trial = (
-            trial if torch.is_grad_enabled() else trial.detached()
-        )  # it is not recorded, so it need not be recordable
-        if not self._wants(trial.name) or _is_of_checker():
+        if not torch.is_grad_enabled():
+            trial = trial.detached()  # it is not recorded, so it need not be recordable
+        if not self._wants(trial.name) or self._is_of_checker():
             return None
         self.made[trial.name] += 1
-        reason = _why_not(trial)
+        reason = None
+        if _torch.dispatcher.any_mode_of_users():
+            reason = "made under a mode"  # which would see how the inputs are copied
+        elif any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
+            reason = "meta, fake or functorch tensors"
+        elif sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
+            reason = "more than 16 million elements"
         if reason is not None:
             self.left_out[reason] += 1
             return None
@@ -367,25 +338,13 @@ class Watch(TorchFunctionMode):
         with torch.inference_mode(False):
             return Call(trial.copy(), kind)
 
-
-def _is_of_checker() -> bool:
-    frame: types.FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_CHECKERS):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _why_not(trial: Trial) -> str | None:
-    """Why a call cannot be tried again, if it cannot."""
-    if _torch.dispatcher.any_mode_of_users():
-        return "made under a mode"  # which would see how the inputs are copied
-    if any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
-        return "meta, fake or functorch tensors"
-    if sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
-        return "more than 16 million elements"
-    return None
+    def _is_of_checker(self) -> bool:
+        frame: types.FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_CHECKERS):
+                return True
+            frame = frame.f_back
+        return False
 
 
 def why_unchecked(call: Call) -> str | None:

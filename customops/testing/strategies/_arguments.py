@@ -49,8 +49,6 @@ from customops.testing.strategies._tensors import (
     with_grad,
 )
 
-# `Plan`: what a call of an op is made of, read once from the op -------------------------------------------------------
-
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -70,7 +68,15 @@ class Plan:
         self.given = self.by_path(given)
         if self.op.startswith("aten::"):  # it takes CUDA
             self.given |= {each.name: st.just(False) for each in self.parameters if each.name == "pin_memory"}
-        self.check_strategies()
+        for path, strategy in self.given.items():
+            if not isinstance(strategy, st.SearchStrategy):
+                raise ArgumentError(
+                    "this is not a strategy",
+                    op=self.op,
+                    argument=path,
+                    got=type(strategy).__name__,
+                    fix="hypothesis.strategies.just(...) for a single value",
+                )
         self.written = {argument.name for argument in schema.mutated}
         is_out = any(each.is_mutated and each.kwarg_only for each in schema.arguments) and any(
             each.is_mutated for each in schema.returns
@@ -108,11 +114,20 @@ class Plan:
     # What the user gave -----------------------------------------------------------------------------------------
 
     def by_path(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by path. The name alone stands for one of the ``**options``."""
+        """The values by path. The name alone stands for one of the ``**options``.
+
+        Raises:
+            ArgumentError: something is neither a parameter nor a part of one.
+        """
         rest = [each.node for each in self.parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
         paths = {key: node.path for group in rest if isinstance(group, Group) for key, node in group.fields.items()}
         by_path = {paths.get(name, name): value for name, value in values.items()}
-        self.check_paths(by_path)
+        known = [path for each in self.parameters for path in _paths(each.node)]
+        for path in by_path:
+            if path not in known:
+                raise ArgumentError(
+                    "no such parameter", op=self.op, argument=path, expected=f"some of {', '.join(known) or 'none'}"
+                )
         return by_path
 
     def strategy(self, option: Any, of_one: Callable[[Any], Strategy]) -> Strategy:
@@ -120,26 +135,6 @@ class Plan:
         if not isinstance(option, Mapping):
             return of_one(option)
         return st.fixed_dictionaries({path: of_one(each) for path, each in self.by_path(option).items()})
-
-    def check_paths(self, paths: Iterable[str]) -> None:
-        """Raise unless each is a parameter or a part of one."""
-        known = [path for each in self.parameters for path in _paths(each.node)]
-        for path in paths:
-            if path not in known:
-                raise ArgumentError(
-                    "no such parameter", op=self.op, argument=path, expected=f"some of {', '.join(known) or 'none'}"
-                )
-
-    def check_strategies(self) -> None:
-        for path, strategy in self.given.items():
-            if not isinstance(strategy, st.SearchStrategy):
-                raise ArgumentError(
-                    "this is not a strategy",
-                    op=self.op,
-                    argument=path,
-                    got=type(strategy).__name__,
-                    fix="hypothesis.strategies.just(...) for a single value",
-                )
 
     def _check_drawable(self, node: Node) -> None:
         if node.path in self.given or node.default is not REQUIRED:
@@ -190,9 +185,6 @@ def _is_sure(node: Node) -> bool:
     if isinstance(node, Leaf):
         return node.type == "Tensor"
     return node.given is None and any(_is_sure(each) for each in node.fields.values() if each.default is REQUIRED)
-
-
-# `arguments`: what an op takes, drawn from its signature --------------------------------------------------------------
 
 
 def arguments(
@@ -332,8 +324,10 @@ class _Draw:
             return self.draw(self.plan.given[node.path])
         if isinstance(node, Either):
             return self._either(node, may_be_none)
-        if may_be_none and _is_optional(node) and self._is_none(node):
-            return None
+        is_optional = node.given is not None if isinstance(node, Group) else node.leaves[0].is_optional
+        if may_be_none and is_optional:
+            if not self.plan.is_drawable(node) or self.draw(st.sampled_from([True, False])):
+                return None
         if isinstance(node, Group):
             return self._group(node)
         if isinstance(node, Nested):
@@ -344,9 +338,6 @@ class _Draw:
         if item_type(node.type.removesuffix("?")) is None:
             return self._tensor(node)
         return self._tensor_list(node, node.codec.container if isinstance(node.codec, SequenceCodec) else list)
-
-    def _is_none(self, node: Node) -> bool:
-        return not self.plan.is_drawable(node) or self.draw(st.sampled_from([True, False]))
 
     def _either(self, node: Either, may_be_none: bool) -> Any:
         kinds = ["number", "tensor", *(["none"] if node.may_be_none and may_be_none else [])]
@@ -398,7 +389,12 @@ class _Draw:
             self.options.device,
             leaf.path,
         )
-        return tensor if is_written or not self.plan.is_differentiable else with_grad(tensor, self._requires_grad(leaf))
+        if is_written or not self.plan.is_differentiable:
+            return tensor
+        option = self.options.requires_grad
+        if isinstance(option, Mapping):
+            return with_grad(tensor, bool(_of_path(option, leaf.path, False)))
+        return with_grad(tensor, self.draw(option) if isinstance(option, st.SearchStrategy) else option)
 
     def _shape(self, leaf: Leaf, is_written: bool) -> Shape:
         shape: Shape | None = _of_path(self.shapes, leaf.path, None)
@@ -408,18 +404,6 @@ class _Draw:
             return tuple(self.shape)
         lacking = self.draw(st.integers(0, len(self.shape)))
         return tuple(self.draw(st.sampled_from([size, 1])) for size in self.shape[lacking:])
-
-    def _requires_grad(self, leaf: Leaf) -> bool:
-        option = self.options.requires_grad
-        if isinstance(option, Mapping):
-            return bool(_of_path(option, leaf.path, False))
-        return self.draw(option) if isinstance(option, st.SearchStrategy) else option
-
-
-def _is_optional(node: Group | Nested | Leaf) -> bool:
-    if isinstance(node, Group):
-        return node.given is not None
-    return node.leaves[0].is_optional
 
 
 def _of_path(values: Mapping[str, Any], path: str, default: Any) -> Any:

@@ -124,48 +124,33 @@ def draw_tensor(
     some = draw(st.lists(elements_of(dtype) if elements is None else elements, min_size=drawn, max_size=drawn))
     values = [some[i % drawn] for i in range(count)]
     tensor = torch.tensor(values, dtype=dtype, device=device).reshape(shape)
-    layout = draw(st.sampled_from([each for each in LAYOUTS if each in layouts and _has(shape, each)] or LAYOUTS[:1]))
+    wide = [dim for dim, size in enumerate(shape) if size > 1 and count]
+    needed = {"contiguous": 0, "transposed": 2, "sliced": 1, "expanded": 1}  # with fewer it would be contiguous
+    possible = [each for each in LAYOUTS if each in layouts and len(wide) >= needed[each]]
+    layout = draw(st.sampled_from(possible or LAYOUTS[:1]))
     if layout == "contiguous":
         return tensor
-    wide = [dim for dim, size in enumerate(shape) if size > 1]
-    laid_out = _expanded(tensor, draw(st.sampled_from(wide))) if layout == "expanded" else _MAKE[layout](tensor)
+    if layout == "expanded":
+        tensor = tensor.narrow(draw(st.sampled_from(wide)), 0, 1).contiguous().expand(shape)
+    elif layout == "transposed":
+        turned = tuple(reversed(range(tensor.dim())))
+        tensor = tensor.permute(turned).contiguous().permute(turned)
+    else:  # every second element of a larger one, but for its first
+        larger = torch.zeros((*shape[:-1], 2 * shape[-1] + 1), dtype=dtype, device=device)
+        larger[..., 1::2] = tensor
+        tensor = larger[..., 1::2]
     if currently_in_test_context():
-        note(f"{name} is {layout}: strides {tuple(laid_out.stride())}")
-    return laid_out
+        note(f"{name} is {layout}: strides {tuple(tensor.stride())}")
+    return tensor
 
-
-def _has(shape: Shape, layout: Layout) -> bool:
-    """Is there a tensor of this shape that lies so, and not contiguously?"""
-    wide = sum(size > 1 for size in shape) if 0 not in shape else 0
-    return wide >= {"contiguous": 0, "transposed": 2, "sliced": 1, "expanded": 1}[layout]
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    turned = tuple(reversed(range(tensor.dim())))
-    return tensor.permute(turned).contiguous().permute(turned)
-
-
-def _sliced(tensor: Tensor) -> Tensor:
-    """Every second element of a larger one, but for its first."""
-    *sizes, last = tensor.shape
-    larger = torch.zeros((*sizes, 2 * last + 1), dtype=tensor.dtype, device=tensor.device)
-    larger[..., 1::2] = tensor
-    return larger[..., 1::2]
-
-
-def _expanded(tensor: Tensor, dim: int) -> Tensor:
-    return tensor.narrow(dim, 0, 1).contiguous().expand(tensor.shape)
-
-
-_MAKE = {"transposed": _transposed, "sliced": _sliced}
-
-
-# Values that are no tensors, by the types of a schema and by the codecs of rich types ---------------------------------
 
 Strategy = st.SearchStrategy[Any]
 
 #: Lists have no more items than this.
 MAX_ITEMS = 3
+
+#: The 2 of ``SymInt[2]``.
+_FIXED = re.compile(r"\[(\d+)\]$")
 
 _INTS = st.integers(-8, 8)
 _FLOATS = st.floats(-8, 8, allow_nan=False, allow_subnormal=False)
@@ -187,16 +172,15 @@ _VALUES: dict[Any, Strategy] = {
 }
 
 
-def fixed_length(type_: str) -> int | None:
-    """The 2 of ``SymInt[2]``."""
-    found = re.search(r"\[(\d+)\]$", type_)
-    return int(found[1]) if found else None
+def _lists(type_: str, items: Strategy) -> Strategy:
+    fixed = _FIXED.search(type_)
+    return st.lists(items, min_size=int(fixed[1]) if fixed else 0, max_size=int(fixed[1]) if fixed else MAX_ITEMS)
 
 
 def sizes(type_: str, at_least: int = 0) -> st.SearchStrategy[int]:
     """How many items a list of this type may have."""
-    length = fixed_length(type_)
-    return st.integers(at_least, MAX_ITEMS) if length is None else st.just(length)
+    fixed = _FIXED.search(type_)
+    return st.just(int(fixed[1])) if fixed else st.integers(at_least, MAX_ITEMS)
 
 
 def values_of(leaf: Leaf, device: str | torch.device) -> Strategy | None:
@@ -228,16 +212,7 @@ def _plain(type_: str, device: str | torch.device) -> Strategy | None:
     if type_ == "Device":
         return st.just(torch.device(device))
     if type_ == "Generator":
-        return st.integers(0, 2**31).map(functools.partial(_generator, device))
+        return st.integers(0, 2**31).map(lambda seed: torch.Generator(device).manual_seed(seed))
     if type_ == "int":  # the hint ``int`` is a SymInt
         return _INTS
     return next((_VALUES.get(hint) for hint in row_of(type_).hints), None)
-
-
-def _lists(type_: str, items: Strategy) -> Strategy:
-    length = fixed_length(type_)
-    return st.lists(items, min_size=length or 0, max_size=MAX_ITEMS if length is None else length)
-
-
-def _generator(device: str | torch.device, seed: int) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed)
