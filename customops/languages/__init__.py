@@ -4,12 +4,14 @@ Call a wrapped function in the function of an op, use the wrapper as a decorator
 kernel. Tensors are not copied: a kernel reads and writes their memory. A tensor raises if the language does not support
 its dtype, strides or device.
 
-`_arguments` is what the modules share. Each other module is for one language, and imports its package. Names are
-therefore imported on first use.
+`Arguments` is what the modules share. Each module is for one language, and imports its package. Names are therefore
+imported on first use.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -56,9 +58,6 @@ def __getattr__(name: str) -> Any:
         raise ImportError(f"customops.languages.{name} needs a package: pip install {package} ({error})") from error
 
 
-# What the languages share: tensors among the arguments of a call, and why one of them is refused ----------------------
-
-
 class Arguments:
     """Converts the tensors among the arguments of a function of another language."""
 
@@ -66,17 +65,43 @@ class Arguments:
         self.fn, self.language = fn, language
         if not callable(fn):
             raise ArgumentError(f"a kernel of {language} is a function", argument="fn", got=brief(fn))
-        self.names = _names_of(fn) if names is None else tuple(names)
+        if names is None:
+            parameters: Iterable[inspect.Parameter] = ()
+            with contextlib.suppress(ValueError, TypeError):  # they cannot be known
+                parameters = inspect.signature(fn).parameters.values()
+            is_open = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters)
+            names = () if is_open else (each.name for each in parameters)
+        self.names = tuple(names)
 
     def each(
         self, convert: Callable[[Tensor, str], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
         """The arguments, with ``convert(tensor, name)`` in the place of each tensor, those in lists too."""
-        positional = [_map(convert, value, self.name(i)) for i, value in enumerate(args)]
-        return positional, {name: _map(convert, value, name) for name, value in kwargs.items()}
 
-    def name(self, position: int) -> str:
-        return self.names[position] if position < len(self.names) else f"argument {position}"
+        def converted(value: Any, name: str) -> Any:
+            if isinstance(value, Tensor):
+                return convert(value, name)
+            if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
+                return [converted(item, name) for item in value]
+            return value
+
+        names = [*self.names, *(f"argument {i}" for i in range(len(self.names), len(args)))]
+        positional = [converted(value, name) for value, name in zip(args, names, strict=False)]
+        return positional, {name: converted(value, name) for name, value in kwargs.items()}
+
+    def adapter(self, convert: Callable[[Tensor, str], Any], convert_back: Callable[[Any], Any]) -> Callable[..., Any]:
+        """The function for tensors: `convert` makes arrays of them, and `convert_back` tensors of what it returns."""
+
+        @functools.wraps(self.fn)
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            positional, named = self.each(convert, args, kwargs)
+            value = self.fn(*positional, **named)
+            if isinstance(value, (tuple, list)):
+                converted = [convert_back(item) for item in value]
+                return converted if isinstance(value, list) else tuple(converted)
+            return convert_back(value)
+
+        return kernel
 
     def check_names(self, given: str | Iterable[str], option: str) -> frozenset[str]:
         """The names that an option has, which the function must have, too, as far as they are known."""
@@ -121,30 +146,3 @@ class Arguments:
         return self.refusal(
             name, f"{self.language} takes no tensor of this dtype here", got=str(tensor.dtype), fix=fix, **fields
         )
-
-
-def results(convert: Callable[[Any], Any], value: Any) -> Any:
-    """What a function returned, with what it has for tensors converted, in a tuple or list, too."""
-    if isinstance(value, (tuple, list)):
-        converted = [convert(item) for item in value]
-        return converted if isinstance(value, list) else tuple(converted)
-    return convert(value)
-
-
-def _map(convert: Callable[[Tensor, str], Any], value: Any, name: str) -> Any:
-    if isinstance(value, Tensor):
-        return convert(value, name)
-    if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
-        return [_map(convert, item, name) for item in value]
-    return value
-
-
-def _names_of(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of its parameters; none, where they cannot be known."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (ValueError, TypeError):
-        return ()
-    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-        return ()
-    return tuple(each.name for each in parameters)

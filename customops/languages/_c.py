@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,8 +74,19 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
     """
     arguments = Arguments(fn, "C", names=())
     is_ctypes = isinstance(fn, ctypes._CFuncPtr)  # type: ignore[attr-defined]
-    converts = _of_ctypes(fn, arguments) if is_ctypes else _of_cffi(fn, arguments)
-    integers = dict(_integers(fn.argtypes)) if is_ctypes else {}
+    integers = {}  #: position -> the type of an integer or an address
+    if not is_ctypes:
+        converts = _of_cffi(fn, arguments)
+    elif fn.argtypes is None:
+        raise ArgumentError(
+            "the ctypes function has no argtypes: ctypes would truncate pointers",
+            op=name_of(fn),
+            fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
+        )
+    else:
+        converts = [_for_ctype(each, arguments) for each in fn.argtypes]
+        letters = tuple("bhilqBHILQP")
+        integers = {i: kind for i, kind in enumerate(fn.argtypes) if getattr(kind, "_type_", None) in letters}
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
@@ -94,34 +105,20 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
     return call
 
 
-def _of_ctypes(fn: Any, arguments: Arguments) -> list[Convert | None]:
-    if fn.argtypes is None:
-        raise ArgumentError(
-            "the ctypes function has no argtypes: ctypes would truncate pointers",
-            op=name_of(fn),
-            fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
-        )
-    return [_for_ctype(each, arguments) for each in fn.argtypes]
-
-
 def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
     if kind is ctypes.c_void_p:
         return functools.partial(_pointer, arguments, None, lambda address: address)
     target = getattr(kind, "_type_", None)
     if not isinstance(target, type):  # no pointer
         return None
-    cast = functools.partial(_cast, kind)
+
+    def cast(address: int) -> Any:
+        return ctypes.cast(ctypes.c_void_p(address), kind)
+
     if target.__name__ == DLTensor.__name__:
         return functools.partial(_dlpack, arguments, cast)
     dtype = _dtype_of_ctype(target)
     return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
-
-
-def _integers(kinds: Any) -> Iterator[tuple[int, Any]]:
-    """The positions that take an integer or an address, with their types."""
-    for i, kind in enumerate(kinds):
-        if getattr(kind, "_type_", None) in tuple("bhilqBHILQP"):
-            yield i, kind
 
 
 def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
@@ -135,10 +132,6 @@ def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
             expected=f"{kind.__name__}: {f'-2**{bits - 1} to 2**{bits - 1} - 1' if signed else f'0 to 2**{bits} - 1'}",
             got=brief(value),
         )
-
-
-def _cast(kind: Any, address: int) -> Any:
-    return ctypes.cast(ctypes.c_void_p(address), kind)
 
 
 def _dtype_of_ctype(kind: Any) -> torch.dtype | None:

@@ -11,7 +11,7 @@ import cupy
 import torch
 from torch import Tensor
 
-from customops.languages import Arguments, results
+from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,14 +37,19 @@ def from_cupy(fn: F, /) -> F:
         ...     return cupy.sin(x)
     """
     arguments = Arguments(fn, "CuPy")
+    on_arrays = arguments.adapter(functools.partial(_array, arguments), _tensor)
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
-        given, named = arguments.each(functools.partial(_plain, arguments, tensors), args, kwargs)
+
+        def plain(tensor: Tensor, name: str) -> Tensor:
+            tensors.append(arguments.plain(tensor, name, ("cuda",)))
+            return tensors[-1]
+
+        given, named = arguments.each(plain, args, kwargs)
         with _current(torch.cuda.current_stream(tensors[0].device if tensors else None)):
-            given, named = arguments.each(functools.partial(_array, arguments), tuple(given), named)
-            return results(_tensor, fn(*given, **named))
+            return on_arrays(*given, **named)
 
     return kernel  # type: ignore[return-value]
 
@@ -58,12 +63,6 @@ def _current(stream: torch.cuda.Stream) -> Iterator[None]:
         same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
     with cupy.cuda.Device(stream.device.index), same:
         yield
-
-
-def _plain(arguments: Arguments, tensors: list[Tensor], tensor: Tensor, name: str) -> Tensor:
-    """The tensor for CuPy, which is added to a list."""
-    tensors.append(arguments.plain(tensor, name, ("cuda",)))
-    return tensors[-1]
 
 
 def _array(arguments: Arguments, tensor: Tensor, name: str) -> Any:

@@ -10,7 +10,7 @@ import jax
 import torch
 from torch import Tensor
 
-from customops.languages import Arguments, results
+from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,19 +46,12 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
     if fn is None:
         return functools.partial(from_jax, copy=copy)
     arguments = Arguments(fn, "JAX")
-    convert = functools.partial(_array, arguments, copy)
-
-    @functools.wraps(fn)
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = arguments.each(convert, args, kwargs)  # type: ignore[assignment]
-        return results(_tensor, jax.block_until_ready(fn(*args, **kwargs)))
-
-    return kernel
+    return arguments.adapter(functools.partial(_array, arguments, copy), _tensor)
 
 
 def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
     tensor = arguments.plain(tensor, name)
-    if not _is_permuted(tensor):
+    if not tensor.permute(_order(tensor)).is_contiguous():
         if not copy:
             raise arguments.refusal(
                 name,
@@ -70,7 +63,8 @@ def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
     try:
         array = _shared(tensor)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=_described(tensor)) from error
+        got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
+        raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
     if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
         raise arguments.wrong_dtype(
             name,
@@ -97,19 +91,11 @@ def _strides_are_read() -> bool:
     return bool((jax.dlpack.from_dlpack(tensor) == tensor.numpy()).all())
 
 
-def _is_permuted(tensor: Tensor) -> bool:
-    """Is it contiguous, but for the order of its dimensions?"""
-    return tensor.permute(_order(tensor)).is_contiguous()
-
-
 def _order(tensor: Tensor) -> list[int]:
     """The dimensions from that of the largest stride to that of the smallest."""
     return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
 
 
-def _described(tensor: Tensor) -> str:
-    return f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
-
-
 def _tensor(value: Any) -> Any:
+    value = jax.block_until_ready(value)  # it still reads the memory of the tensors
     return torch.from_dlpack(value) if isinstance(value, jax.Array) else value  # type: ignore[attr-defined]

@@ -56,8 +56,13 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = arguments.each(convert, args, kwargs)  # type: ignore[assignment]
-        return _results(fn, hints, fn(*args, **kwargs))
+        positional, named = arguments.each(convert, args, kwargs)
+        value = fn(*positional, **named)
+        if not isinstance(value, (tuple, list)):
+            return _tensor(fn, hints, value)
+        each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
+        converted = [_tensor(fn, hint, item) for hint, item in zip(each, value, strict=True)]
+        return converted if isinstance(value, list) else tuple(converted)
 
     return kernel
 
@@ -83,15 +88,6 @@ def _return_hints(fn: Callable[..., Any]) -> Any:
     except (NameError, TypeError):  # of a name that is not there: `custom_op` says so. Or of something else than hints
         return None
     return typing.get_args(hint) if typing.get_origin(hint) is tuple else hint
-
-
-def _results(fn: Callable[..., Any], hints: Any, value: Any) -> Any:
-    """What a function returned, with tensors for arrays."""
-    if isinstance(value, (tuple, list)):
-        each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
-        converted = [_tensor(fn, hint, item) for hint, item in zip(each, value, strict=True)]
-        return converted if isinstance(value, list) else tuple(converted)
-    return _tensor(fn, hints, value)
 
 
 def _tensor(fn: Callable[..., Any], hint: Any, value: Any) -> Any:

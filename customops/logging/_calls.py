@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
@@ -32,7 +31,7 @@ Level = Literal["calls", "kernels", "times"]
 
 LEVELS: tuple[Level, ...] = ("calls", "kernels", "times")
 
-#: Of a list of tensors that are described.
+#: How many tensors of a list are described.
 _ITEMS = 16
 
 
@@ -61,15 +60,12 @@ class TensorInfo:
         device, requires_grad = str(tensor.device), tensor.requires_grad
         if tensor.is_nested:
             return cls((), dtype, (), device, layout, requires_grad, f"{dtype} nested")
-        strides = _sizes(tensor.stride()) if tensor.layout is torch.strided else ()
-        return cls(_sizes(tensor.shape), dtype, strides, device, layout, requires_grad, outlined(tensor))
+        both = (tensor.shape, tensor.stride() if tensor.layout is torch.strided else ())
+        shape, strides = (tuple(size if type(size) is int else str(size) for size in sizes) for sizes in both)
+        return cls(shape, dtype, strides, device, layout, requires_grad, outlined(tensor))
 
     def __str__(self) -> str:
         return self.text
-
-
-def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    return tuple(size if type(size) is int else str(size) for size in sizes)
 
 
 @dataclass
@@ -135,13 +131,6 @@ def _text(value: Any) -> str:
     return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else str(value)
 
 
-def outline_arguments(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, without what they hold."""
-    with _torch.dispatcher.without_torch_function():
-        named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | dict(kwargs)
-        return {name: _outline(value) for name, value in named.items()}
-
-
 def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
         return TensorInfo.of(value)
@@ -149,9 +138,6 @@ def _outline(value: Any) -> Any:
         return [_outline(item) for item in value[:_ITEMS]] + ["..."] * (len(value) > _ITEMS)
     return brief(value)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# `Watcher`: sees calls of op objects and runs of kernels, and makes one `Call` of what belongs together
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -199,8 +185,6 @@ class Watcher:
             calls = self._state.calls = []
         return calls
 
-    # As an `Observer` -------------------------------------------------------------------------------------------
-
     def around_call(self, op: Any, fn: Fn) -> Fn:
         qualname = op._qualname
         if not self._is_chosen(qualname):
@@ -238,13 +222,13 @@ class Watcher:
         watched.__wrapped__ = fn  # type: ignore[attr-defined]
         return watched
 
-    # Calls ------------------------------------------------------------------------------------------------------
-
     def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         caller, in_graph = _caller()
-        call = Call(op, outline_arguments(names, args, kwargs), caller, "graph" if in_graph else "object")
-        call.thread = threading.current_thread().name
-        return call
+        with _torch.dispatcher.without_torch_function():
+            named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | kwargs
+            arguments = {name: _outline(value) for name, value in named.items()}
+        through: Literal["object", "graph"] = "graph" if in_graph else "object"
+        return Call(op, arguments, caller, through, thread=threading.current_thread().name)
 
     def _run(self, call: Call, given: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls = self._open
@@ -314,8 +298,6 @@ def _caller() -> tuple[str, bool]:
     return "", in_graph
 
 
-# `log`: a line for each call, in the logger ``customops.calls`` -------------------------------------------------------
-
 logger = logging.getLogger("customops.calls")
 
 _VARIABLE = "CUSTOMOPS_LOG"
@@ -362,7 +344,7 @@ def _watcher(level: Any, ops: Ops, synchronize: bool, argument: str) -> Watcher:
         logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
-    return Watcher(functools.partial(_write, level), ops, synchronize=synchronize)
+    return Watcher(lambda call, given: logger.info("%s", call.line(level)), ops, synchronize=synchronize)
 
 
 class _Stderr(logging.Handler):
@@ -373,13 +355,6 @@ class _Stderr(logging.Handler):
             print(self.format(record), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
-
-
-def _write(level: Level, call: Call, given: Any) -> None:
-    logger.info("%s", call.line(level))
-
-
-# `record`: the calls inside a context, as a list ----------------------------------------------------------------------
 
 
 class Recording(Sequence[Call]):
@@ -420,17 +395,11 @@ class Recording(Sequence[Call]):
         groups: dict[tuple[str, str], list[Call]] = {}
         for call in self._calls:
             groups.setdefault((call.op, call.kernel or "none"), []).append(call)
-        return [
-            (
-                op,
-                kernel,
-                str(len(calls)),
-                in_words(sum(call.seconds for call in calls)),
-                in_words(sum(call.kernel_seconds for call in calls)),
-                str(sum(bool(call.error) for call in calls) or ""),
-            )
-            for (op, kernel), calls in groups.items()
-        ]
+        rows: list[tuple[str, ...]] = []
+        for (op, kernel), calls in groups.items():
+            times = in_words(sum(call.seconds for call in calls)), in_words(sum(call.kernel_seconds for call in calls))
+            rows.append((op, kernel, str(len(calls)), *times, str(sum(bool(call.error) for call in calls) or "")))
+        return rows
 
     def summary(self, width: int | None = None) -> str:
         """A table with one row for each op and kernel: calls, time, time in the kernel, calls that raised."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -76,16 +75,14 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
     if when == "all":
         watcher = Watcher(lambda call, given: None, ops, begun=writer.write)
     else:
-        chosen = (lambda call: bool(call.error)) if when == "failing" else when
-        done = functools.partial(_write_if, chosen, writer)
+
+        def done(call: Call, given: Given) -> None:
+            if call.error if when == "failing" else when(call):
+                writer.write(call, given)
+
         watcher = Watcher(done, ops, begun=_with_copies)
     with observe(watcher):
         yield writer.paths
-
-
-def _write_if(chosen: Any, writer: _Writer, call: Call, given: Given) -> None:
-    if chosen(call):
-        writer.write(call, given)
 
 
 def _with_copies(call: Call, given: Given) -> Given:
@@ -120,16 +117,14 @@ class _Writer:
 
     def write(self, call: Call, given: Given) -> Given:
         if next(self._calls) < self.limit:
-            self._write(self._new_file(call.op), call, given)
+            # A file that was not there: neither that of another `dump`, nor of a process that had this number before.
+            while True:
+                path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
+                with suppress(FileExistsError):
+                    path.touch(exist_ok=False)
+                    break
+            self._write(path, call, given)
         return given
-
-    def _new_file(self, op: str) -> Path:
-        """A file that was not there: neither that of another `dump`, nor of a process that had this number before."""
-        while True:
-            path = self.directory / f"{op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
-            with suppress(FileExistsError):
-                path.touch(exist_ok=False)
-                return path
 
     def _write(self, path: Path, call: Call, given: Given) -> None:
         op = default.adopt(call.op)
@@ -205,9 +200,6 @@ class SavedCall:
     error: str = ""
     line: str = ""
 
-    def _found(self) -> CustomOpDef[Any, Any]:
-        return default.adopt(self.op)
-
     def _runnable(self, torch_ops: bool) -> CustomOpDef[Any, Any]:
         """The op, unless the file names one that nobody meant to run: among torch's own are some that create files."""
         if not torch_ops and self.op.partition("::")[0] in _torch.library.TORCHS:
@@ -216,12 +208,12 @@ class SavedCall:
                 op=self.op,
                 fix="pass torch_ops=True if you know where the file comes from",
             )
-        return self._found()
+        return default.adopt(self.op)
 
     @property
     def sample(self) -> Sample:
         """A copy of the arguments in the form that the op's object takes: ``customops.check(op, [saved.sample])``."""
-        op, (args, kwargs) = self._found(), copy_tensors((self.args, self.kwargs), leaves=True)
+        op, (args, kwargs) = default.adopt(self.op), copy_tensors((self.args, self.kwargs), leaves=True)
         return Sample(args, kwargs) if op._lowering is None else Sample(*op._lowering.restored_call(*args, **kwargs))
 
     def replay(self, *, torch_ops: bool = False) -> Any:
