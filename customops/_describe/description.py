@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from customops import _torch
 from customops._describe import render
-from customops._describe.render import entry, shorter_place, width_of_screen
+from customops._describe.render import entry, shorter_place
 from customops._describe.rules import Rule, Support, rules_of, supports_of
 from customops.errors import location_of
 
@@ -18,8 +18,8 @@ from customops.errors import location_of
 _TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "lowering", "out": "out kernel"}
 
 
-@dataclass(frozen=True)
-class Description:
+@dataclass(frozen=True, repr=False)
+class Description(render.Shown):
     """What is known of an op. ``print(description)`` shows it as text; notebooks show a table.
 
     Attributes:
@@ -77,14 +77,6 @@ class Description:
         """The features of torch that do not work with the op."""
         return tuple(support for support in self.supports if support.state == "no")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The description as lists, dicts, strings and numbers."""
-        return asdict(self)
-
-    def text(self, width: int | None = None) -> str:
-        """The description as text of `width` columns; by default the width of the terminal, from 60 to 120."""
-        return "\n".join(self._lines(width or width_of_screen()))
-
     def _lines(self, width: int) -> Iterator[str]:
         yield entry(self.op, self.schema, width, column=4, indent="")
         if self.removed:
@@ -98,7 +90,8 @@ class Description:
         if self.supports:
             yield ""
         for support in self.supports:
-            yield entry(support.feature, f"{support.state}{_because(support)}", width)
+            why = f"{support.state}: {support.why}" if support.why else support.state
+            yield entry(support.feature, "; ".join(filter(None, (why, support.fix))), width)
 
     def _head(self) -> Iterator[tuple[str, str]]:
         if self.doc:
@@ -110,11 +103,6 @@ class Description:
             yield "tags", ", ".join(self.tags)
         if self.options:
             yield "options", ", ".join(self.options)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rules = [
@@ -194,11 +182,6 @@ def _registered(rule: Rule) -> str:
     if not rule.registered or (file == registered_file and abs(int(line) - int(registered_line)) <= 2):
         return ""
     return f"registered at {shorter_place(rule.registered)}"
-
-
-def _because(support: Support) -> str:
-    text = f": {support.why}" if support.why else ""
-    return text + (f"; {support.fix}" if support.fix else "")
 
 
 def outline(op: Any) -> tuple[str, ...]:

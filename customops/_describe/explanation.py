@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +12,11 @@ from torch import Tensor
 from customops import _torch
 from customops._codegen import bypass
 from customops._describe import render
-from customops._describe.render import entry, filled, outlined, shorter_place, width_of_screen
+from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
 from customops._dispatch.results import tensors_in
 from customops._torch.dispatcher import Entry
 from customops.errors import ArgumentError, location_of, where
-
-# Where a call goes: key by key, what is there and what it does, without running any of it -----------------------------
 
 #: Keys at which torch itself resolves something of a tensor, and goes on.
 _RESOLVED = {
@@ -43,16 +41,13 @@ class Route:
     def __init__(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.op, self.operator = op, op._definition
         self.arguments = named(op, args, kwargs)
-        self.tensors = self._dispatched_on()
+        types = {argument.name: argument.type for argument in self.operator.schema.arguments}
+        #: Those that the dispatcher looks at: not those of optional lists.
+        self.tensors = tensors_in([v for name, v in self.arguments.items() if not types[name].endswith("]?")])
         self.entries = _torch.dispatcher.runs_at(op._qualname)
         self.rules = rules_of(op)
         self.kernel: Rule | None = None
         self.steps = list(self._steps())
-
-    def _dispatched_on(self) -> list[Tensor]:
-        """The tensors that the dispatcher looks at: not those of optional lists."""
-        types = {argument.name: argument.type for argument in self.operator.schema.arguments}
-        return tensors_in([v for name, v in self.arguments.items() if not types[name].endswith("]?")])
 
     def _steps(self) -> Iterator[Step]:
         if torch.overrides.has_torch_function(tuple(self.tensors)):
@@ -136,7 +131,12 @@ class Route:
             return self._of_others(key, entry)
         if own.raw:
             return Step(key, "handles", f"{where(own.fn)}, put there with impl", location_of(own.fn))
-        requiring = self._requiring_grad()
+        differentiable = self.operator.differentiable.differentiable_args(self.operator.schema)
+        requiring = [
+            argument.name
+            for argument in differentiable
+            if any(tensor.requires_grad for tensor in tensors_in([self.arguments.get(argument.name)]))
+        ]
         needs_grad, rule = bool(requiring) and torch.is_grad_enabled(), self._rule("backward")
         if needs_grad and rule is not None:
             what, place = f"{requiring[0]} requires grad: records a node, with the backward {rule.name}", rule.where
@@ -158,15 +158,6 @@ class Route:
                 keyset = keyset | _torch.dispatcher.key_set(key)
         forward = _torch.autograd.forward_ad_active()
         return not forward and self.operator.find_fast_path(keyset) is not None
-
-    def _requiring_grad(self) -> list[str]:
-        operator = self.operator
-        watched = {argument.name for argument in operator.differentiable.differentiable_args(operator.schema)}
-        return [
-            name
-            for name, value in self.arguments.items()
-            if name in watched and any(tensor.requires_grad for tensor in tensors_in([value]))
-        ]
 
     def _inplace_or_view(self, key: str, entry: Entry) -> Step:
         schema = self.operator.schema
@@ -216,8 +207,13 @@ class Route:
             return self._no_kernel(key)
         device = _torch.dispatcher.device_of_key(key) or key
         table = self.operator.newest_kernels()
-        if key == "Meta" and (self._rule("fake") is not None or self._is_trampoline_of_fakes(table)):
-            return self._fake(key)
+        if key == "Meta":
+            # Is the function there that of customops or torch alone, which calls the fake impl or raises?
+            name = self.op._qualname
+            has_one = self.operator.has_own_rules or _torch.library.made_by_torch(name) is not None
+            is_alone = "Meta" not in table and len(_torch.dispatcher.registered_at(name).get("Meta", ())) == 1
+            if self._rule("fake") is not None or (has_one and is_alone):
+                return self._fake(key)
         at = key if entry.kind == "kernel" else "CompositeExplicitAutograd"
         kernel = table.get(at)
         if kernel is None or (kernel.current_kernel is None and not kernel.raw):
@@ -227,12 +223,6 @@ class Route:
         self.kernel = of_function("kernel", fn, "", target=device)
         why = f"the kernel for {device}" if at == key else f"no kernel for {device} alone: that for other devices"
         return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
-
-    def _is_trampoline_of_fakes(self, table: Mapping[str, Any]) -> bool:
-        """Is what is at ``Meta`` the function of ours, or torch's, alone, which calls the fake impl or raises?"""
-        name = self.op._qualname
-        has_one = self.operator.has_own_rules or _torch.library.made_by_torch(name) is not None
-        return has_one and "Meta" not in table and len(_torch.dispatcher.registered_at(name).get("Meta", ())) == 1
 
     def _no_kernel(self, key: str) -> Step:
         error = self.operator._no_kernel(key)
@@ -263,11 +253,8 @@ def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str
     return given
 
 
-# `Explanation`: which kernel runs for the arguments of a call, and why ------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(render.Shown):
     """Which kernel runs for a call, and why. ``print(explanation)`` shows it; notebooks show a table.
 
     Attributes:
@@ -297,14 +284,6 @@ class Explanation:
         """True if the call would raise because a kernel or a fake impl is missing."""
         return bool(self.steps) and self.steps[-1].action == "raises"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The explanation as lists, dicts and strings."""
-        return asdict(self)
-
-    def text(self, width: int | None = None) -> str:
-        """The explanation as text of `width` columns; by default the width of the terminal, from 60 to 120."""
-        return "\n".join(self._lines(width or width_of_screen()))
-
     @property
     def _call(self) -> str:
         return f"{self.op}({', '.join(f'{name}: {value}' for name, value in self.arguments.items())})"
@@ -324,11 +303,6 @@ class Explanation:
             return f"decided at {self.steps[-1].key}"
         name = self.kernel.name or f"the {self.kernel.kind} registered outside customops"
         return f"{name} ({shorter_place(self.kernel.where)})" if self.kernel.where else name
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = [(step.key, step.action, step.what, shorter_place(step.where)) for step in self.steps]

@@ -19,8 +19,6 @@ from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
 from customops.errors import location_of, name_of
 
-# What a description and an explanation hold, as plain data ------------------------------------------------------------
-
 #: How something came to be there: registered by the user, defined with the op, derived by customops from what else is
 #: there, or put into the dispatcher by others.
 Origin = Literal["registered", "with the op", "derived", "others", "missing"]
@@ -88,8 +86,6 @@ class Step:
     where: str = ""
 
 
-# A line for each rule of an op, the kernels of others included --------------------------------------------------------
-
 #: Where an op has a kernel for many devices, besides that of `register_kernel`.
 _FOR_MANY = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _BUILT_IN = "<built-in>"
@@ -106,11 +102,6 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
     if origin == "registered" and not registered:
         origin = "with the op"
     return Rule(kind, target, name_of(fn), "" if where == _BUILT_IN else where, registered, origin)
-
-
-def _other(op: Any, kind: type) -> Any:
-    """A rule that most ops do not have, if this one has it."""
-    return op._rules._others.get(kind)
 
 
 def _kernels(op: Any) -> Iterator[Rule]:
@@ -177,25 +168,21 @@ def _fake_of_others(qualname: str) -> str | None:
 
 
 def _gradients(op: Any) -> Iterator[Rule]:
-    rule, operator = op._rules.autograd, op._definition
+    rule, known = op._rules.autograd, _torch.library.made_by_torch(op._qualname)
+    if known is None:
+        place = autograd_of_others(op._definition)
+    else:  # torch puts a kernel at Autograd for all of these
+        place = location_of(known.backward) if known.backward is not None else None
     for kind in ("backward", "jvp"):
         formula = rule.formulas.get(kind)
         if formula is not None:
             fn, source = formula.fn, rule._slots.source(kind)
             plain = derived_from(fn)
             yield of_function(kind, plain or fn, source, origin="derived" if plain else "registered")
-        elif place := _gradient_of_others(operator):
+        elif place:
             yield Rule(kind, where=place, origin="others")
         else:
             yield Rule(kind, origin="missing")
-
-
-def _gradient_of_others(operator: Any) -> str | None:
-    """Where a backward was registered outside customops, as far as that can be told."""
-    known = _torch.library.made_by_torch(operator.qualname)
-    if known is not None:  # torch puts a kernel at Autograd for all of these
-        return location_of(known.backward) if known.backward is not None else None
-    return autograd_of_others(operator)
 
 
 def autograd_of_others(operator: Any) -> str | None:
@@ -226,42 +213,37 @@ def _vmap(op: Any) -> Iterator[Rule]:
         yield Rule("vmap", origin="missing")
 
 
-def _autocast(op: Any) -> Iterator[Rule]:
-    rule = _other(op, AutocastRule)
-    for device, dtype in rule.dtypes.items() if rule else ():
-        yield Rule("autocast", device, str(dtype).removeprefix("torch."), registered=rule._slots.source(device))
-
-
-def _torch_dispatch(op: Any) -> Iterator[Rule]:
-    rule = _other(op, TorchDispatchRule)
-    for cls, fn in rule.rules.items() if rule else ():
-        yield of_function("torch_dispatch", fn, rule._slots.source(cls), target=cls.__name__)
-
-
-def _for_compilers(op: Any) -> Iterator[Rule]:
-    rule = _other(op, DecompositionRule)
-    for compiler, (decomposition, applies) in rule._slots.values.items() if rule else ():
-        found = of_function("decomposition", decomposition.fn, rule._slots.source(compiler), target=compiler)
-        yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
-    rule = _other(op, InductorLoweringRule)
-    for lowering in rule._slots.values.values() if rule else ():
-        yield of_function("lowering", lowering.fn, rule._slots.source(None), target="inductor")
-    rule = _other(op, ReplacementRule)
-    for pattern in rule._patterns if rule else ():
-        yield of_function("replacement", pattern.equivalent.fn, "", target="inductor", origin="registered")
+def _special(op: Any) -> Iterator[Rule]:
+    """The rules that most ops do not have."""
+    rules = op._rules._others
+    if (autocast := rules.get(AutocastRule)) is not None:
+        for device, dtype in autocast.dtypes.items():
+            name = str(dtype).removeprefix("torch.")
+            yield Rule("autocast", device, name, registered=autocast._slots.source(device))
+    if (dispatch := rules.get(TorchDispatchRule)) is not None:
+        for cls, fn in dispatch.rules.items():
+            yield of_function("torch_dispatch", fn, dispatch._slots.source(cls), target=cls.__name__)
+    if (decompositions := rules.get(DecompositionRule)) is not None:
+        for compiler, (decomposition, applies) in decompositions._slots.values.items():
+            source = decompositions._slots.source(compiler)
+            found = of_function("decomposition", decomposition.fn, source, target=compiler)
+            yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
+    if (lowerings := rules.get(InductorLoweringRule)) is not None:
+        for lowering in lowerings._slots.values.values():
+            yield of_function("lowering", lowering.fn, lowerings._slots.source(None), target="inductor")
+    if (replacements := rules.get(ReplacementRule)) is not None:
+        for pattern in replacements._patterns:
+            yield of_function("replacement", pattern.equivalent.fn, "", target="inductor", origin="registered")
+    if (effects := rules.get(EffectRule)) is not None:
+        for effect in effects.effects.values():
+            yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects._slots.source(None))
 
 
 def _raw(op: Any) -> Iterator[Rule]:
-    rule = _other(op, RawRule)
+    rule = op._rules._others.get(RawRule)
     for kernel in rule._kernels if rule else ():
         for key in kernel.keys:
             yield of_function("impl", kernel.fn, kernel.source, target=key)
-
-
-def _effect(op: Any) -> Iterator[Rule]:
-    rule = _other(op, EffectRule)
-    for effect in rule.effects.values() if rule else ():
-        yield Rule("effect", name=str(effect).rpartition(".")[2], registered=rule._slots.source(None))
 
 
 def _samples(op: Any) -> Iterator[Rule]:
@@ -287,44 +269,36 @@ _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
     _fake,
     _gradients,
     _vmap,
-    _autocast,
-    _torch_dispatch,
-    _for_compilers,
-    _effect,
+    _special,
     _sharding,
     _samples,
 )
-
-
-# What an op has, and what it lacks, for compilers, training, forward mode and vmap ------------------------------------
 
 
 def supports_of(op: Any, rules: Sequence[Rule]) -> list[Support]:
     """A line for each feature of torch, of an op and its lines of `rules_of`."""
     first = {rule.kind: rule for rule in reversed(rules)}
     return [
-        *(_tracing(op, feature, first["fake"]) for feature in ("torch.compile", "torch.export")),
+        *_tracing(op, first["fake"]),
         _differentiation(op, "training", first["backward"], "register_autograd"),
         _differentiation(op, "forward mode", first["jvp"], "register_jvp"),
         _batching(op, first["vmap"]),
     ]
 
 
-def _tracing(op: Any, feature: str, fake: Rule) -> Support:
-    if fake.origin == "missing":
-        return Support(feature, "no", "there is no fake impl", "op.register_fake(fn)")
-    if feature == "torch.compile" and _returns_alias(op):
-        fix = "return a copy" if op._definition.schema.is_view else "define it with customops.Tag.inplace or Tag.out"
-        return Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
-    return Support(feature, "yes", "")
-
-
-def _returns_alias(op: Any) -> bool:
-    """Does it return a view, or a mutated argument without Tag.inplace or Tag.out? Ops of aten may."""
+def _tracing(op: Any, fake: Rule) -> Iterator[Support]:
     operator = op._definition
-    if operator.name.namespace == "aten" or _is_composite(op) or {Tag.inplace, Tag.out} & {*operator.tags}:
-        return False
-    return any(ret.alias is not None for ret in operator.schema.returns)
+    # Ops of aten may return a view, or a mutated argument without these tags.
+    may_alias = operator.name.namespace == "aten" or _is_composite(op) or {Tag.inplace, Tag.out} & {*operator.tags}
+    is_alias = not may_alias and any(ret.alias is not None for ret in operator.schema.returns)
+    for feature in ("torch.compile", "torch.export"):
+        if fake.origin == "missing":
+            yield Support(feature, "no", "there is no fake impl", "op.register_fake(fn)")
+        elif feature == "torch.compile" and is_alias:
+            fix = "return a copy" if operator.schema.is_view else "define it with customops.Tag.inplace or Tag.out"
+            yield Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
+        else:
+            yield Support(feature, "yes", "")
 
 
 def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
