@@ -46,6 +46,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 File = str | os.PathLike[str] | IO[bytes]
+_FILES = "a path, or a binary buffer"
 
 
 class MissingOpProfile(CustomOpsError, _TorchsMissingOpProfile):
@@ -54,9 +55,6 @@ class MissingOpProfile(CustomOpsError, _TorchsMissingOpProfile):
 
 class ProfileError(CustomOpsError, RuntimeError, ValueError):
     """Profiles cannot be used, written or read."""
-
-
-# Records --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,6 @@ def _own(metadata: Any) -> Any:
     return TensorMetadata(metadata.rank, metadata.dtype, metadata.device, metadata.layout)
 
 
-# Fakes ----------------------------------------------------------------------------------------------------------
-
-
 class _ProfileFake:
     """A fake impl that looks its inputs up among the recorded ones."""
 
@@ -119,7 +114,14 @@ class _ProfileFake:
         self.outputs: dict[_Inputs, set[Any]] = {}
         for profile in profiles:
             output = _own(profile.out_profile)
-            self._check(output)
+            # A fake makes tensors only; whether they are as many as the op's is checked at each call, as for any.
+            if isinstance(output, tuple) and None in output:
+                raise ProfileError(
+                    "a profile has an output that is no tensor, and its value is not recorded",
+                    op=op,
+                    got=str(schema),
+                    fix=f'register a fake impl: customops.register_fake("{op}", fn)',
+                )
             self.outputs.setdefault(_inputs(_own(profile.args_profile)), set()).add(output)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,16 +137,6 @@ class _ProfileFake:
             got=_show(found),
             fix=f'register a fake impl: customops.register_fake("{self.op}", fn)',
         )
-
-    def _check(self, output: Any) -> None:
-        """A fake can only make tensors; whether they are as many as the op's is checked at each call, as for any."""
-        if isinstance(output, tuple) and None in output:
-            raise ProfileError(
-                "a profile has an output that is no tensor, and its value is not recorded",
-                op=self.op,
-                got=str(self.schema),
-                fix=f'register a fake impl: customops.register_fake("{self.op}", fn)',
-            )
 
     def _make(self, output: TensorMetadata | tuple[TensorMetadata, ...]) -> Any:
         if isinstance(output, TensorMetadata):
@@ -192,17 +184,16 @@ def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_torch.
         ...     exported.run_decompositions()
     """
     with ExitStack() as stack:
-        yield [_lend_fake(stack, name, profiles) for name, profiles in op_profiles.items()]
-
-
-def _lend_fake(stack: ExitStack, name: str, profiles: Iterable[OpProfile]) -> _torch.library.Library:
-    op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
-    fake = _ProfileFake(op._qualname, op.schema, profiles)
-    log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
-    library = _torch.library.Library(op._definition.name.namespace, "FRAGMENT")
-    stack.callback(_torch.library.destroy_library, library)
-    op._register(library, op._rules.fake.register, fake)  # profiles are of what the schema says
-    return library
+        libraries = []
+        for name, profiles in op_profiles.items():
+            op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
+            fake = _ProfileFake(op._qualname, op.schema, profiles)
+            log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
+            library = _torch.library.Library(op._definition.name.namespace, "FRAGMENT")
+            stack.callback(_torch.library.destroy_library, library)
+            op._register(library, op._rules.fake.register, fake)  # profiles are of what the schema says
+            libraries.append(library)
+        yield libraries
 
 
 def _qualname(name: str) -> str:
@@ -211,9 +202,6 @@ def _qualname(name: str) -> str:
         return name
     namespace, local = name.split(".", 1)
     return f"{namespace}::{local.removesuffix('.default')}"
-
-
-# Text -----------------------------------------------------------------------------------------------------------
 
 
 class _Numbers(NamedTuple):
@@ -264,24 +252,21 @@ def _write_tensor(metadata: TensorMetadata) -> dict[str, Any]:
     }
 
 
-def _write_profile(profile: OpProfile) -> dict[str, Any]:
-    out = profile.out_profile
-    return {
-        "args_profile": _each(profile.args_profile, _write_tensor),
-        "out_profile": _each(out, _write_tensor) if isinstance(out, (tuple, list)) else _write_tensor(out),
-    }
-
-
 def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
     """Convert profiles to text: YAML that is also JSON.
 
     Raises:
         ProfileError: the format does not support a dtype or layout.
     """
-    operators = {
-        name: sorted((_write_profile(profile) for profile in profiles), key=json.dumps)
-        for name, profiles in op_profiles.items()
-    }
+
+    def written(profile: OpProfile) -> dict[str, Any]:
+        out = profile.out_profile
+        return {
+            "args_profile": _each(profile.args_profile, _write_tensor),
+            "out_profile": _each(out, _write_tensor) if isinstance(out, (tuple, list)) else _write_tensor(out),
+        }
+
+    operators = {name: sorted(map(written, profiles), key=json.dumps) for name, profiles in op_profiles.items()}
     return json.dumps({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
 
 
@@ -295,14 +280,10 @@ def _read_tensor(data: dict[str, Any]) -> TensorMetadata:
     rank, dtype, layout = data["rank"], _DTYPE_NUMBERS.read(data["dtype"]), _LAYOUT_NUMBERS.read(data["layout"])
     if type(rank) is not int or rank < 0:
         raise ProfileError("the profiles have an impossible rank", got=brief(rank))
-    return TensorMetadata(rank, dtype, _read_device(data["device"]), layout)
-
-
-def _read_device(name: Any) -> torch.device:
     try:
-        return torch.device(str(name))
+        return TensorMetadata(rank, dtype, torch.device(str(data["device"])), layout)
     except RuntimeError as error:
-        raise ProfileError("the profiles have an unknown device", got=brief(name)) from error
+        raise ProfileError("the profiles have an unknown device", got=brief(data["device"])) from error
 
 
 def _read_profile(data: dict[str, Any]) -> OpProfile:
@@ -346,20 +327,14 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        yaml = _pyyaml()
+        pass
+    if importlib.util.find_spec("yaml") is None:
+        raise CustomOpsError("PyYAML is needed to read profiles that are not JSON", fix="pip install pyyaml")
+    yaml = importlib.import_module("yaml")
     try:
         return yaml.safe_load(text)
     except Exception as error:  # of many kinds: PyYAML lets pass what Python raises for a number, or a date
         raise ProfileError("the text is not YAML", got=str(error) or brief(error)) from error
-
-
-def _pyyaml() -> Any:
-    if importlib.util.find_spec("yaml") is None:
-        raise CustomOpsError("PyYAML is needed to read profiles that are not JSON", fix="pip install pyyaml")
-    return importlib.import_module("yaml")
-
-
-# Files ----------------------------------------------------------------------------------------------------------
 
 
 def save_op_profiles(op_profiles: Profiles, f: File) -> None:
@@ -375,7 +350,7 @@ def save_op_profiles(op_profiles: Profiles, f: File) -> None:
     elif hasattr(f, "write"):
         f.write(data)
     else:
-        raise _no_file(f)
+        raise ProfileError("there is no file", expected=_FILES, got=brief(f))
 
 
 def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
@@ -388,13 +363,9 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
         with open(f, "rb") as file:
             data = file.read()
     elif not hasattr(f, "read") or not isinstance(data := f.read(), bytes):
-        raise _no_file(f)
+        raise ProfileError("there is no file", expected=_FILES, got=brief(f))
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ProfileError("the text is not UTF-8", got=str(error)) from error
     return read_profiles_from_yaml(text)
-
-
-def _no_file(f: object) -> ProfileError:
-    return ProfileError("there is no file", expected="a path, or a binary buffer", got=brief(f))

@@ -36,10 +36,6 @@ class Pair:
         names = [argument.name for argument in self.schema.arguments]
         return cast(Any, collections.namedtuple)(f"{self.op.rpartition(':')[2]}_inputs", names, rename=True)
 
-    @property
-    def is_whole(self) -> bool:
-        return self.save is not None and self.backward is not None
-
     def refuse_call(self, differentiated: bool) -> None:
         """Raise where a call needs a gradient formula, or where half of one was registered."""
         found = self.save or self.backward
@@ -100,41 +96,32 @@ class Pair:
     def _check(self, gradients: Any, lengths: dict[str, int]) -> None:
         if not isinstance(gradients, dict):
             raise self._error("the result of backward is expected to be a dict", type(gradients).__name__)
-        wanted = [argument for argument in self.schema.arguments if argument.holds_tensors]
-        if set(gradients) != {argument.name for argument in wanted}:
+        wanted = [argument.name for argument in self.schema.arguments if argument.holds_tensors]
+        if set(gradients) != set(wanted):
+            expected, got = (f"{{{', '.join(sorted(map(repr, names)))}}}" for names in (set(wanted), gradients))
             raise self._error(
-                f"the dict that backward returns is expected to have keys {_set(a.name for a in wanted)}, one for each "
-                "input that is a Tensor or a list of them; inputs of non-Tensor-like types have none",
-                _set(gradients),
+                f"the dict that backward returns is expected to have keys {expected}, one for each input that is a "
+                "Tensor or a list of them; inputs of non-Tensor-like types have none",
+                got,
             )
         for name, gradient in gradients.items():
+            items, problem = {name: gradient}, "a gradient is expected to be either None or a Tensor"
             if name in lengths:
-                self._check_list(name, gradient, lengths[name])
-            elif gradient is not None and not isinstance(gradient, Tensor):
-                raise self._error("a gradient is expected to be either None or a Tensor", _type(gradient), name)
-
-    def _check_list(self, name: str, gradients: Any, length: int) -> None:
-        if not isinstance(gradients, (list, tuple)):
-            raise self._error("a list of Tensors is expected to have a list of gradients", _type(gradients), name)
-        if len(gradients) != length:
-            problem = f"the input is expected to have a list of {length} gradients but got {len(gradients)}"
-            raise self._error(problem, None, name)
-        for i, gradient in enumerate(gradients):
-            if gradient is not None and not isinstance(gradient, Tensor):
+                if not isinstance(gradient, (list, tuple)):
+                    wrong = "a list of Tensors is expected to have a list of gradients"
+                    raise self._error(wrong, type(gradient).__name__, name)
+                if len(gradient) != lengths[name]:
+                    wrong = f"the input is expected to have a list of {lengths[name]} gradients but got {len(gradient)}"
+                    raise self._error(wrong, None, name)
+                items = {f"{name}[{i}]": item for i, item in enumerate(gradient)}
                 problem = "a list of gradients is expected to hold None or Tensor"
-                raise self._error(problem, _type(gradient), f"{name}[{i}]")
+            for argument, item in items.items():
+                if item is not None and not isinstance(item, Tensor):
+                    raise self._error(problem, type(item).__name__, argument)
 
     def _error(self, problem: str, got: str | None, argument: str | None = None) -> AutogradError:
         assert self.backward is not None
         return AutogradError(problem, op=self.op, argument=argument, got=got, where=where(self.backward))
-
-
-def _set(names: Any) -> str:
-    return f"{{{', '.join(sorted(map(repr, names)))}}}"
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
 
 
 class GatedAutograd(AutogradRule):
@@ -153,10 +140,6 @@ class GatedAutograd(AutogradRule):
 
 def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
-    return Registration(operator.impl(_gate(operator, pair), "Autograd", with_keyset=True, own_library=True))
-
-
-def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:
     overload, after = operator.overload, _torch.dispatcher.after_autograd
     any_requires_grad = autograd.any_requires_grad(operator.schema)
 
@@ -166,7 +149,8 @@ def _gate(operator: OperatorHandle, pair: Pair) -> Callable[..., Any]:
         with _torch.dispatcher.below_autograd():
             return overload.redispatch(keyset & after, *args, **kwargs)
 
-    return _torch.dynamo.outside_dynamo(gate)
+    kernel = _torch.dynamo.outside_dynamo(gate)
+    return Registration(operator.impl(kernel, "Autograd", with_keyset=True, own_library=True))
 
 
 def check_can_differentiate(op: str, schema: Schema) -> None:

@@ -42,8 +42,6 @@ from customops.errors import (
 from customops.legacy import _autograd
 from customops.legacy._autograd import GatedAutograd, Pair
 
-# An op defined from a schema alone: no kernel, no fake and no gradient until they are registered ----------------------
-
 
 class InvalidSchemaError(SchemaError, AssertionError):
     """Text that is no schema: an AssertionError too, as the parser of the old API raised."""
@@ -123,7 +121,15 @@ def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
         schema, _, signature = read(fn, (), op=op)
         if signature is not None:
             raise _unsupported(signature, fn, op)
-    _refuse(schema, op)
+    if not schema.is_functional:
+        raise DefinitionError(
+            "the legacy API only supports functional ops: they write to no argument, and return new tensors",
+            op=op,
+            got=str(schema),
+            fix="customops.custom_op",
+        )
+    if any(argument.name == "self" for argument in schema.arguments):
+        raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
     check, tags = check_policy(None, op), with_pt2_compliant(tags)
@@ -141,14 +147,12 @@ def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
 
 
 def _parse(name: Name, text: str) -> Schema:
-    named = f"{name.name}{text}"
+    named, reason = f"{name.name}{text}", None
     if text.lstrip().startswith("("):
         try:
             return parse(named)
         except SchemaError as error:
-            reason: SchemaError | None = error
-    else:
-        reason = None
+            reason = error
     raise InvalidSchemaError(
         f"Invalid function schema: {named}", op=str(name), expected='e.g. "(Tensor x) -> Tensor"'
     ) from reason
@@ -158,26 +162,12 @@ def _unsupported(signature: Signature, fn: Fn, op: str) -> SchemaError:
     """The error for what a schema alone cannot hold: the older API has no function to hand it to."""
     parameter = next((each for each in signature.parameters if not each.is_plain), None)
     hints = inspect.signature(fn)
-    if parameter is None:
-        what, hint = "the return", hints.return_annotation
-    else:
-        what, hint = f"parameter {parameter.name}", hints.parameters[parameter.name].annotation
+    hint = hints.return_annotation if parameter is None else hints.parameters[parameter.name].annotation
+    what = "the return" if parameter is None else f"parameter {parameter.name}"
     problem = f"{what} has unsupported type {hint if isinstance(hint, str) else show(hint)}"
     if parameter is not None and (parameter.node.is_plain or parameter.stars):
         problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
     return SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
-
-
-def _refuse(schema: Schema, op: str) -> None:
-    if not schema.is_functional:
-        raise DefinitionError(
-            "the legacy API only supports functional ops: they write to no argument, and return new tensors",
-            op=op,
-            got=str(schema),
-            fix="customops.custom_op",
-        )
-    if any(argument.name == "self" for argument in schema.arguments):
-        raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
 
 
 def check_signature(fn: Fn, schema: Schema, op: str) -> None:
@@ -198,9 +188,6 @@ def check_signature(fn: Fn, schema: Schema, op: str) -> None:
     if wanted != [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]:
         raise DefinitionError("the function is expected to have a signature to match the schema", **fields)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The older object layer: a decorator that returns a `CustomOp`, on which kernels and rules are registered
 
 __all__ = [
     "RESERVED_NS",
@@ -355,7 +342,7 @@ class CustomOp:
         pair = self._pair
         setattr(pair, half, fn)
         try:
-            if pair.is_whole:
+            if pair.save is not None and pair.backward is not None:
                 self._op.register_autograd(pair.run_backward, setup_context=pair.setup_context, lib=self._library)
             elif not self._is_gated:
                 self._op._register(self._library, _autograd.install_gate, self._op._definition, pair)
