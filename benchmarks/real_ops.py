@@ -29,11 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real_ops import aten, library, programs
-from real_ops.explained import explanation
-from real_ops.explained_aten import ATEN
-from real_ops.explained_by_docs import ALLOWED
-from real_ops.explained_libraries import LIBRARIES as LIBRARIES_EXPLAINED
+from real_ops import aten, explained_aten, explained_by_docs, explained_libraries, library, programs
+from real_ops.explained import Explained
 from real_ops.subject import Subject
 
 import customops
@@ -41,6 +38,13 @@ from customops.testing.isolation import IsolationError, in_fork
 
 LIBRARIES = ("aten", "torchvision", "bitsandbytes", "torchao")
 UNMADE = "the check could not be made"
+
+
+EXPLAINED = (*explained_aten.ATEN, *explained_by_docs.ALLOWED, *explained_libraries.LIBRARIES)
+
+
+def explanation(op: str, check: str, problem: str) -> Explained | None:
+    return next((row for row in EXPLAINED if row.matches(op, check, problem)), None)
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def told(v: Verdict, everything: bool) -> Iterator[str]:
 
 def reproduced() -> Iterator[str]:
     """Run the programs of the explained findings, each in a process of its own, and say whether the fault shows."""
-    for row in (*ATEN, *ALLOWED, *LIBRARIES_EXPLAINED):
+    for row in EXPLAINED:
         if row.shown_by:
             done = in_fork(functools.partial(run_program, row.shown_by), 60.0)
             crashed = isinstance(done.error, IsolationError)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import customops
-from customops._torch.probes import PROBES, missing
+from customops._torch.probes import missing, probes
 from customops._versions import release, spelled
 
 PAGE = Path(__file__).parent / "versions.md"
@@ -43,13 +43,17 @@ BEHAVIOUR: dict[tuple[str, str], Callable[[], bool]] = {
         "lists in schemas",
         "kernels of ops defined by `schema=` get numbers for the dtypes, layouts and memory formats in a list",
     ): dtypes_in_lists,
+    (
+        "`schema`",
+        "in-place and out ops have their tags in customops alone, as `customops.Tag.inplace` and `.out`",
+    ): lambda: hasattr(torch.Tag, "inplace") and hasattr(torch.Tag, "out"),
     ("torch.func", "derivatives are zero in inference mode, in kernels as elsewhere"): transforms_in_inference_mode,
 }
 
 
 def column() -> dict[tuple[str, str], str]:
     """What this torch has, by row."""
-    found = {(f"`{probe.subsystem}`", probe.without): not missing(probe) for probe in PROBES}
+    found = {(f"`{probe.subsystem}`", probe.without): not missing(probe) for probe in probes()}
     found |= {row: has() for row, has in BEHAVIOUR.items()}
     return {row: YES if has else NO for row, has in found.items()}
 

@@ -43,12 +43,3 @@ class Explained:
 
 def row(ops: str, check: str, problem: str, why: str, shown_by: str = "", crashes: bool = False) -> Explained:
     return Explained(tuple(ops.split()), check, problem, why, shown_by, crashes)
-
-
-def explanation(op: str, check: str, problem: str) -> Explained | None:
-    from real_ops.explained_aten import ATEN  # noqa: PLC0415
-    from real_ops.explained_by_docs import ALLOWED  # noqa: PLC0415
-    from real_ops.explained_libraries import LIBRARIES  # noqa: PLC0415
-
-    known = (*ATEN, *ALLOWED, *LIBRARIES)
-    return next((row for row in known if row.matches(op, check, problem)), None)

@@ -15,7 +15,7 @@ from customops._cli.check import TARGET_HELP
 from customops._cli.targets import ops_of
 from customops._describe.description import OUTLINE, outline
 from customops._describe.render import table, width_of_screen
-from customops._torch.probes import PROBES, Probe, is_too_new_for, missing
+from customops._torch.probes import Probe, is_too_new_for, missing, probes
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
 from customops.checks import CHECKS
@@ -75,7 +75,7 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    found = [(probe, missing(probe)) for probe in PROBES]
+    found = [(probe, missing(probe)) for probe in probes()]
     width = width_of_screen()
     release = release_of(torch.__version__)
     check.say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
@@ -90,7 +90,7 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         since = spelled(probe.since)  # type: ignore[arg-type]
         check.say(check.wrapped(f"from torch {since} on; until then: {probe.without}", width))
     if not gone:
-        count = sum(len(probe.names) for probe in PROBES if probe not in later)
+        count = sum(len(probe.names) for probe in probes() if probe not in later)
         check.say(f"All of {count} names are there.")
         return 0
     for probe in gone:

@@ -22,6 +22,7 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Without: ops have no gradients
 forward_ad: Any = torch.autograd.forward_ad
 
 #: ``increment_version(tensors)``: autograd then knows that they were written.
@@ -195,6 +196,7 @@ def set_autograd_fallback(mode: str) -> str:
 # torch.func: its levels, wrapped tensors and vmap ---------------------------------------------------------------------
 
 
+#: Without: torch.vmap over ops does not work
 _const_fold: Any = const_fold
 
 

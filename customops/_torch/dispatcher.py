@@ -15,6 +15,7 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Without: no kernel can be registered or called
 DispatchKey: Any = _C.DispatchKey
 
 DispatchKeySet: Any = _C.DispatchKeySet
@@ -71,6 +72,7 @@ def key_set(key: str) -> Any:
     return DispatchKeySet(getattr(DispatchKey, key))
 
 
+#: Without: modes and transforms around a call are not seen
 #: The dispatch keys of a tensor, and those that are active in this thread whatever the tensors.
 keys_of: Callable[[torch.Tensor], Any] = _C._dispatch_keys
 
@@ -98,6 +100,7 @@ mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 innermost_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 
 
+#: Without: no kernel can be registered or called
 def plain_backend(keyset: Any, *, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
 
@@ -178,6 +181,7 @@ def runs_python(qualname: str) -> bool:
 exclude_keys: Any = _C._ExcludeDispatchKeyGuard
 
 
+#: Without: modes and transforms around a call are not seen
 def functionalizing() -> bool:  # what runs, by AOTAutograd
     return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
 
@@ -195,6 +199,7 @@ def any_mode_of_users() -> bool:
     )
 
 
+#: Without: no kernel can be registered or called
 def computed_kernel(qualname: str, key: str) -> Any:
     """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
     return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)
@@ -212,6 +217,7 @@ def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
     return None
 
 
+#: Without: modes and transforms around a call are not seen
 #: Is a functorch transform running?
 transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
@@ -248,6 +254,7 @@ class Entry(NamedTuple):
     kind: str  #: "kernel", "autograd kernel", "default backend kernel", "math kernel", "backend fallback"
 
 
+#: Without: op.describe() and op.explain() do not work
 def registered_at(qualname: str) -> dict[str, list[str]]:
     """Dispatch key or alias -> where kernels of an op were registered, those that others override included."""
     found: dict[str, list[str]] = {}
@@ -306,6 +313,7 @@ def transform() -> str | None:
     return None if interpreter is None else str(interpreter.key()).rpartition(".")[2]
 
 
+#: Without: op.describe() does not know the rules of DTensor
 def sharding_of(overload: Any) -> Callable[..., Any] | None:
     """The rule of DTensor for an operator: the function given to `register_sharding`, or torch's own."""
     module: Any = sys.modules.get("torch.distributed.tensor")

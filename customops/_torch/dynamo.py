@@ -25,6 +25,7 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Without: compiled code is not compiled anew when an op changes
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: The code objects that are marked, by their ids. `torch.compiler.reset` leaves the marks.
@@ -71,9 +72,9 @@ def get_of_itself(get: Callable[..., Any]) -> None:
 
 
 def _leave_out_gets(module: Any) -> None:
-    if hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):  # 2.12 does as Python does
-        return
-    is_of_c = module.is_wrapper_or_member_descriptor
+    is_of_c = getattr(module, "is_wrapper_or_member_descriptor", None)
+    if is_of_c is None or hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):
+        return  # 2.12 and later do as Python does
     module.is_wrapper_or_member_descriptor = lambda value: (
         any(value is get for get in _gets_of_themselves) or is_of_c(value)
     )
@@ -217,6 +218,7 @@ for _name in ("torch._dynamo.guards", "torch._dynamo.output_graph"):  # the latt
 # ----------------------------------------------------------------------------------------------------------------------
 # Triton kernels, and how torch's compilers see a launch. Nothing here loads Triton; who has a kernel has loaded it
 
+#: Without: compilers do not see the Triton kernels of an op
 _MODES: Any = _C._TorchDispatchModeKey
 
 

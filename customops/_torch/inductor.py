@@ -23,6 +23,7 @@ from customops._torch.inductor_passes import ops_of_patterns
 from customops._torch.late import followed, when_imported
 from customops._torch.library import torch_op_of
 
+#: Without: compile caches return what an earlier definition of an op was compiled to
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
 FingerprintOf = Callable[[set[str]], str | None]
 
@@ -131,6 +132,7 @@ def keep_calls_apart(overload: OpOverload) -> None:
 
 # Tables of inductor and of export: what an op is decomposed to, and what it is lowered to -----------------------------
 
+#: Without: decompositions and lowerings are not followed
 #: ``"inductor"`` or ``"export"`` -> op -> what it is taken apart into, or NotImplemented where it is to stay.
 _decompositions: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}}
 
@@ -278,6 +280,7 @@ when_imported("torch.export.decomp_utils", _change_table)
 
 # What inductor writes for a call of an op of ours in the Python code of a graph ---------------------------------------
 
+#: Without: calls in compiled graphs go through the dispatcher
 #: Whether a call may be direct: of an op by this name, on a device by its dispatch key, with these arguments, in which
 #: `TENSOR` stands for each tensor.
 MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
@@ -365,6 +368,7 @@ def _has_lazy_views(graph: Any) -> bool:
 # allocates
 # none that the program does not use, and fails where sizes are symbols. So the nodes for ops of ours are made here.
 
+#: Without (since 2.12): inductor does not call out variants, or calls them with other arguments
 #: Ops of others that have an out variant of ours.
 _planned: weakref.WeakSet[OpOverload] = weakref.WeakSet()
 

@@ -22,6 +22,7 @@ from customops._torch.tensors import TorchDispatchMode, overlap, storage_id, tre
 from customops._torch.thread_state import call_plainly_in_trace
 
 
+#: Without: in compiled graphs, an op may read what it has already written
 def _change_pass(reinplace: Any) -> None:
     original = reinplace.reinplace_inplaceable_ops_core
 
@@ -112,6 +113,7 @@ def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 # Patterns of inductor: plain code in a graph that is replaced by a call of an op --------------------------------------
 
 
+#: Without: plain code is not replaced by ops in compiled graphs
 class Pattern(NamedTuple):
     """Code to look for, and what takes its place; both are functions of tensors and floats."""
 
@@ -277,6 +279,7 @@ def _stand_in(value: Any, requires_grad: bool) -> Any:
 # ----------------------------------------------------------------------------------------------------------------------
 # Plain torch code that is traced in the place of an operator: what it must not do, and what it has to return
 
+#: Without: decompositions and lowerings are not looked at, and inductor refuses them
 _C: Any = torch._C
 
 #: Makes the error for a problem, of what was expected and got.

@@ -36,6 +36,7 @@ TORCHS = frozenset(
     xnnpack""".split()
 )
 
+#: Without: lazy ops, callbacks of when_defined and entry points are not found
 _ops: Any = torch.ops
 _Ops: Any = type(_ops)
 
@@ -159,6 +160,7 @@ def without_modes() -> Iterator[None]:
 _C: Any = torch._C
 
 
+#: Without: ops cannot be looked up, replaced or removed
 def is_defined(qualname: str, overload: str = "") -> bool:
     """Does the dispatcher have an op?"""
     return any(schema.overload_name == overload for schema in _C._jit_get_schemas_for_operator(qualname))
@@ -431,6 +433,7 @@ def forget_signature(qualname: str, overload: str) -> None:
 # torch's own tables of custom ops, fakes and torch_dispatch rules -----------------------------------------------------
 
 
+#: Without: torch's register_* functions, given a name, do not reach ops of customops; fakes are not found
 def torch_library_of(qualname: str) -> Library | None:
     """The Library through which `torch.library.custom_op` (or we) defined `qualname`, or None."""
     return _torch_custom_ops.OPDEF_TO_LIB.get(qualname)

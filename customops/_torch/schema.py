@@ -21,6 +21,7 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Without: no op can be defined from a schema
 #: Parses ``name(args) -> returns`` (RuntimeError on bad text).
 parse_schema: Callable[[str], Any] = _C.parse_schema
 
@@ -107,6 +108,7 @@ def defined_at(qualname: str) -> str:
     return "<unknown>"
 
 
+#: Without: classes of register_opaque_type are no parameter types
 def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
     """The schema name of a class made known through torch's `register_opaque_type`, or None."""
     annotation = typing.get_origin(annotation) or annotation
@@ -144,6 +146,7 @@ def group_name_type() -> Any | None:
     return importlib.import_module("torch.distributed.distributed_c10d").GroupName
 
 
+#: Without: no op can be defined from a schema
 def schema_of(op: OpOverload) -> Any:
     return op._schema
 

@@ -25,6 +25,7 @@ from customops._torch.late import when_imported
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
+#: Without: opcheck does not work
 _fake_tensor: Any = torch._subclasses.fake_tensor
 
 #: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
@@ -163,6 +164,7 @@ when_imported("torch.fx.experimental.proxy_tensor", _leave_arguments_out)
 _C: Any = torch._C
 
 
+#: Without: results that alias an argument are not found
 #: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
 any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
 
@@ -291,6 +293,7 @@ def _are_disjoint(one: _Extent, other: _Extent) -> bool:
 # Fake tensors whose sizes are symbols, and what was decided about the symbols on the way ------------------------------
 
 
+#: Without: opcheck does not work
 class SymbolicRun:
     """Makes fake tensors with a symbol for each size of two and more, no two of them the same."""
 
@@ -355,6 +358,7 @@ class SymbolicRun:
 # Functionalization, and the dispatch modes of checkpointing -----------------------------------------------------------
 
 
+#: Without: ops that mutate arguments cannot be compiled, or checkpointed selectively
 def is_of_torch(cls: type) -> bool:
     """Is this a class of the tensors that tracing itself makes?"""
     return cls is torch.Tensor or issubclass(cls, (FakeTensor, FunctionalTensor))

@@ -21,6 +21,7 @@ _C: Any = torch._C
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+#: Without: a kernel computes other numbers below a mode, or under autocast
 #: Is autocast on in this thread, for any device?
 autocast_is_on: Callable[[], bool] = _C._is_any_autocast_enabled
 
@@ -109,6 +110,7 @@ def casting_key(qualname: str, tensors: Iterable[torch.Tensor]) -> Any:
 # ----------------------------------------------------------------------------------------------------------------------
 # One look at all tensors of a call and at the state of the thread: is this call like an earlier one?
 
+#: Without: no op can be called without the dispatcher
 _guards: Any = torch._C._dynamo.guards
 
 
@@ -152,6 +154,7 @@ def _look_without_autocast(look: Look, *tensors: Tensor) -> bool:
 
 _profiler: Any = torch.autograd.profiler
 
+#: Without: kernels have no names in profiles
 #: Context manager: a range of this name, for all profilers of torch, NVTX and ITT (``emit_nvtx``, ``emit_itt``).
 named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
 
@@ -162,5 +165,5 @@ def when_profiling(changed: Callable[[bool], object]) -> None:
     torch has no hook for it, so the two functions that all of them call are wrapped.
     """
     for name, profiles in (("_run_on_profiler_start", True), ("_run_on_profiler_stop", False)):
-        if hasattr(_profiler, name):  # else kernels have no names in profiles: `customops doctor` says so
+        if hasattr(_profiler, name):  # else kernels have no names in profiles
             setattr(_profiler, name, followed(getattr(_profiler, name), functools.partial(changed, profiles)))

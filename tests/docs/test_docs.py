@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+#: The pages beside the code, for those who change it.
+BESIDE = sorted((ROOT / "customops").glob("*/README.md"))
 #: Pages in a process of their own: one makes a device, which stays, others run Triton's interpreter, which comes first.
 APART = {"backend", "triton", "README"}
 #: What pages need besides what all of them do.
@@ -34,7 +36,9 @@ PYTHON = {"py", "py3", "python3", "pycon", "ipython", "python"}
 SHELL = {"sh", "bash", "zsh", "shell", "shell-session", "console"}
 
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+every_page = pytest.mark.parametrize(
+    "page", [*PAGES, *BESIDE], ids=[*(page.stem for page in PAGES), *(page.parent.name for page in BESIDE)]
+)
 
 
 def infos(text: str) -> list[str]:
@@ -69,12 +73,12 @@ def test_blocks_are_marked_one_way(page: Path) -> None:
 @every_page
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    for package in NEEDS.get(page.stem, ()):
+    for package in () if page in BESIDE else NEEDS.get(page.stem, ()):
         pytest.importorskip(package)
-    if page.stem in SINCE:
+    if page.stem in SINCE and page not in BESIDE:
         version, because = SINCE[page.stem]
         skip_before(*version, because=because)
-    if page.stem in APART:
+    if page.stem in APART and page not in BESIDE:
         run_isolated(run_blocks, page, cwd=tmp_path, timeout=300)
         return
     monkeypatch.chdir(tmp_path)
