@@ -42,12 +42,7 @@ def from_cupy(fn: F, /) -> F:
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
-
-        def plain(tensor: Tensor, name: str) -> Tensor:
-            tensors.append(arguments.plain(tensor, name, ("cuda",)))
-            return tensors[-1]
-
-        given, named = arguments.each(plain, args, kwargs)
+        given, named = arguments.each(functools.partial(_plain, arguments, tensors), args, kwargs)
         with _current(torch.cuda.current_stream(tensors[0].device if tensors else None)):
             return on_arrays(*given, **named)
 
@@ -63,6 +58,12 @@ def _current(stream: torch.cuda.Stream) -> Iterator[None]:
         same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
     with cupy.cuda.Device(stream.device.index), same:
         yield
+
+
+def _plain(arguments: Arguments, tensors: list[Tensor], tensor: Tensor, name: str) -> Tensor:
+    """The tensor for CuPy, which is added to a list."""
+    tensors.append(arguments.plain(tensor, name, ("cuda",)))
+    return tensors[-1]
 
 
 def _array(arguments: Arguments, tensor: Tensor, name: str) -> Any:
