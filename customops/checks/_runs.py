@@ -20,7 +20,6 @@ from customops import _torch
 from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
-from customops.errors import where
 
 # Do two results agree? ------------------------------------------------------------------------------------------------
 # Tolerances go by dtype, and by the largest element of the expected tensor: sums in another order differ by rounding
@@ -288,16 +287,27 @@ def first_difference(actual: Results, expected: Results, **options: Any) -> tupl
     return None
 
 
-def where_of(trial: Trial) -> str | None:
-    """``file:line`` of the kernel that an operator runs for these inputs, where it is known."""
-    op = trial.custom_op
-    if op is None:  # of torch.library.custom_op?
-        fn = getattr(_torch.library.torch_op_of(trial.name), "_init_fn", None)
-        return None if fn is None else where(fn)
-    device = trial.tensors[0].device.type if trial.tensors else None
-    kernels = op._rules.kernel.kernels
-    fn = kernels.get(device) or kernels.get(None) or op._init_fn
-    return None if fn is None else where(fn)
+def compare(
+    trial: Trial,
+    actual: Results,
+    right: Results,
+    problem: str,
+    fix: str,
+    *,
+    how: str = "",
+    is_excused: Callable[[str, Any, Any], bool] | None = None,
+    **fields: str | None,
+) -> None:
+    """Raise the fault `problem` of a trial for the first result that is not the right one.
+
+    Args:
+        how: what `got` begins with: how the call was made.
+        is_excused: may a result differ? It is given the name, the actual and the right value.
+    """
+    for name, value in right.items():
+        found = difference(actual[name], value, rtol=trial.rtol)
+        if found and not (is_excused and is_excused(name, actual[name], value)):
+            raise trial.fault(problem, f"{how}{name}: {found}", fix, **fields)
 
 
 def _copied(value: Any) -> Any:

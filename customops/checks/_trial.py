@@ -14,7 +14,7 @@ from customops._op.op import CustomOpDef
 from customops._schema import model, parse
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
-from customops.errors import CheckError, CustomOpsError, brief
+from customops.errors import CheckError, CustomOpsError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -128,6 +128,22 @@ class Trial:
             raise
         except Exception as error:
             raise failed_call(self.name, FAILS, error) from error
+
+    @property
+    def kernel_place(self) -> str | None:
+        """``file:line`` of the kernel that runs for these inputs, where it is known."""
+        op = self.custom_op
+        if op is None:  # of torch.library.custom_op?
+            fn = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
+        else:
+            kernels = op._rules.kernel.kernels
+            device = self.tensors[0].device.type if self.tensors else None
+            fn = kernels.get(device) or kernels.get(None) or op._init_fn
+        return None if fn is None else where(fn)
+
+    def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
+        """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
+        return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": self.kernel_place, **fields})
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""

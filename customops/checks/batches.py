@@ -19,7 +19,7 @@ import torch
 
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, where_of
+from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -230,14 +230,12 @@ def _affordable(batch: _Batch) -> Iterator[int]:
 def _error(trial: Trial, batch: _Batch, size: int, found: tuple[str, str]) -> CheckError:
     names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
     arguments = [(names[id(batch.tensors[i])], dim) for i, dim in batch.group]
-    return CheckError(
+    return trial.fault(
         "an element of a batch has another result in a batch of another size",
-        op=trial.name,
         argument=", ".join(name for name, _ in arguments),
         expected=f"the result it has in a batch of {batch.size}",
         got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {size}: "
         f"{found[0]}: {found[1]}",
-        where=where_of(trial),
         fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
         "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
     )

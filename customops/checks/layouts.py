@@ -21,15 +21,13 @@ from customops.checks._runs import (
     Results,
     attempt,
     call,
-    difference,
+    compare,
     is_rounding,
     is_tie_of_indices,
     results_in,
     steady_results,
-    where_of,
 )
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
@@ -79,24 +77,19 @@ def _compare(trial: Trial, arguments: str, expected: Results) -> None:
     actual = attempt(trial)
     if actual is None:
         raise NotExercised("the operator does not take tensors of this layout")
-    for name, value in expected.items():
-        found = difference(actual[name], value, rtol=trial.rtol)
-        if (
-            found
-            and not is_tie_of_indices(trial, value, actual[name])
-            and not is_rounding(trial, name, actual[name], value)
-        ):
-            raise CheckError(
-                "results depend on the layout of an input: other values than for the same values in contiguous tensors",
-                op=trial.name,
-                argument=arguments,
-                expected="the values of the call on contiguous tensors",
-                got=f"{name}: {found}",
-                where=where_of(trial),
-                fix="the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is "
-                "written, copy the result back), or use x.stride() and x.storage_offset(); see resolve_conj() and "
-                "resolve_neg() for lazy views",
-            )
+    compare(
+        trial,
+        actual,
+        expected,
+        "results depend on the layout of an input: other values than for the same values in contiguous tensors",
+        "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy the "
+        "result back), or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
+        argument=arguments,
+        expected="the values of the call on contiguous tensors",
+        is_excused=lambda name, one, other: (
+            is_tie_of_indices(trial, other, one) or is_rounding(trial, name, one, other)
+        ),
+    )
 
 
 # Margins ----------------------------------------------------------------------------------------------------
@@ -144,13 +137,11 @@ def _check_margins(trial: Trial) -> None:
     for name, tensor in guarded.items():
         count = tensor.touched()
         if count:
-            raise CheckError(
+            raise trial.fault(
                 "the operator writes memory that is not of the tensor it was given",
-                op=trial.name,
                 argument=name,
                 expected="elements of the storage outside of the view unchanged",
                 got=f"{count} elements outside of it are changed",
-                where=where_of(trial),
                 fix="write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors "
                 "needs a narrower last one",
             )

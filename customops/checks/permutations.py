@@ -19,7 +19,7 @@ import torch
 
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, where_of
+from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -160,13 +160,11 @@ def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
 def _error(trial: Trial, symmetry: _Symmetry, wrong: int, right: int) -> CheckError:
     names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
     arguments = [(names[id(symmetry.tensors[i])], dim) for i, dim in symmetry.group]
-    return CheckError(
+    return trial.fault(
         "the result depends on the order of elements for some sizes, and not for others",
-        op=trial.name,
         argument=", ".join(name for name, _ in arguments),
         expected=f"a result that does not depend on the order, as for size {right}",
         got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {wrong}: another result "
         "for the same elements in another order",
-        where=where_of(trial),
         fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd number",
     )

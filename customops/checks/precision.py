@@ -27,11 +27,9 @@ from customops.checks._runs import (
     nudges,
     steady_results,
     tolerance_of,
-    where_of,
 )
 from customops.checks._trial import Trial
 from customops.checks.inputs.values import name_of
-from customops.errors import CheckError
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -80,12 +78,10 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
         # Some ops divide by the largest number of the dtype, as conversions of images do.
         whole = actual * float(torch.iinfo(dtype).max), value * float(torch.iinfo(wide_dtype).max)
         if found and not is_tie_of_indices(trial, value, actual) and difference(*whole, rtol=1e-3):
-            raise CheckError(
+            raise trial.fault(
                 f"a result for narrow integers differs from that for the same numbers in {name_of(wide_dtype)}",
-                op=trial.name,
                 expected=f"the result for {name_of(wide_dtype)}, as it is returned in {value.dtype} for both",
                 got=f"{name}, for {dtype}: {found}",
-                where=where_of(trial),
                 fix="the numbers overflow, or are read as another type, on the way: convert to the dtype of the "
                 "result first",
             )
@@ -150,12 +146,10 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
         near = [results[name] for results in nudged if results is not None]
         found = _beyond(expected[name], truth[name], near, dtype)
         if found:
-            raise CheckError(
+            raise trial.fault(
                 f"a result for {dtype} is far from that for the same numbers in {name_of(wide_dtype)}",
-                op=trial.name,
                 expected=f"what {name_of(wide_dtype)} gives, but for rounding",
                 got=f"{name}: {found}",
-                where=where_of(trial),
                 fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "
                 "for a dtype that does something else",
             )
@@ -226,12 +220,10 @@ def _check_resolution(trial: Trial) -> None:
             continue
         if not torch.equal(value.float().double(), value):
             continue
-        raise CheckError(
+        raise trial.fault(
             "a result for float64 is computed in float32",
-            op=trial.name,
             expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
             got=f"{name} is the same, and each element of it is a number of float32",
-            where=where_of(trial),
             fix="convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
         )
 
