@@ -58,14 +58,11 @@ class Surrounded:
 
 def can_surround(trial: Trial) -> bool:
     """Have the tensors a storage each, and elements that can be copied one by one?"""
-    distinct = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    distinct = trial.distinct
     alone = not any(_memory.share_storage(one, other) for i, one in enumerate(distinct) for other in distinct[:i])
     return (
         bool(distinct) and alone and not any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in distinct)
     )
-
-
-# Memory that nobody wrote, filled so that its use shows ---------------------------------------------------------------
 
 
 @contextlib.contextmanager

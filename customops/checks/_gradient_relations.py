@@ -19,7 +19,6 @@ from customops.checks._derivatives import (
     Tensors,
     backward_may_fail,
     generator,
-    place_of_formula,
     random_like,
     scale_of,
     shifted,
@@ -27,7 +26,7 @@ from customops.checks._derivatives import (
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
-from customops.errors import CheckError, where
+from customops.errors import where
 
 _TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
 _COARSE_TOLERANCE = 1e-3
@@ -83,7 +82,7 @@ class _Variants:
         for what, tensors in kept.items():
             found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
             if found:
-                raise self._error(
+                raise self.function.fault(
                     f"backward writes to {what}",
                     "the values it had",
                     found,
@@ -174,15 +173,12 @@ class _Variants:
             )
             if differs:
                 label = self.function.inputs[i].label
-                raise self._error(problem, f"the gradient of {label} as ordinarily", differs, fix, argument)
+                raise self.function.fault(
+                    problem, f"the gradient of {label} as ordinarily", differs, fix, argument=argument
+                )
 
     def _dense(self, gradient: torch.Tensor | None, i: int) -> torch.Tensor:
         return torch.zeros_like(self.recorded.leaves[i]) if gradient is None else gradient.detach()
-
-    def _error(self, problem: str, expected: str, got: str, fix: str, argument: str | None = None) -> CheckError:
-        trial = self.function.trial
-        where = place_of_formula(trial)
-        return CheckError(problem, op=trial.name, argument=argument, expected=expected, got=got, where=where, fix=fix)
 
 
 def _would_be_copied(gradients: Gradients) -> bool:
@@ -207,12 +203,9 @@ def _in_another_layout(tensor: torch.Tensor) -> torch.Tensor:
     return strided.copy_(tensor.detach())
 
 
-# Gradients of an operator against those of a plain function that computes the same ------------------------------------
-# They may differ by right where the function has a kink, or a tie, so they have to differ at points nearby as well.
-# The
-# gradient is what its author chose where the reference has none, or zeros, as a rounding has, and where the operator
-# returns its input as it is.
-
+# Gradients of an operator and of its reference may differ by right where the function has a kink, or a tie, so they
+# have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
+# as a rounding has, and where the operator returns its input as it is.
 _DISTANCES = (0.0, 0.03, 0.2)
 _REFERENCE_TOLERANCE = 1e-3
 
@@ -236,7 +229,16 @@ def compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
         found.append(finding)
     if len(found) < 2:
         return False
-    raise _error(function, *found[0])
+    i, differs = found[0]
+    label, by = function.inputs[i].label, function.trial.reference
+    assert by is not None
+    raise function.fault(
+        "the operator has other gradients than its reference function",
+        f"the gradient of {label} by {where(by)}",
+        differs,
+        f"correct the formula for {label}, or the reference function",
+        argument=label,
+    )
 
 
 def _points(values: Tensors) -> list[Tensors]:
@@ -282,23 +284,6 @@ def _difference(gradient: torch.Tensor | None, right: torch.Tensor | None) -> st
         # Of symmetric matrices, of which one triangle may be read alone.
         return difference(gradient + gradient.mH, right + right.mH, rtol=_REFERENCE_TOLERANCE)
     return found
-
-
-def _error(function: Function, i: int, got: str) -> CheckError:
-    trial, label = function.trial, function.inputs[i].label
-    assert trial.reference is not None
-    return CheckError(
-        "the operator has other gradients than its reference function",
-        op=trial.name,
-        argument=label,
-        expected=f"the gradient of {label} by {where(trial.reference)}",
-        got=got,
-        where=place_of_formula(trial),
-        fix=f"correct the formula for {label}, or the reference function",
-    )
-
-
-# Does an operator return an input as it is whatever its other arguments are? ------------------------------------------
 
 
 def is_always_identity(function: Function, i: int, k: int) -> bool:

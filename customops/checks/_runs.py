@@ -21,10 +21,8 @@ from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
 
-# Do two results agree? ------------------------------------------------------------------------------------------------
 # Tolerances go by dtype, and by the largest element of the expected tensor: sums in another order differ by rounding
-# of
-# the largest term, however small the sum is.
+# of the largest term, however small the sum is.
 
 #: Relative tolerances; about the square root of what the dtype resolves, for float32 and below somewhat less.
 TOLERANCES = {
@@ -131,10 +129,7 @@ def _number(element: torch.Tensor) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Inputs that differ by rounding: how much results change with them says how well these are determined
-
-
+# How much results change with inputs that differ by rounding says how well they are determined.
 def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
     """Changes of the inputs by about what a dtype resolves."""
     for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
@@ -156,8 +151,6 @@ class Nudge:
         signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
         return (tensor * (1 + self.size * signs.to(tensor.device))).to(tensor.dtype)
 
-
-# Calls of an operator whose results are compared with each other ------------------------------------------------------
 
 Results = dict[str, Any]
 
@@ -203,7 +196,7 @@ def results_in(trial: Trial, outputs: Any) -> Results:
     outputs = trial.by_return(outputs)
     results = {f"output {i}" if len(outputs) > 1 else "the output": value for i, value in enumerate(outputs)}
     results |= {f"argument {name} after the call": value for name, value in trial.mutated.items()}
-    return {name: _copied(value) for name, value in results.items()}
+    return {name: copied(value) for name, value in results.items()}
 
 
 def attempt(trial: Trial, *, moved: bool = False) -> Results | None:
@@ -310,7 +303,8 @@ def compare(
             raise trial.fault(problem, f"{how}{name}: {found}", fix, **fields)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """The same nest with copies of its tensors."""
     values, spec = _torch.tensors.tree_flatten(value)
     copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in values]
     return _torch.tensors.tree_unflatten(copies, spec)
@@ -332,9 +326,6 @@ def _has_ties(tensor: torch.Tensor) -> bool:
         return True
     return int(tensor.detach().cpu().to(torch.float64).unique().numel()) < tensor.numel()
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Groups of dimensions of the inputs that may belong together: of one size, at most one of each tensor
 
 #: The number of a tensor, and a dimension of it, for some tensors.
 Group = tuple[tuple[int, int], ...]

@@ -112,9 +112,6 @@ def _is_steep(trial: Trial, device: str, name: str, coarse: float) -> bool:
     return difference(one, other, rtol=coarse) is not None
 
 
-# Gradients --------------------------------------------------------------------------------------------------
-
-
 def _check_gradients(trial: Trial, device: str) -> None:
     plain = _gradients(trial)
     if not plain:

@@ -32,7 +32,7 @@ _SLOW = 0.05  #: seconds of this thread; larger sizes are left out where a call 
 
 def check(trial: Trial) -> None:
     trial = trial.detached()
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    tensors = trial.distinct
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")
     groups = list(itertools.islice(groups_of(tensors), _MOST_GROUPS))
@@ -104,9 +104,6 @@ def _rows(results: torch.Tensor, dim: int, index: torch.Tensor, count: int) -> t
 def _tolerance(tensor: torch.Tensor) -> float | None:
     """Devices may choose other algorithms for other sizes."""
     return None if tensor.device.type == "cpu" or not tensor.is_floating_point() else 1e-2
-
-
-# Learning ---------------------------------------------------------------------------------------------------
 
 
 def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group, expected: Results) -> _Batch | None:
@@ -194,9 +191,6 @@ def _holds(trial: Trial, batch: _Batch, generator: torch.Generator) -> bool:
         if actual is None or batch.difference(actual, index) is not None:
             return False
     return True
-
-
-# Other sizes ------------------------------------------------------------------------------------------------
 
 
 def _check_sizes(trial: Trial, batch: _Batch) -> bool:

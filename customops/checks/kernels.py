@@ -61,9 +61,6 @@ def _judge(trial: Trial, actual: Results, right: Results, problem: str, fix: str
     compare(trial, actual, right, problem, fix, is_excused=is_tie, **fields)
 
 
-# A plain function -------------------------------------------------------------------------------------------
-
-
 def _check_reference(trial: Trial, expected: Results) -> bool:
     reference: Callable[..., Any] | None = trial.reference
     if reference is None:
@@ -106,9 +103,6 @@ def _check_for_compilers(trial: Trial, expected: Results) -> bool:
                 expected="the results of its decomposition, lowering or replacement",
             )
     return tried
-
-
-# Other kernels ----------------------------------------------------------------------------------------------
 
 
 def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:

@@ -50,7 +50,7 @@ def check(trial: Trial) -> None:
 
 
 def _share(trial: Trial) -> bool:
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    tensors = trial.distinct
     return any(share_storage(one, other) for i, one in enumerate(tensors) for other in tensors[:i])
 
 
@@ -90,9 +90,6 @@ def _compare(trial: Trial, arguments: str, expected: Results) -> None:
             is_tie_of_indices(trial, other, one) or is_rounding(trial, name, one, other)
         ),
     )
-
-
-# Margins ----------------------------------------------------------------------------------------------------
 
 
 class _Guarded:

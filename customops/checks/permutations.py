@@ -31,8 +31,9 @@ _MOST_GROUPS = 5
 def check(trial: Trial) -> None:
     trial = trial.detached()
     steady_results(trial)
-    trial = _in_float64(trial)
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    wide = trial.in_float64()
+    trial = wide if attempt(wide) is not None else trial
+    tensors = trial.distinct
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")
     groups = itertools.islice(groups_of(tensors), _MOST_GROUPS)
@@ -41,11 +42,6 @@ def check(trial: Trial) -> None:
         raise NotExercised("no dimension of the inputs is without order")
     for symmetry in learnt:
         _check_sizes(trial, symmetry)
-
-
-def _in_float64(trial: Trial) -> Trial:
-    wide = trial.map_tensors(lambda _name, t: t.double() if t.is_floating_point() else t)
-    return wide if attempt(wide) is not None else trial
 
 
 @dataclass

@@ -48,11 +48,37 @@ def check(trial: Trial) -> None:
 
 
 def check_resolution(trial: Trial) -> None:
+    """Does a result in float64 see no more of its inputs than float32 resolves?"""
     trial = trial.detached()
     steady_results(trial)
     if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
         raise NotExercised("no input is of float32 or float64")
-    _check_resolution(trial)
+    wide = trial.map_tensors(_as_float64)
+    if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
+        return
+    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
+    if truth is None or tiny is None or small is None:
+        return
+    for name, value in truth.items():
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() == 0:
+            continue
+        if value.layout is not torch.strided or not (tiny[name].shape == small[name].shape == value.shape):
+            continue
+        seen = (small[name] != value) & value.isfinite()
+        # Steps have few elements that change a little; what goes through float32 has nothing but those.
+        if float(seen.double().mean()) < 0.9 or (tiny[name] != value).any():
+            continue
+        if difference(value.float().double(), value) is None and torch.equal(value.float().double(), value):
+            raise trial.fault(
+                "a result for float64 is computed in float32",
+                f"{name} is the same, and each element of it is a number of float32",
+                "convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
+                expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
+            )
+
+
+def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() * (1 + 1e-8 / 3) if tensor.is_floating_point() else tensor
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
@@ -192,41 +218,3 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
     at = tuple(wrong.nonzero()[0].tolist())
     count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: "
     return f"{count if at else ''}{actual[at].item():.6g} and not {truth[at].item():.6g}"
-
-
-# float64 ----------------------------------------------------------------------------------------------------
-
-
-def _check_resolution(trial: Trial) -> None:
-    """Does a result in float64 see no more of its inputs than float32 resolves?"""
-    wide = trial.map_tensors(_as_float64)
-    if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
-        return
-    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
-    if truth is None or tiny is None or small is None:
-        return
-    for name, value in truth.items():
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() == 0:
-            continue
-        if value.layout is not torch.strided or not (tiny[name].shape == small[name].shape == value.shape):
-            continue
-        seen = (small[name] != value) & value.isfinite()
-        # Steps have few elements that change a little; what goes through float32 has nothing but those.
-        if (
-            float(seen.double().mean()) < 0.9
-            or (tiny[name] != value).any()
-            or difference(value.float().double(), value)
-        ):
-            continue
-        if not torch.equal(value.float().double(), value):
-            continue
-        raise trial.fault(
-            "a result for float64 is computed in float32",
-            expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
-            got=f"{name} is the same, and each element of it is a number of float32",
-            fix="convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
-        )
-
-
-def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() * (1 + 1e-8 / 3) if tensor.is_floating_point() else tensor

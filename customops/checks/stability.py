@@ -56,7 +56,7 @@ class _Runs:
             return change(tensor.double()).float()
 
         self.narrow = trial.map_tensors(changed)
-        self.wide = self.narrow.map_tensors(lambda _name, t: t.double() if t.is_floating_point() else t)
+        self.wide = self.narrow.in_float64()
         self.actual = attempt(self.narrow)
         self.truth = None if self.actual is None else attempt(self.wide)
 

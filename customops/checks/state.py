@@ -53,9 +53,6 @@ def check(trial: Trial) -> None:
     _check_states(trial, expected)
 
 
-# What is left behind ----------------------------------------------------------------------------------------
-
-
 def _check_settings(trial: Trial) -> None:
     before = Settings.now()
     changed = None
@@ -83,9 +80,6 @@ def _check_settings(trial: Trial) -> None:
             "use a generator of your own: torch.Generator().manual_seed(...), numpy.random.default_rng(...), "
             "random.Random(...)",
         )
-
-
-# Earlier calls ----------------------------------------------------------------------------------------------
 
 
 def _check_kept(trial: Trial, other: Trial) -> None:
@@ -203,16 +197,16 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
     if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
         return
-    truth = attempt(_in_float64(other_enlarged))
+    truth = attempt(other_enlarged.in_float64())
     first, second = attempt(enlarged), attempt(other_enlarged)
-    near = attempt(_in_float64(other_enlarged).map_tensors(_nudged))
+    near = attempt(other_enlarged.in_float64().map_tensors(_nudged))
     if truth is None or first is None or second is None or near is None:
         return
     if first_difference(_widened(near), _widened(truth), rtol=1e-4):
         return  # too steep to tell
     stale = first_difference(_widened(second), _widened(truth), rtol=1e-2)
     if stale and not first_difference(_widened(attempt(enlarged) or first), _widened(first), rtol=1e-4):
-        started = attempt(_in_float64(enlarged))
+        started = attempt(enlarged.in_float64())
         if started is None or first_difference(_widened(first), _widened(started), rtol=1e-2):
             return  # float32 and float64 differ in any case
         raise trial.fault(_EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
@@ -230,10 +224,6 @@ def _enlarged(trial: Trial) -> Trial:
         return tensor
 
     return trial.map_tensors(larger)
-
-
-def _in_float64(trial: Trial) -> Trial:
-    return trial.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def _nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -292,9 +282,6 @@ def _check_numbers(trial: Trial) -> None:
 def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torch.Tensor]:
     by_id = {id(tensor): copy for tensor, copy in zip(trial.tensors, copies.tensors, strict=True)}
     return lambda _name, tensor: by_id[id(tensor)]
-
-
-# States of the thread ---------------------------------------------------------------------------------------
 
 
 def _check_states(trial: Trial, expected: Results) -> None:

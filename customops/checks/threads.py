@@ -39,14 +39,10 @@ def check(trial: Trial) -> None:
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
     _compare(patience, _Worker(trial, results), _Worker(other, steady_results(other)))
-    wide = other.map_tensors(_as_float64)
+    wide = other.in_float64()
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
         _compare(patience, _Worker(trial, results), _Worker(wide, wide_results))
-
-
-def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _compare(patience: float, *workers: _Worker) -> None:
