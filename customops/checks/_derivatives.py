@@ -410,6 +410,10 @@ def _accepts(function: Function, i: int) -> bool:
     return True
 
 
+def are_finite(gradients: Gradients) -> bool:
+    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
+
+
 def only(cotangents: Sequence[torch.Tensor], chosen: Sequence[int], outputs: Sequence[torch.Tensor]) -> Gradients:
     """The gradients of these outputs, of the outputs' dtypes, and None for the others."""
     pairs = zip(cotangents, outputs, strict=True)

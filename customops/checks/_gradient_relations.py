@@ -17,8 +17,10 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
+    are_finite,
     backward_may_fail,
     generator,
+    only,
     random_like,
     scale_of,
     shifted,
@@ -48,14 +50,14 @@ class _Variants:
         self.wanted = wanted
         self.recorded = Recorded(function, function.values, wanted)
         self.ordinary: dict[int, float] = {}  # the size of the gradients, for random gradients of the outputs
-        random = random_like(self.recorded.outputs, generator())
-        self.cotangents: Gradients = [v if i in self.recorded.tracked else None for i, v in enumerate(random)]
+        outputs = self.recorded.outputs
+        self.cotangents = only(random_like(outputs, generator()), self.recorded.tracked, outputs)
 
     def run(self) -> None:
         expected = self._first()
         # That of a sum over a normalisation, say, is zero but for rounding.
         self.ordinary = {i: float(g.abs().max()) for i, g in enumerate(expected) if g is not None and g.numel()}
-        if not _are_finite(expected):
+        if not are_finite(expected):
             return  # NaN hides differences, and comes of rounding as of mistakes
         self._compare(
             expected,
@@ -103,7 +105,7 @@ class _Variants:
         expanded: Gradients = [None if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
         with backward_may_fail(self.function, "backward fails"):
             of_ones = self.recorded.gradients(ones)
-        if _are_finite(of_ones) and _would_be_copied(expanded):
+        if are_finite(of_ones) and _would_be_copied(expanded):
             problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
             self._compare(of_ones, expanded, problem, fix)
 
@@ -141,7 +143,7 @@ class _Variants:
     def compare_choices(self) -> None:
         """Each choice of several inputs to require grad, where there are few of them."""
         expected = self._first()
-        if not _are_finite(expected):
+        if not are_finite(expected):
             return
         for size in range(2, len(self.wanted)) if len(self.wanted) <= _FEW else ():
             for chosen in itertools.combinations(self.wanted, size):
@@ -184,10 +186,6 @@ class _Variants:
 def _would_be_copied(gradients: Gradients) -> bool:
     """Does .contiguous() cure what is unusual? It leaves the strides of what is empty, or has one element."""
     return any(v is not None and not v.is_contiguous() for v in gradients)
-
-
-def _are_finite(gradients: Gradients) -> bool:
-    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
@@ -255,9 +253,8 @@ def _finding(function: Function, reference: Function, point: Tensors, wanted: Se
     one, other = Recorded(function, point, wanted), Recorded(reference, point, wanted)
     if difference(*([y.detach() for y in recorded.outputs] for recorded in (one, other)), rtol=_REFERENCE_TOLERANCE):
         raise ValueError("the results differ")
-    both = set(one.tracked) & set(other.tracked)
-    random = random_like(one.outputs, generator())
-    cotangents: Gradients = [v if k in both else None for k, v in enumerate(random)]
+    both = [k for k in one.tracked if k in other.tracked]
+    cotangents = only(random_like(one.outputs, generator()), both, one.outputs)
     gradients, right = one.gradients(cotangents), other.gradients(cotangents)
     told = [i for i in wanted if _has_gradient(right[i]) and (gradients[i] is not None or _is_asked_for(function, i))]
     if not told or one.returns_an_input():

@@ -331,6 +331,27 @@ def _has_ties(tensor: torch.Tensor) -> bool:
 Group = tuple[tuple[int, int], ...]
 
 
+def chosen(
+    trial: Trial, tensors: list[torch.Tensor], group: Group, choose: Callable[[int, int], torch.Tensor]
+) -> Trial:
+    """The call with `choose(i, dim)` for each tensor of a group: its number, and its dimension of the group."""
+    dims, numbers = dict(group), {id(tensor): i for i, tensor in enumerate(tensors)}
+
+    def change(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        i = numbers[id(tensor)]
+        return choose(i, dims[i]) if i in dims else tensor
+
+    return trial.map_tensors(change)
+
+
+def words_of(trial: Trial, tensors: list[torch.Tensor], group: Group) -> tuple[str, str]:
+    """The arguments of a group, and its dimensions."""
+    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
+    arguments = [(names[id(tensors[i])], dim) for i, dim in group]
+    dims = ", ".join(f"dimension {dim} of {name}" for name, dim in arguments)
+    return ", ".join(name for name, _ in arguments), dims
+
+
 def groups_of(tensors: list[torch.Tensor]) -> Iterator[Group]:
     """Groups of dimensions of one size; those of most tensors first."""
     sizes = sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096})

@@ -19,7 +19,7 @@ import torch
 
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results
+from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -74,14 +74,11 @@ class _Batch:
 
     def trial(self, trial: Trial, index: torch.Tensor) -> Trial:
         """The call for the elements at `index`."""
-        dims = dict(self.group)
-        numbers = {id(tensor): i for i, tensor in enumerate(self.tensors)}
 
-        def choose(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-            i = numbers[id(tensor)]
-            return self.pools[i].index_select(dims[i], index.to(tensor.device)) if i in dims else tensor
+        def choose(i: int, dim: int) -> torch.Tensor:
+            return self.pools[i].index_select(dim, index.to(self.tensors[i].device))
 
-        return trial.map_tensors(choose)
+        return chosen(trial, self.tensors, self.group, choose)
 
     def difference(self, actual: Results, index: torch.Tensor) -> tuple[str, str] | None:
         """How results differ from those of the elements at `index`; the name is empty where shapes differ."""
@@ -222,14 +219,12 @@ def _affordable(batch: _Batch) -> Iterator[int]:
 
 
 def _error(trial: Trial, batch: _Batch, size: int, found: tuple[str, str]) -> CheckError:
-    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
-    arguments = [(names[id(batch.tensors[i])], dim) for i, dim in batch.group]
+    arguments, dims = words_of(trial, batch.tensors, batch.group)
     return trial.fault(
         "an element of a batch has another result in a batch of another size",
-        argument=", ".join(name for name, _ in arguments),
+        argument=arguments,
         expected=f"the result it has in a batch of {batch.size}",
-        got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {size}: "
-        f"{found[0]}: {found[1]}",
+        got=f"{dims} of size {size}: {found[0]}: {found[1]}",
         fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
         "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
     )

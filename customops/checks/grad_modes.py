@@ -22,9 +22,11 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
+    are_finite,
     backward_may_fail,
     differentiable_inputs,
     generator,
+    only,
     random_like,
     recording,
     refuses_gradients,
@@ -57,8 +59,8 @@ class _Modes:
         self.wanted = wanted
         self.recorded = Recorded(function, function.values, wanted)
         self.tracked = self.recorded.tracked
-        random = random_like(self.recorded.outputs, generator())
-        self.cotangents: Gradients = [v if k in self.tracked else None for k, v in enumerate(random)]
+        outputs = self.recorded.outputs
+        self.cotangents = only(random_like(outputs, generator()), self.tracked, outputs)
         self.rtol = _FINE if function.epsilon < _FINE else _COARSE
 
     def run(self) -> None:
@@ -66,7 +68,7 @@ class _Modes:
         with backward_may_fail(self.function, "backward fails"):
             ordinary = self.recorded.gradients(self.cotangents)
         self.expected = [None if gradient is None else gradient.clone() for gradient in ordinary]
-        if not all(g is None or bool(g.isfinite().all()) for g in self.expected):
+        if not are_finite(self.expected):
             return  # NaN hides differences
         self._compare("once backward has run again: it returns memory that it uses again", self._kept, _BUFFER)
         self._compare("while another call was made in between", self._after_another_call, _STATE)

@@ -10,12 +10,11 @@ writes the view. Each tensor of a call lies in a larger storage, with a margin b
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from customops.checks._fills import Surrounded
 from customops.checks._inputs import is_plain
-from customops.checks._memory import bits, byte_range, overlaps_itself, share_storage
+from customops.checks._memory import overlaps_itself, share_storage
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import (
     Results,
@@ -24,14 +23,12 @@ from customops.checks._runs import (
     compare,
     is_rounding,
     is_tie_of_indices,
-    results_in,
     steady_results,
 )
 from customops.checks._trial import Trial
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
-_MARGIN = 64  #: elements around a tensor
 
 
 def check(trial: Trial) -> None:
@@ -92,59 +89,29 @@ def _compare(trial: Trial, arguments: str, expected: Results) -> None:
     )
 
 
-class _Guarded:
-    """A copy of a tensor with its strides, in a storage of known bytes."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        start, end = byte_range(tensor)
-        length = (end - start) // tensor.element_size() + 2 * _MARGIN
-        offset = _MARGIN + tensor.storage_offset() % 16
-        with torch.no_grad():
-            self.base = torch.zeros(length + 16, dtype=tensor.dtype, device=tensor.device)
-            bits(self.base).fill_(0x35)
-            self.tensor = self.base.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
-            self.before = bits(self.base).clone()
-            #: Which elements are those of the tensor.
-            self.own = torch.zeros(length + 16, dtype=torch.bool, device=tensor.device)
-            self.own.as_strided(tensor.shape, tensor.stride(), offset).fill_(True)
-
-    def touched(self) -> int:
-        """How many elements beside the tensor have changed."""
-        changed = bits(self.base) != self.before
-        changed = changed if changed.dim() == 1 else changed.any(-1)
-        return int((changed & ~self.own).sum())
-
-
 def _check_margins(trial: Trial) -> None:
-    guarded: dict[str, _Guarded] = {}
-
-    def guard(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name not in trial.mutated or not _can_be_guarded(tensor):
-            return tensor
-        guarded[name] = _Guarded(tensor)
-        return guarded[name].tensor
-
-    surrounded = trial.copy().map_tensors(guard)
-    if not guarded:
+    written = set(trial.mutated)
+    if not written:
         return
+    surrounded = Surrounded(
+        trial.copy(), 0x35, lambda name, tensor: name in written and is_plain(tensor) and _can_be_moved(tensor)
+    )
     try:
-        results_in(surrounded, call(surrounded))
+        call(surrounded.trial)
     except Exception:  # memory that is part of more: the operator need not take it
         return
-    for name, tensor in guarded.items():
-        count = tensor.touched()
-        if count:
-            raise trial.fault(
-                "the operator writes memory that is not of the tensor it was given",
-                argument=name,
-                expected="elements of the storage outside of the view unchanged",
-                got=f"{count} elements outside of it are changed",
-                fix="write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors "
-                "needs a narrower last one",
-            )
+    found = surrounded.written_outside()
+    if found:
+        name, count = found
+        raise trial.fault(
+            "the operator writes memory that is not of the tensor it was given",
+            f"{count} elements outside of it are changed",
+            "write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors needs a "
+            "narrower last one",
+            argument=name,
+            expected="elements of the storage outside of the view unchanged",
+        )
 
 
-def _can_be_guarded(tensor: Any) -> bool:
-    if not is_plain(tensor) or tensor.is_conj() or tensor.numel() == 0:
-        return False
-    return not overlaps_itself(tensor)
+def _can_be_moved(tensor: torch.Tensor) -> bool:
+    return not tensor.is_conj() and tensor.numel() > 0 and not overlaps_itself(tensor)

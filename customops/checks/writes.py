@@ -80,8 +80,9 @@ def _judge_surroundings(trial: Trial) -> None:
             outputs = _call(surrounded.trial)
         except Exception:
             return  # it does not take a tensor that does not start its storage
-        name = surrounded.written_outside()
-        if name is not None:
+        written = surrounded.written_outside()
+        if written is not None:
+            name, _ = written
             raise _error(
                 trial,
                 f"the operator writes memory outside of argument {name}",
