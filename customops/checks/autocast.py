@@ -9,12 +9,10 @@ What an operator without a rule does under autocast is that of what it calls, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import torch
 
 from customops import _torch
+from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._runs import Results, compare, difference, results_of, steady_results, tolerance_of
@@ -141,8 +139,7 @@ def _check_gradients(trial: Trial, device: str) -> None:
 
 def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
     """The gradients of the sum of the first result, by argument; empty where the operator has none."""
-    wanted = dict(_requiring(trial))
-    if not wanted or trial.mutated:
+    if trial.mutated or not any(tensor.requires_grad for tensor in trial.tensors):
         return {}
     copy = trial.copy(leaves=True)
     with quiet(), torch.enable_grad():
@@ -150,15 +147,8 @@ def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
         differentiable = [output for output in outputs if output.requires_grad]
         if not differentiable:
             return {}
-        leaves = dict(_requiring(replace(copy)))
+        leaves = {label: tensor for _, label, tensor in named_tensors(copy) if tensor.requires_grad}
         found = torch.autograd.grad(
             [output.sum().abs() for output in differentiable], list(leaves.values()), allow_unused=True
         )
     return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
-
-
-def _requiring(trial: Trial) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in trial.arguments.items():
-        for i, tensor in enumerate(tensors_in(value)):
-            if tensor.requires_grad:
-                yield f"{name}[{i}]" if isinstance(value, (list, tuple)) else name, tensor

@@ -214,7 +214,7 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
         if actual is None:
             continue
         tried = True
-        on_cpu = {name: _on_cpu(value) for name, value in actual.items()}
+        on_cpu = {name: _torch.tensors.tree_map(_on_cpu, value) for name, value in actual.items()}
         found = first_difference(on_cpu, expected, rtol=trial.rtol or _device_tolerance(expected))
         if found and not is_tie_of_indices(trial, expected[found[0]], on_cpu[found[0]]):
             raise moved.fault(
@@ -283,8 +283,7 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_cpu(value: Any) -> Any:
-    values, spec = _torch.tensors.tree_flatten(value)
-    return _torch.tensors.tree_unflatten([v.cpu() if isinstance(v, torch.Tensor) else v for v in values], spec)
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _device_tolerance(expected: Results) -> float:

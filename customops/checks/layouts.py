@@ -10,8 +10,11 @@ writes the view. Each tensor of a call lies in a larger storage, with a margin b
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
+from customops.checks._derivatives import named_tensors
 from customops.checks._fills import Surrounded
 from customops.checks._inputs import is_plain
 from customops.checks._memory import overlaps_itself, share_storage
@@ -34,27 +37,16 @@ _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "ate
 def check(trial: Trial) -> None:
     if trial.name.startswith(_ABOUT_STRIDES):
         raise NotExercised("the result depends on strides by definition")
-    if _share(trial):
+    if any(share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2)):
         raise NotExercised("tensors of the call share memory")
     trial = trial.detached()
-    arguments = [name for name, tensor in _named(trial) if not _is_ordinary(tensor)]
+    arguments = [name for name, _, tensor in named_tensors(trial) if not _is_ordinary(tensor)]
     if not arguments and not trial.mutated:
         raise NotExercised("every tensor is contiguous, and none is written")
     expected = steady_results(trial.map_tensors(_ordinary))
     if arguments:
         _compare(trial, ", ".join(dict.fromkeys(arguments)), expected)
     _check_margins(trial)
-
-
-def _share(trial: Trial) -> bool:
-    tensors = trial.distinct
-    return any(share_storage(one, other) for i, one in enumerate(tensors) for other in tensors[:i])
-
-
-def _named(trial: Trial) -> list[tuple[str, torch.Tensor]]:
-    found: list[tuple[str, torch.Tensor]] = []
-    trial.map_tensors(lambda name, tensor: found.append((name, tensor)) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:

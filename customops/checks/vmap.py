@@ -258,7 +258,7 @@ def _finding(trial: Trial, label: str, found: str) -> CheckError:
 
 def _compare_gradients(trial: Trial, calls: _Calls) -> None:
     """Compare gradients of the elements of a batch with those of a loop."""
-    wanted = tuple(i for i, tensor in enumerate(calls.tensors) if _floats(tensor) and not trial.mutated)
+    wanted = tuple(i for i, tensor in enumerate(calls.tensors) if tensor.is_floating_point() and not trial.mutated)
     if not wanted or not any(tensor.requires_grad for tensor in trial.tensors):
         return
     count = len(calls.tensors)
@@ -278,11 +278,7 @@ def _compare_gradients(trial: Trial, calls: _Calls) -> None:
 
 def _weighted_sum(calls: _Calls) -> Callable[..., Any]:
     def total(*tensors: Any) -> Any:
-        results = [value for value in calls(*tensors) if isinstance(value, torch.Tensor) and _floats(value)]
+        results = [value for value in calls(*tensors) if isinstance(value, torch.Tensor) and value.is_floating_point()]
         return sum((value.sum() for value in results), start=torch.zeros(()))
 
     return total
-
-
-def _floats(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()
