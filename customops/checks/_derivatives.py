@@ -157,6 +157,14 @@ class Function:
         results = self._results(values)
         return [results[i] for i in self._kept or ()]
 
+    def fault(
+        self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
+    ) -> CheckError:
+        """The finding that the formula is wrong, with its place."""
+        where = place_of_formula(self.trial, kind)
+        fields = {"argument": argument, "expected": expected, "got": got, "where": where, "fix": fix}
+        return CheckError(problem, op=self.trial.name, **fields)
+
     def is_random(self) -> bool:
         """Does another random seed make another result?"""
         args, kwargs = self._arguments(self.values)
@@ -256,8 +264,6 @@ def _convert(tensor: torch.Tensor, dtypes: dict[torch.dtype, torch.dtype]) -> to
         return tensor
     return tensor.detach().to(dtypes[tensor.dtype]).requires_grad_(tensor.requires_grad)
 
-
-# One call of an operator that autograd records, its backward, and what it means if either raises ----------------------
 
 Gradients = list[torch.Tensor | None]
 
@@ -404,19 +410,20 @@ def _accepts(function: Function, i: int) -> bool:
     return True
 
 
+def are_finite(gradients: Gradients) -> bool:
+    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
+
+
 def only(cotangents: Sequence[torch.Tensor], chosen: Sequence[int], outputs: Sequence[torch.Tensor]) -> Gradients:
     """The gradients of these outputs, of the outputs' dtypes, and None for the others."""
     pairs = zip(cotangents, outputs, strict=True)
     return [v.to(output.dtype) if i in chosen else None for i, (v, output) in enumerate(pairs)]
 
 
-# Derivatives along a direction, by central differences, and how far they can be trusted -------------------------------
-# `error` of a slope is made of three parts: what half the step changes; what remains, at half the step, of the
-# difference between the slopes to the two sides, which at a kink does not get smaller with the step; and rounding. It
-# is large near kinks and jumps, for steep functions and for those that round inside, and small wherever the function
-# is
-# smooth at the scale of the step.
-
+# Derivatives along a direction, by central differences. `error` of a slope is made of three parts: what half the step
+# changes; what remains, at half the step, of the difference between the slopes to the two sides, which at a kink does
+# not get smaller with the step; and rounding. It is large near kinks and jumps, for steep functions and for those that
+# round inside, and small wherever the function is smooth at the scale of the step.
 Evaluate = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]]
 
 Verdict = Literal["agrees", "unclear", "differs"]
@@ -441,6 +448,20 @@ def scale_of(tensor: torch.Tensor) -> float:
     finite = size[size.isfinite() & (size > 0)]
     typical = float(finite.mean()) if finite.numel() else 1.0
     return min(max(typical, 1e-6), 1e6)
+
+
+def random_direction(
+    point: Sequence[torch.Tensor],
+    scales: Sequence[float],
+    moving: Collection[int],
+    numbers: torch.Generator,
+    *,
+    symmetric: bool = False,
+) -> Tensors:
+    """Random changes of the tensors of the numbers `moving`, of these sizes, and zeros for the others."""
+    random = zip(random_like(point, numbers), scales, strict=True)
+    found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+    return [as_symmetric(u) for u in found] if symmetric else found
 
 
 def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], step: float) -> Tensors:

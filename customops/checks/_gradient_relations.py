@@ -17,9 +17,10 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
+    are_finite,
     backward_may_fail,
     generator,
-    place_of_formula,
+    only,
     random_like,
     scale_of,
     shifted,
@@ -27,7 +28,7 @@ from customops.checks._derivatives import (
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
-from customops.errors import CheckError, where
+from customops.errors import where
 
 _TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
 _COARSE_TOLERANCE = 1e-3
@@ -49,14 +50,14 @@ class _Variants:
         self.wanted = wanted
         self.recorded = Recorded(function, function.values, wanted)
         self.ordinary: dict[int, float] = {}  # the size of the gradients, for random gradients of the outputs
-        random = random_like(self.recorded.outputs, generator())
-        self.cotangents: Gradients = [v if i in self.recorded.tracked else None for i, v in enumerate(random)]
+        outputs = self.recorded.outputs
+        self.cotangents = only(random_like(outputs, generator()), self.recorded.tracked, outputs)
 
     def run(self) -> None:
         expected = self._first()
         # That of a sum over a normalisation, say, is zero but for rounding.
         self.ordinary = {i: float(g.abs().max()) for i, g in enumerate(expected) if g is not None and g.numel()}
-        if not _are_finite(expected):
+        if not are_finite(expected):
             return  # NaN hides differences, and comes of rounding as of mistakes
         self._compare(
             expected,
@@ -83,7 +84,7 @@ class _Variants:
         for what, tensors in kept.items():
             found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
             if found:
-                raise self._error(
+                raise self.function.fault(
                     f"backward writes to {what}",
                     "the values it had",
                     found,
@@ -104,7 +105,7 @@ class _Variants:
         expanded: Gradients = [None if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
         with backward_may_fail(self.function, "backward fails"):
             of_ones = self.recorded.gradients(ones)
-        if _are_finite(of_ones) and _would_be_copied(expanded):
+        if are_finite(of_ones) and _would_be_copied(expanded):
             problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
             self._compare(of_ones, expanded, problem, fix)
 
@@ -142,7 +143,7 @@ class _Variants:
     def compare_choices(self) -> None:
         """Each choice of several inputs to require grad, where there are few of them."""
         expected = self._first()
-        if not _are_finite(expected):
+        if not are_finite(expected):
             return
         for size in range(2, len(self.wanted)) if len(self.wanted) <= _FEW else ():
             for chosen in itertools.combinations(self.wanted, size):
@@ -174,24 +175,17 @@ class _Variants:
             )
             if differs:
                 label = self.function.inputs[i].label
-                raise self._error(problem, f"the gradient of {label} as ordinarily", differs, fix, argument)
+                raise self.function.fault(
+                    problem, f"the gradient of {label} as ordinarily", differs, fix, argument=argument
+                )
 
     def _dense(self, gradient: torch.Tensor | None, i: int) -> torch.Tensor:
         return torch.zeros_like(self.recorded.leaves[i]) if gradient is None else gradient.detach()
-
-    def _error(self, problem: str, expected: str, got: str, fix: str, argument: str | None = None) -> CheckError:
-        trial = self.function.trial
-        where = place_of_formula(trial)
-        return CheckError(problem, op=trial.name, argument=argument, expected=expected, got=got, where=where, fix=fix)
 
 
 def _would_be_copied(gradients: Gradients) -> bool:
     """Does .contiguous() cure what is unusual? It leaves the strides of what is empty, or has one element."""
     return any(v is not None and not v.is_contiguous() for v in gradients)
-
-
-def _are_finite(gradients: Gradients) -> bool:
-    return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
@@ -207,12 +201,9 @@ def _in_another_layout(tensor: torch.Tensor) -> torch.Tensor:
     return strided.copy_(tensor.detach())
 
 
-# Gradients of an operator against those of a plain function that computes the same ------------------------------------
-# They may differ by right where the function has a kink, or a tie, so they have to differ at points nearby as well.
-# The
-# gradient is what its author chose where the reference has none, or zeros, as a rounding has, and where the operator
-# returns its input as it is.
-
+# Gradients of an operator and of its reference may differ by right where the function has a kink, or a tie, so they
+# have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
+# as a rounding has, and where the operator returns its input as it is.
 _DISTANCES = (0.0, 0.03, 0.2)
 _REFERENCE_TOLERANCE = 1e-3
 
@@ -236,7 +227,16 @@ def compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
         found.append(finding)
     if len(found) < 2:
         return False
-    raise _error(function, *found[0])
+    i, differs = found[0]
+    label, by = function.inputs[i].label, function.trial.reference
+    assert by is not None
+    raise function.fault(
+        "the operator has other gradients than its reference function",
+        f"the gradient of {label} by {where(by)}",
+        differs,
+        f"correct the formula for {label}, or the reference function",
+        argument=label,
+    )
 
 
 def _points(values: Tensors) -> list[Tensors]:
@@ -253,9 +253,8 @@ def _finding(function: Function, reference: Function, point: Tensors, wanted: Se
     one, other = Recorded(function, point, wanted), Recorded(reference, point, wanted)
     if difference(*([y.detach() for y in recorded.outputs] for recorded in (one, other)), rtol=_REFERENCE_TOLERANCE):
         raise ValueError("the results differ")
-    both = set(one.tracked) & set(other.tracked)
-    random = random_like(one.outputs, generator())
-    cotangents: Gradients = [v if k in both else None for k, v in enumerate(random)]
+    both = [k for k in one.tracked if k in other.tracked]
+    cotangents = only(random_like(one.outputs, generator()), both, one.outputs)
     gradients, right = one.gradients(cotangents), other.gradients(cotangents)
     told = [i for i in wanted if _has_gradient(right[i]) and (gradients[i] is not None or _is_asked_for(function, i))]
     if not told or one.returns_an_input():
@@ -282,23 +281,6 @@ def _difference(gradient: torch.Tensor | None, right: torch.Tensor | None) -> st
         # Of symmetric matrices, of which one triangle may be read alone.
         return difference(gradient + gradient.mH, right + right.mH, rtol=_REFERENCE_TOLERANCE)
     return found
-
-
-def _error(function: Function, i: int, got: str) -> CheckError:
-    trial, label = function.trial, function.inputs[i].label
-    assert trial.reference is not None
-    return CheckError(
-        "the operator has other gradients than its reference function",
-        op=trial.name,
-        argument=label,
-        expected=f"the gradient of {label} by {where(trial.reference)}",
-        got=got,
-        where=place_of_formula(trial),
-        fix=f"correct the formula for {label}, or the reference function",
-    )
-
-
-# Does an operator return an input as it is whatever its other arguments are? ------------------------------------------
 
 
 def is_always_identity(function: Function, i: int, k: int) -> bool:

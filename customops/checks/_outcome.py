@@ -89,8 +89,6 @@ def in_short(error: BaseException, limit: int = 1000) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-# Was an exception raised on purpose, to refuse an input, or did it come about? ----------------------------------------
-
 #: Raised by code that did not expect its input. Others may be how it says what it does not take.
 _ACCIDENTS = (
     TypeError,

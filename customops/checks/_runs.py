@@ -20,12 +20,9 @@ from customops import _torch
 from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._trial import Trial
-from customops.errors import where
 
-# Do two results agree? ------------------------------------------------------------------------------------------------
 # Tolerances go by dtype, and by the largest element of the expected tensor: sums in another order differ by rounding
-# of
-# the largest term, however small the sum is.
+# of the largest term, however small the sum is.
 
 #: Relative tolerances; about the square root of what the dtype resolves, for float32 and below somewhat less.
 TOLERANCES = {
@@ -132,10 +129,7 @@ def _number(element: torch.Tensor) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Inputs that differ by rounding: how much results change with them says how well these are determined
-
-
+# How much results change with inputs that differ by rounding says how well they are determined.
 def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
     """Changes of the inputs by about what a dtype resolves."""
     for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
@@ -157,8 +151,6 @@ class Nudge:
         signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
         return (tensor * (1 + self.size * signs.to(tensor.device))).to(tensor.dtype)
 
-
-# Calls of an operator whose results are compared with each other ------------------------------------------------------
 
 Results = dict[str, Any]
 
@@ -204,7 +196,7 @@ def results_in(trial: Trial, outputs: Any) -> Results:
     outputs = trial.by_return(outputs)
     results = {f"output {i}" if len(outputs) > 1 else "the output": value for i, value in enumerate(outputs)}
     results |= {f"argument {name} after the call": value for name, value in trial.mutated.items()}
-    return {name: _copied(value) for name, value in results.items()}
+    return {name: copied(value) for name, value in results.items()}
 
 
 def attempt(trial: Trial, *, moved: bool = False) -> Results | None:
@@ -288,19 +280,31 @@ def first_difference(actual: Results, expected: Results, **options: Any) -> tupl
     return None
 
 
-def where_of(trial: Trial) -> str | None:
-    """``file:line`` of the kernel that an operator runs for these inputs, where it is known."""
-    op = trial.custom_op
-    if op is None:  # of torch.library.custom_op?
-        fn = getattr(_torch.library.torch_op_of(trial.name), "_init_fn", None)
-        return None if fn is None else where(fn)
-    device = trial.tensors[0].device.type if trial.tensors else None
-    kernels = op._rules.kernel.kernels
-    fn = kernels.get(device) or kernels.get(None) or op._init_fn
-    return None if fn is None else where(fn)
+def compare(
+    trial: Trial,
+    actual: Results,
+    right: Results,
+    problem: str,
+    fix: str,
+    *,
+    how: str = "",
+    is_excused: Callable[[str, Any, Any], bool] | None = None,
+    **fields: str | None,
+) -> None:
+    """Raise the fault `problem` of a trial for the first result that is not the right one.
+
+    Args:
+        how: what `got` begins with: how the call was made.
+        is_excused: may a result differ? It is given the name, the actual and the right value.
+    """
+    for name, value in right.items():
+        found = difference(actual[name], value, rtol=trial.rtol)
+        if found and not (is_excused and is_excused(name, actual[name], value)):
+            raise trial.fault(problem, f"{how}{name}: {found}", fix, **fields)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """The same nest with copies of its tensors."""
     values, spec = _torch.tensors.tree_flatten(value)
     copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in values]
     return _torch.tensors.tree_unflatten(copies, spec)
@@ -323,11 +327,29 @@ def _has_ties(tensor: torch.Tensor) -> bool:
     return int(tensor.detach().cpu().to(torch.float64).unique().numel()) < tensor.numel()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Groups of dimensions of the inputs that may belong together: of one size, at most one of each tensor
-
 #: The number of a tensor, and a dimension of it, for some tensors.
 Group = tuple[tuple[int, int], ...]
+
+
+def chosen(
+    trial: Trial, tensors: list[torch.Tensor], group: Group, choose: Callable[[int, int], torch.Tensor]
+) -> Trial:
+    """The call with `choose(i, dim)` for each tensor of a group: its number, and its dimension of the group."""
+    dims, numbers = dict(group), {id(tensor): i for i, tensor in enumerate(tensors)}
+
+    def change(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        i = numbers[id(tensor)]
+        return choose(i, dims[i]) if i in dims else tensor
+
+    return trial.map_tensors(change)
+
+
+def words_of(trial: Trial, tensors: list[torch.Tensor], group: Group) -> tuple[str, str]:
+    """The arguments of a group, and its dimensions."""
+    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
+    arguments = [(names[id(tensors[i])], dim) for i, dim in group]
+    dims = ", ".join(f"dimension {dim} of {name}" for name, dim in arguments)
+    return ", ".join(name for name, _ in arguments), dims
 
 
 def groups_of(tensors: list[torch.Tensor]) -> Iterator[Group]:

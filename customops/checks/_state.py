@@ -144,8 +144,6 @@ def _state_after(generator: _Generator, seed: int, trial: Trial) -> Any:
     return generator.state()
 
 
-# What kernels written in Python keep between calls: the containers that grow when they are called ---------------------
-
 _MOST = 200  #: objects that are looked at
 
 

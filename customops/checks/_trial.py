@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from customops._op.op import CustomOpDef
 from customops._schema import model, parse
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
-from customops.errors import CheckError, CustomOpsError, brief
+from customops.errors import CheckError, CustomOpsError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -52,6 +52,11 @@ class Trial:
     @functools.cached_property
     def tensors(self) -> list[torch.Tensor]:
         return tensors_in((self.args, self.kwargs))
+
+    @property
+    def distinct(self) -> list[torch.Tensor]:
+        """The tensors, each once."""
+        return list({id(tensor): tensor for tensor in self.tensors}.values())
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -110,6 +115,14 @@ class Trial:
         """The same call on tensors that do not require grad."""
         return self.map_tensors(lambda _name, tensor: tensor.detach())
 
+    def in_float64(self) -> Trial:
+        """The same call with float64 in the place of other dtypes of floating point."""
+        return self.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+    def faked(self, mode: Any) -> Trial:
+        """The same call on fakes, of sizes that are numbers. Raises NoFakeTensor where torch has none."""
+        return self.map_tensors(lambda _name, tensor: mode.from_tensor(tensor, static_shapes=True))
+
     def copy(self, *, leaves: bool = False, unseen: bool = False) -> Trial:
         """The same call on copies of the tensors; see `copy_tensors`."""
         args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves, unseen=unseen)
@@ -129,15 +142,58 @@ class Trial:
         except Exception as error:
             raise failed_call(self.name, FAILS, error) from error
 
+    @property
+    def kernel_place(self) -> str | None:
+        """``file:line`` of the kernel that runs for these inputs, where it is known."""
+        op = self.custom_op
+        if op is None:  # of torch.library.custom_op?
+            fn = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
+        else:
+            kernels = op._rules.kernel.kernels
+            device = self.tensors[0].device.type if self.tensors else None
+            fn = kernels.get(device) or kernels.get(None) or op._init_fn
+        return None if fn is None else where(fn)
+
+    def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
+        """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
+        return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": self.kernel_place, **fields})
+
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
         if any(_torch.tensors.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
 
 
-def is_judged(func: Any, op: _torch.library.OpOverload) -> bool:
-    """Is what `op` calls on its way to a kernel looked at? Itself, and what is not torch's own."""
-    return isinstance(func, _torch.library.OpOverload) and (func is op or func.namespace not in _TORCHS)
+class JudgingMode(_torch.tensors.TorchDispatchMode):
+    """Hands calls of an operator, and of others that it calls on the way to a kernel, to `judge`.
+
+    By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
+    reads of their results, it reads of real ones.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, op: _torch.library.OpOverload, judge: Callable[[Trial], Any], left_out: Collection[str] = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.op, self.judge, self.left_out = op, judge, left_out
+        self.judged = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = Trial(func, args, kwargs or {}) if self._takes(func) else None
+        if call is None or any(map(_torch.tensors.is_abstract, call.tensors)):
+            return func(*args, **(kwargs or {}))
+        self.judged += 1
+        return self.judge(call)
+
+    def _takes(self, func: Any) -> bool:
+        """Is it the operator, or one of those that are not torch's own?"""
+        if not isinstance(func, _torch.library.OpOverload) or func.name() in self.left_out:
+            return False
+        return func is self.op or func.namespace not in _TORCHS
 
 
 #: Namespaces of ops that are made by torch itself.
@@ -198,8 +254,6 @@ def _only_overload(packet: _torch.library.OpOverloadPacket) -> Any:
         )
     return getattr(packet, overloads[0])
 
-
-# One input to try an operator on, and how it was made -----------------------------------------------------------------
 
 #: What was changed of a sample.
 Kind = Literal[

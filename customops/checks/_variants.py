@@ -124,9 +124,6 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
         )
 
 
-# Other values for the same call: same shapes and dtypes, and in the range of the values there are ---------------------
-
-
 def other_values(trial: Trial) -> Trial | None:
     """The call with other values, which the operator takes; None if none were found.
 

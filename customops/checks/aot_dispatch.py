@@ -226,7 +226,7 @@ class _Comparison:
             raise CheckError("there are no gradients to check: no input or no output requires grad", op=self.name)
         compiled = _torch.tensors.aot_function(self.call, dynamic=self.dynamic)
         traced = self._run(compiled, "when traced by AOTDispatcher", eager.gradients is not None)
-        self._compare(self.call.result_names, _results, eager, traced)
+        self._compare(self.call.result_names, lambda run: run.results, eager, traced)
         if eager.gradients is not None:
             names = zip(self.call.input_names, self.call.inputs, strict=True)
             names_of_gradients = [f"the gradient of {name}" for name, tensor in names if tensor.requires_grad]
@@ -275,10 +275,6 @@ class _Comparison:
     def _assert_close(self, actual: Any, expected: Any) -> None:
         atol, rtol = self.tolerance
         torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol, equal_nan=True)
-
-
-def _results(run: _Run) -> list[Any]:
-    return run.results
 
 
 def _gradients(run: _Run) -> list[Any]:

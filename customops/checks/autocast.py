@@ -9,15 +9,13 @@ What an operator without a rule does under autocast is that of what it calls, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import torch
 
 from customops import _torch
+from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._runs import Results, difference, results_of, steady_results, tolerance_of, where_of
+from customops.checks._runs import Results, compare, difference, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -41,7 +39,7 @@ def check(trial: Trial) -> None:
     rule = _rule_of(trial, device)
     actual = _under_autocast(trial, device, rule)
     if rule is not None:
-        _compare_with_cast(trial, device, rule, actual)
+        _compare_with_cast(trial, rule, actual)
     else:
         _compare_with_plain(trial, device, actual, plain)
     _check_gradients(trial, device)
@@ -63,35 +61,25 @@ def _under_autocast(trial: Trial, device: str, rule: torch.dtype | None) -> Resu
             return results_of(trial.detached())
     except Exception as error:
         dtype = rule or torch.get_autocast_dtype(device)
-        raise CheckError(
+        raise trial.fault(
             "the operator fails under autocast",
-            op=trial.name,
             got=in_short(error),
-            where=where_of(trial),
             fix=_FIX_KERNEL.format(dtype=dtype, device=device),
         ) from error
 
 
-def _compare_with_cast(trial: Trial, device: str, dtype: torch.dtype, actual: Results) -> None:
-    mutated = {id(tensor) for tensor in tensors_in(list(trial.mutated.values()))}
-
-    def cast(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if _is_cast(tensor) and id(tensor) not in mutated else tensor
-
-    expected = results_of(trial.detached().map_tensors(cast)) if not mutated else None
-    if expected is None:
+def _compare_with_cast(trial: Trial, dtype: torch.dtype, actual: Results) -> None:
+    if tensors_in(trial.mutated):
         return
-    for name, value in expected.items():
-        found = difference(actual[name], value, rtol=trial.rtol)
-        if found:
-            raise CheckError(
-                "results under autocast differ from those for inputs that were cast by hand",
-                op=trial.name,
-                expected=f"the results for inputs of {dtype}",
-                got=f"{name}: {found}",
-                where=where_of(trial),
-                fix="the kernel asks whether autocast is on: let the rule do the casts",
-            )
+    expected = results_of(trial.detached().map_tensors(lambda _n, t: t.to(dtype) if _is_cast(t) else t))
+    compare(
+        trial,
+        actual,
+        expected,
+        "results under autocast differ from those for inputs that were cast by hand",
+        "the kernel asks whether autocast is on: let the rule do the casts",
+        expected=f"the results for inputs of {dtype}",
+    )
 
 
 def _compare_with_plain(trial: Trial, device: str, actual: Results, plain: Results) -> None:
@@ -120,9 +108,6 @@ def _is_steep(trial: Trial, device: str, name: str, coarse: float) -> bool:
     rounded = trial.detached().map_tensors(lambda _n, t: t.to(dtype).to(t.dtype) if _is_cast(t) else t)
     one, other = results_of(rounded)[name], results_of(trial.detached())[name]
     return difference(one, other, rtol=coarse) is not None
-
-
-# Gradients --------------------------------------------------------------------------------------------------
 
 
 def _check_gradients(trial: Trial, device: str) -> None:
@@ -154,8 +139,7 @@ def _check_gradients(trial: Trial, device: str) -> None:
 
 def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
     """The gradients of the sum of the first result, by argument; empty where the operator has none."""
-    wanted = dict(_requiring(trial))
-    if not wanted or trial.mutated:
+    if trial.mutated or not any(tensor.requires_grad for tensor in trial.tensors):
         return {}
     copy = trial.copy(leaves=True)
     with quiet(), torch.enable_grad():
@@ -163,15 +147,8 @@ def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
         differentiable = [output for output in outputs if output.requires_grad]
         if not differentiable:
             return {}
-        leaves = dict(_requiring(replace(copy)))
+        leaves = {label: tensor for _, label, tensor in named_tensors(copy) if tensor.requires_grad}
         found = torch.autograd.grad(
             [output.sum().abs() for output in differentiable], list(leaves.values()), allow_unused=True
         )
     return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
-
-
-def _requiring(trial: Trial) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in trial.arguments.items():
-        for i, tensor in enumerate(tensors_in(value)):
-            if tensor.requires_grad:
-                yield f"{name}[{i}]" if isinstance(value, (list, tuple)) else name, tensor

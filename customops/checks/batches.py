@@ -19,7 +19,7 @@ import torch
 
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, where_of
+from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -32,7 +32,7 @@ _SLOW = 0.05  #: seconds of this thread; larger sizes are left out where a call 
 
 def check(trial: Trial) -> None:
     trial = trial.detached()
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    tensors = trial.distinct
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")
     groups = list(itertools.islice(groups_of(tensors), _MOST_GROUPS))
@@ -74,14 +74,11 @@ class _Batch:
 
     def trial(self, trial: Trial, index: torch.Tensor) -> Trial:
         """The call for the elements at `index`."""
-        dims = dict(self.group)
-        numbers = {id(tensor): i for i, tensor in enumerate(self.tensors)}
 
-        def choose(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-            i = numbers[id(tensor)]
-            return self.pools[i].index_select(dims[i], index.to(tensor.device)) if i in dims else tensor
+        def choose(i: int, dim: int) -> torch.Tensor:
+            return self.pools[i].index_select(dim, index.to(self.tensors[i].device))
 
-        return trial.map_tensors(choose)
+        return chosen(trial, self.tensors, self.group, choose)
 
     def difference(self, actual: Results, index: torch.Tensor) -> tuple[str, str] | None:
         """How results differ from those of the elements at `index`; the name is empty where shapes differ."""
@@ -104,9 +101,6 @@ def _rows(results: torch.Tensor, dim: int, index: torch.Tensor, count: int) -> t
 def _tolerance(tensor: torch.Tensor) -> float | None:
     """Devices may choose other algorithms for other sizes."""
     return None if tensor.device.type == "cpu" or not tensor.is_floating_point() else 1e-2
-
-
-# Learning ---------------------------------------------------------------------------------------------------
 
 
 def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group, expected: Results) -> _Batch | None:
@@ -196,9 +190,6 @@ def _holds(trial: Trial, batch: _Batch, generator: torch.Generator) -> bool:
     return True
 
 
-# Other sizes ------------------------------------------------------------------------------------------------
-
-
 def _check_sizes(trial: Trial, batch: _Batch) -> bool:
     """Raise CheckError for a size with other results; False if the operator depends on the size, or takes no other."""
     generator = torch.Generator().manual_seed(1)
@@ -228,16 +219,12 @@ def _affordable(batch: _Batch) -> Iterator[int]:
 
 
 def _error(trial: Trial, batch: _Batch, size: int, found: tuple[str, str]) -> CheckError:
-    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
-    arguments = [(names[id(batch.tensors[i])], dim) for i, dim in batch.group]
-    return CheckError(
+    arguments, dims = words_of(trial, batch.tensors, batch.group)
+    return trial.fault(
         "an element of a batch has another result in a batch of another size",
-        op=trial.name,
-        argument=", ".join(name for name, _ in arguments),
+        argument=arguments,
         expected=f"the result it has in a batch of {batch.size}",
-        got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {size}: "
-        f"{found[0]}: {found[1]}",
-        where=where_of(trial),
+        got=f"{dims} of size {size}: {found[0]}: {found[1]}",
         fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
         "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
     )

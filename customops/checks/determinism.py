@@ -15,11 +15,12 @@ import torch
 
 from customops.checks._fills import is_filled
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, first_difference, require_comparable, where_of
+from customops.checks._runs import Results, attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 _TAG = torch.Tag.nondeterministic_seeded
+_IGNORES_GENERATOR = "a call that is given a generator depends on torch's default generator"
+_PASS_IT_ON = "pass generator=generator on to each function of torch that draws numbers"
 
 
 def check(trial: Trial) -> None:
@@ -44,11 +45,9 @@ def _judge_repeated(trial: Trial, found: tuple[str, str]) -> None:
         first, second = attempt(trial), attempt(trial)
     if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
         raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
-    raise CheckError(
+    raise trial.fault(
         "two calls with equal inputs and the same torch seed have different results",
-        op=trial.name,
         got=": ".join(found),
-        where=where_of(trial),
         fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy or "
         "random; and have nothing kept from earlier calls",
     )
@@ -58,14 +57,12 @@ def _judge_seeded(trial: Trial, first: Results, other: Results) -> None:
     found = first_difference(other, first, rtol=trial.rtol)
     if not found or _TAG in trial.op.tags or trial.op.namespace in ("aten", "prims"):
         return
-    if _given_generators(trial):
-        raise _ignores_generator(trial, found)
-    raise CheckError(
+    if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
+        raise trial.fault(_IGNORES_GENERATOR, ": ".join(found), _PASS_IT_ON)
+    raise trial.fault(
         "results are random, and the operator has no tag that says so",
-        op=trial.name,
         expected="the tag nondeterministic_seeded, or the same result whatever the seed",
         got=": ".join(found),
-        where=where_of(trial),
         fix="define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
         "or compute one again in the backward",
     )
@@ -75,31 +72,10 @@ def _judge_generator(trial: Trial) -> None:
     """Does a call that is given a generator depend on another?"""
     if trial.op.namespace in ("aten", "prims"):
         return
-    names = [a.name for a in trial.schema.positional if a.type.startswith("Generator")]
-    names += [a.name for a in trial.schema.keyword_only if a.type.startswith("Generator")]
-    if not names:
-        return
-    device = trial.tensors[0].device if trial.tensors else torch.device("cpu")
-    if device.type != "cpu":
+    names = [a.name for a in trial.schema.arguments if a.type.startswith("Generator")]
+    if not names or (trial.tensors and trial.tensors[0].device.type != "cpu"):
         return
     given = trial.with_arguments(**{name: torch.Generator().manual_seed(1) for name in names})
     first, other = attempt(given), attempt(given, moved=True)
-    if first is None or other is None:
-        return
-    found = first_difference(other, first, rtol=trial.rtol)
-    if found:
-        raise _ignores_generator(trial, found)
-
-
-def _given_generators(trial: Trial) -> bool:
-    return any(isinstance(value, torch.Generator) for value in trial.arguments.values())
-
-
-def _ignores_generator(trial: Trial, found: tuple[str, str]) -> CheckError:
-    return CheckError(
-        "a call that is given a generator depends on torch's default generator",
-        op=trial.name,
-        got=": ".join(found),
-        where=where_of(trial),
-        fix="pass generator=generator on to each function of torch that draws numbers",
-    )
+    if first is not None and other is not None:
+        compare(trial, other, first, _IGNORES_GENERATOR, _PASS_IT_ON)

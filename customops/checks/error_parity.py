@@ -136,7 +136,7 @@ def _fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises, if anything; NotExercised if it is no refusal."""
     mode = _torch.tensors.fake_mode()
     try:
-        fake = trial.map_tensors(lambda _, tensor: mode.from_tensor(tensor, static_shapes=True))
+        fake = trial.faked(mode)
     except _torch.tensors.NoFakeTensor:
         return NotExercised("torch cannot make a fake of an input")
     try:

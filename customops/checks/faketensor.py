@@ -21,7 +21,7 @@ from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._trial import Trial, failed_call, is_judged, is_untraceable, resolve
+from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
 from customops.errors import CheckError, MissingFakeError
 
 
@@ -38,57 +38,26 @@ def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
 def check(trial: Trial) -> None:
     trial.require_data()
     copy = trial.copy(leaves=True)
-    mode = _CompareMode(trial.op)
+    mode = JudgingMode(trial.op, _compare)
     with torch.no_grad(), mode:
         copy.run()
-    if not mode.compared:  # it is made of builtin operators
+    if not mode.judged:  # it is made of builtin operators
         with torch.no_grad():
             _compare(trial.copy(leaves=True), is_composite=True)
-
-
-class _CompareMode(_torch.tensors.TorchDispatchMode):
-    """Compares each call of an operator that has a fake of its own, with the arguments that its kernel gets.
-
-    By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
-    reads of their results, it reads of real ones.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, op: _torch.library.OpOverload) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.op = op
-        self.compared = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        call = Trial(func, args, kwargs or {}) if is_judged(func, self.op) else None
-        if call is None or any(map(_torch.tensors.is_abstract, call.tensors)):
-            return func(*args, **(kwargs or {}))
-        self.compared += 1
-        return _compare(call)
 
 
 def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     """Run the operator on real inputs and on fakes of them, and compare; returns what it returned on real ones."""
     mode = _torch.tensors.fake_mode()
-    fake = _fake_copy(mode, real)
+    try:
+        fake = real.faked(mode)
+    except _torch.tensors.NoFakeTensor as error:
+        raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
     real_outputs = real.run()
     with mode:
         fake_outputs = _run_fake(fake, is_composite=is_composite)
     _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
     return real_outputs
-
-
-def _fake_copy(mode: Any, trial: Trial) -> Trial:
-    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
-    try:
-        fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
-    except _torch.tensors.NoFakeTensor as error:
-        raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
-    args, kwargs = _torch.tensors.tree_unflatten(fakes, spec)
-    return Trial(trial.op, args, kwargs)
 
 
 def _run_fake(trial: Trial, *, is_composite: bool) -> Any:

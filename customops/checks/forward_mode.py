@@ -20,7 +20,6 @@ from customops.checks._derivatives import (
     Recorded,
     Tensors,
     Verdict,
-    as_symmetric,
     confirmed,
     differentiable_inputs,
     generator,
@@ -28,6 +27,7 @@ from customops.checks._derivatives import (
     judge,
     only,
     place_of_formula,
+    random_direction,
     random_like,
     recording,
     refuses_gradients,
@@ -107,9 +107,7 @@ class _Forward:
             raise self._report("the formula writes to the tangents that it is given", "the same", differs, fix)
 
     def _direction(self, moving: Sequence[int], *, symmetric: bool = False) -> Tensors:
-        random = zip(random_like(self.function.values, self.numbers), self.scales, strict=True)
-        found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
-        return [as_symmetric(u) for u in found] if symmetric else found
+        return random_direction(self.function.values, self.scales, moving, self.numbers, symmetric=symmetric)
 
     def _tangents(self, point: Tensors, direction: Tensors, moving: Sequence[int]) -> Gradients:
         with forward_ad.dual_level():
@@ -207,9 +205,7 @@ class _Forward:
         return self._report(problem, *texts)
 
     def _report(self, problem: str, expected: str, got: str, fix: str = _FIX) -> CheckError:
-        trial = self.function.trial
-        where = place_of_formula(trial, "jvp")
-        return CheckError(problem, op=trial.name, expected=expected, got=got, where=where, fix=fix)
+        return self.function.fault(problem, expected, got, fix, kind="jvp")
 
 
 @contextmanager

@@ -22,10 +22,11 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
+    are_finite,
     backward_may_fail,
     differentiable_inputs,
     generator,
-    place_of_formula,
+    only,
     random_like,
     recording,
     refuses_gradients,
@@ -33,7 +34,6 @@ from customops.checks._derivatives import (
 from customops.checks._outcome import in_short
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 _FINE, _COARSE = 1e-7, 1e-3
 _BATCH = 2
@@ -59,8 +59,8 @@ class _Modes:
         self.wanted = wanted
         self.recorded = Recorded(function, function.values, wanted)
         self.tracked = self.recorded.tracked
-        random = random_like(self.recorded.outputs, generator())
-        self.cotangents: Gradients = [v if k in self.tracked else None for k, v in enumerate(random)]
+        outputs = self.recorded.outputs
+        self.cotangents = only(random_like(outputs, generator()), self.tracked, outputs)
         self.rtol = _FINE if function.epsilon < _FINE else _COARSE
 
     def run(self) -> None:
@@ -68,7 +68,7 @@ class _Modes:
         with backward_may_fail(self.function, "backward fails"):
             ordinary = self.recorded.gradients(self.cotangents)
         self.expected = [None if gradient is None else gradient.clone() for gradient in ordinary]
-        if not all(g is None or bool(g.isfinite().all()) for g in self.expected):
+        if not are_finite(self.expected):
             return  # NaN hides differences
         self._compare("once backward has run again: it returns memory that it uses again", self._kept, _BUFFER)
         self._compare("while another call was made in between", self._after_another_call, _STATE)
@@ -87,8 +87,6 @@ class _Modes:
             self._compare("by torch.func.vjp", self._by_func, _FORMULA, may_raise=True)
             self._compare_after_writes()
 
-    # Results ------------------------------------------------------------------------------------------------
-
     def _compare_values(self) -> None:
         ordinary = [output.detach() for output in self.recorded.outputs]
         for name, mode in (("torch.no_grad()", torch.no_grad), ("torch.inference_mode()", torch.inference_mode)):
@@ -97,14 +95,12 @@ class _Modes:
                 recorded = any(output.requires_grad for output in outputs)
                 differs = difference([output.detach() for output in outputs], ordinary, rtol=self.rtol)
             if differs:
-                raise self._error(
+                raise self.function.fault(
                     f"the result under {name} is not that where gradients are recorded", "the same", differs, _FORMULA
                 )
             if recorded:
                 fix = "do not switch recording on in the kernel"
-                raise self._error(f"the result requires grad under {name}", "requires_grad=False", "True", fix)
-
-    # Gradients ----------------------------------------------------------------------------------------------
+                raise self.function.fault(f"the result requires grad under {name}", "requires_grad=False", "True", fix)
 
     def _compare(
         self, how: str, gradients_of: Callable[[], Gradients | None], fix: str, *, may_raise: bool = False
@@ -115,7 +111,7 @@ class _Modes:
         except Exception as error:
             if may_raise or refuses_gradients(error):
                 return
-            raise self._error(problem, "the same gradients", in_short(error, 300), fix) from error
+            raise self.function.fault(problem, "the same gradients", in_short(error, 300), fix) from error
         for i in self.wanted if found is not None else ():
             leaf = self.recorded.leaves[i]
             pair = found[i], self.expected[i]  # type: ignore[index]
@@ -123,7 +119,7 @@ class _Modes:
             differs = difference(one, other, rtol=self.rtol)
             if differs:
                 label = self.function.inputs[i].label
-                raise self._error(problem, f"the gradient of {label} as ordinarily", differs, fix)
+                raise self.function.fault(problem, f"the gradient of {label} as ordinarily", differs, fix)
 
     def _leaves(self) -> Tensors:
         values = enumerate(self.function.values)
@@ -250,34 +246,19 @@ class _Modes:
         )
         return self._by_number([None if gradient is None else gradient[1] for gradient in found])
 
-    # Writes between forward and backward --------------------------------------------------------------------
-
     def _compare_after_writes(self) -> None:
-        how = "where {} is written between forward and backward, and nothing says so"
         for i, item in enumerate(self.function.inputs):
-            self._compare(
-                how.format(item.label), functools.partial(self._after_write_to_input, i), _SAVE, may_raise=True
-            )
+            self._compare_after_write(item.label, functools.partial(self._after_write, of_input=i))
         for k in self.tracked:
-            self._compare(
-                how.format(f"output {k}"), functools.partial(self._after_write_to_output, k), _SAVE, may_raise=True
-            )
+            self._compare_after_write(f"output {k}", functools.partial(self._after_write, of_output=k))
 
-    def _after_write_to_input(self, i: int) -> Gradients:
+    def _compare_after_write(self, what: str, gradients_of: Callable[[], Gradients]) -> None:
+        how = f"where {what} is written between forward and backward, and nothing says so"
+        self._compare(how, gradients_of, _SAVE, may_raise=True)
+
+    def _after_write(self, of_input: int | None = None, of_output: int = 0) -> Gradients:
         leaves = self._leaves()
         outputs = self.function(leaves)
         with torch.no_grad():
-            leaves[i].mul_(-1.5).add_(0.7)
+            (outputs[of_output] if of_input is None else leaves[of_input]).mul_(-1.5).add_(0.7)
         return self._gradients(outputs, leaves)
-
-    def _after_write_to_output(self, k: int) -> Gradients:
-        leaves = self._leaves()
-        outputs = self.function(leaves)
-        with torch.no_grad():
-            outputs[k].mul_(-1.5).add_(0.7)
-        return self._gradients(outputs, leaves)
-
-    def _error(self, problem: str, expected: str, got: str, fix: str) -> CheckError:
-        trial = self.function.trial
-        where = place_of_formula(trial)
-        return CheckError(problem, op=trial.name, expected=expected, got=got, where=where, fix=fix)

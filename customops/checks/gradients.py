@@ -38,7 +38,7 @@ from customops.checks._derivatives import (
     inner,
     judge,
     only,
-    place_of_formula,
+    random_direction,
     random_like,
     recording,
     scale_of,
@@ -121,10 +121,8 @@ class Comparison:
         return [values, *nearby, shifted(values, relative, 0.01)]
 
     def _random_direction(self, only: int | None = None) -> Tensors:
-        values = self.function.values
-        random = zip(random_like(values, self.numbers), self.scales, strict=True)
-        chosen = self.wanted if only is None else [only]
-        return [u * scale if i in chosen else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+        moving = self.wanted if only is None else [only]
+        return random_direction(self.function.values, self.scales, moving, self.numbers)
 
     def _slope(self, point: Tensors, direction: Tensors, step: float) -> Slope | None:
         base = self.function.base if point is self.function.values else None
@@ -142,8 +140,6 @@ class Comparison:
         except NotExercised:
             return "unclear"
         return judge(found, cotangents, gradients, direction, self.accuracy.tolerance)
-
-    # After a mismatch ---------------------------------------------------------------------------------------
 
     def _confirm(self, point: Tensors) -> None:
         """Find the input, and the output, of which the gradient is wrong, and raise."""
@@ -233,15 +229,12 @@ class Comparison:
             if any(recorded.gradients(cotangents)[i] is None for i in self.wanted):
                 continue  # of these nothing is said, or has been said
             if self._differs(point, cotangents, recorded.gradients(cotangents), direction):
-                raise self._report(
+                raise self.function.fault(
                     "the gradients at a kink, or a tie, do not add up to the slope along which there is none",
-                    None,
                     "the slope where all elements change alike",
                     "another one, by the gradients",
                     "have elements that tie share the gradient, or give it to one of them",
                 )
-
-    # The report ---------------------------------------------------------------------------------------------
 
     def _error(self, i: int, k: int, point: Tensors) -> CheckError:
         label = self.function.inputs[i].label
@@ -260,7 +253,7 @@ class Comparison:
         if derived is not None:
             fix = f"the gradient is that of {name_of(derived)}: make it compute what the kernel does"
         expected, got = wrong.texts() if wrong else ("another one", "this one")
-        return self._report(problem, label, expected, got, fix)
+        return self.function.fault(problem, expected, got, fix, argument=label)
 
     def _has_gradient(self, i: int, k: int, point: Tensors) -> bool:
         recorded = Recorded(self.function, point, self.wanted)
@@ -292,8 +285,3 @@ class Comparison:
             if worst is None or element.error > worst.error:
                 worst = element
         return worst
-
-    def _report(self, problem: str, label: str | None, expected: str, got: str, fix: str) -> CheckError:
-        trial = self.function.trial
-        where = place_of_formula(trial)
-        return CheckError(problem, op=trial.name, argument=label, expected=expected, got=got, where=where, fix=fix)

@@ -23,18 +23,17 @@ from customops.checks._runs import (
     Results,
     attempt,
     call,
-    difference,
+    compare,
     first_difference,
     is_tie_of_indices,
     results_in,
     steady_results,
     tolerance_of,
-    where_of,
 )
 from customops.checks._state import functions_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_numbers
-from customops.errors import CheckError, where
+from customops.errors import where
 
 
 def check(trial: Trial) -> None:
@@ -55,15 +54,11 @@ def check(trial: Trial) -> None:
         )
 
 
-def _judge(trial: Trial, problem: str, actual: Results, right: Results, fix: str, **fields: str | None) -> None:
-    for name, value in right.items():
-        found = difference(actual[name], value, rtol=trial.rtol)
-        if found and not is_tie_of_indices(trial, value, actual[name]):
-            fields.setdefault("where", where_of(trial))
-            raise CheckError(problem, op=trial.name, got=f"{name}: {found}", fix=fix, **fields)
+def _judge(trial: Trial, actual: Results, right: Results, problem: str, fix: str, **fields: str) -> None:
+    def is_tie(_name: str, one: Any, other: Any) -> bool:
+        return is_tie_of_indices(trial, other, one)
 
-
-# A plain function -------------------------------------------------------------------------------------------
+    compare(trial, actual, right, problem, fix, is_excused=is_tie, **fields)
 
 
 def _check_reference(trial: Trial, expected: Results) -> bool:
@@ -82,9 +77,9 @@ def _check_reference(trial: Trial, expected: Results) -> bool:
     named = {name: values[name] for name in names if name in values}
     _judge(
         trial,
-        "the operator has other results than its reference function",
         expected,
         named,
+        "the operator has other results than its reference function",
         "one of the two is wrong for these inputs",
         expected=f"the results of {where(reference)}",
     )
@@ -101,16 +96,13 @@ def _check_for_compilers(trial: Trial, expected: Results) -> bool:
             tried = True
             _judge(
                 trial,
-                "the operator has other results than what compilers take for it",
                 expected,
                 results_in(replace(copy, args=trial.args, kwargs=trial.kwargs), outputs),
+                "the operator has other results than what compilers take for it",
                 "one of the two is wrong for these inputs",
                 expected="the results of its decomposition, lowering or replacement",
             )
     return tried
-
-
-# Other kernels ----------------------------------------------------------------------------------------------
 
 
 def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:
@@ -132,9 +124,9 @@ def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:
             tried = True
             _judge(
                 changed,
-                f"the kernel for {device} has other results than the kernel for all devices",
                 own,
                 general,
+                f"the kernel for {device} has other results than the kernel for all devices",
                 "one of the two is wrong for these inputs: both are the same operator",
                 expected="the results of the kernel for all devices",
             )
@@ -222,16 +214,14 @@ def _check_devices(trial: Trial, expected: Results) -> bool:
         if actual is None:
             continue
         tried = True
-        on_cpu = {name: _on_cpu(value) for name, value in actual.items()}
+        on_cpu = {name: _torch.tensors.tree_map(_on_cpu, value) for name, value in actual.items()}
         found = first_difference(on_cpu, expected, rtol=trial.rtol or _device_tolerance(expected))
         if found and not is_tie_of_indices(trial, expected[found[0]], on_cpu[found[0]]):
-            raise CheckError(
+            raise moved.fault(
                 f"the operator has other results on {device} than on the CPU",
-                op=trial.name,
+                ": ".join(found),
+                "one of the two kernels is wrong for these inputs",
                 expected="the results on the CPU",
-                got=": ".join(found),
-                where=where_of(moved),
-                fix="one of the two kernels is wrong for these inputs",
             )
     return tried
 
@@ -265,9 +255,9 @@ def _judge_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: 
         raise failed_call(copy.name, f"the out variant fails{how} on inputs that the operator takes", error) from error
     _judge(
         copy,
-        f"the out variant writes other results than the operator returns{how}",
         dict(zip(right, outs, strict=True)),
         right,
+        f"the out variant writes other results than the operator returns{how}",
         fix,
         expected="the results of the operator",
         where=where(variant._init_fn),
@@ -293,8 +283,7 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_cpu(value: Any) -> Any:
-    values, spec = _torch.tensors.tree_flatten(value)
-    return _torch.tensors.tree_unflatten([v.cpu() if isinstance(v, torch.Tensor) else v for v in values], spec)
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _device_tolerance(expected: Results) -> float:

@@ -10,56 +10,43 @@ writes the view. Each tensor of a call lies in a larger storage, with a margin b
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import torch
 
+from customops.checks._derivatives import named_tensors
+from customops.checks._fills import Surrounded
 from customops.checks._inputs import is_plain
-from customops.checks._memory import bits, byte_range, overlaps_itself, share_storage
+from customops.checks._memory import overlaps_itself, share_storage
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import (
     Results,
     attempt,
     call,
-    difference,
+    compare,
     is_rounding,
     is_tie_of_indices,
-    results_in,
     steady_results,
-    where_of,
 )
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
-_MARGIN = 64  #: elements around a tensor
 
 
 def check(trial: Trial) -> None:
     if trial.name.startswith(_ABOUT_STRIDES):
         raise NotExercised("the result depends on strides by definition")
-    if _share(trial):
+    if any(share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2)):
         raise NotExercised("tensors of the call share memory")
     trial = trial.detached()
-    arguments = [name for name, tensor in _named(trial) if not _is_ordinary(tensor)]
+    arguments = [name for name, _, tensor in named_tensors(trial) if not _is_ordinary(tensor)]
     if not arguments and not trial.mutated:
         raise NotExercised("every tensor is contiguous, and none is written")
     expected = steady_results(trial.map_tensors(_ordinary))
     if arguments:
         _compare(trial, ", ".join(dict.fromkeys(arguments)), expected)
     _check_margins(trial)
-
-
-def _share(trial: Trial) -> bool:
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
-    return any(share_storage(one, other) for i, one in enumerate(tensors) for other in tensors[:i])
-
-
-def _named(trial: Trial) -> list[tuple[str, torch.Tensor]]:
-    found: list[tuple[str, torch.Tensor]] = []
-    trial.map_tensors(lambda name, tensor: found.append((name, tensor)) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
@@ -79,84 +66,44 @@ def _compare(trial: Trial, arguments: str, expected: Results) -> None:
     actual = attempt(trial)
     if actual is None:
         raise NotExercised("the operator does not take tensors of this layout")
-    for name, value in expected.items():
-        found = difference(actual[name], value, rtol=trial.rtol)
-        if (
-            found
-            and not is_tie_of_indices(trial, value, actual[name])
-            and not is_rounding(trial, name, actual[name], value)
-        ):
-            raise CheckError(
-                "results depend on the layout of an input: other values than for the same values in contiguous tensors",
-                op=trial.name,
-                argument=arguments,
-                expected="the values of the call on contiguous tensors",
-                got=f"{name}: {found}",
-                where=where_of(trial),
-                fix="the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is "
-                "written, copy the result back), or use x.stride() and x.storage_offset(); see resolve_conj() and "
-                "resolve_neg() for lazy views",
-            )
-
-
-# Margins ----------------------------------------------------------------------------------------------------
-
-
-class _Guarded:
-    """A copy of a tensor with its strides, in a storage of known bytes."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        start, end = byte_range(tensor)
-        length = (end - start) // tensor.element_size() + 2 * _MARGIN
-        offset = _MARGIN + tensor.storage_offset() % 16
-        with torch.no_grad():
-            self.base = torch.zeros(length + 16, dtype=tensor.dtype, device=tensor.device)
-            bits(self.base).fill_(0x35)
-            self.tensor = self.base.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
-            self.before = bits(self.base).clone()
-            #: Which elements are those of the tensor.
-            self.own = torch.zeros(length + 16, dtype=torch.bool, device=tensor.device)
-            self.own.as_strided(tensor.shape, tensor.stride(), offset).fill_(True)
-
-    def touched(self) -> int:
-        """How many elements beside the tensor have changed."""
-        changed = bits(self.base) != self.before
-        changed = changed if changed.dim() == 1 else changed.any(-1)
-        return int((changed & ~self.own).sum())
+    compare(
+        trial,
+        actual,
+        expected,
+        "results depend on the layout of an input: other values than for the same values in contiguous tensors",
+        "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy the "
+        "result back), or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
+        argument=arguments,
+        expected="the values of the call on contiguous tensors",
+        is_excused=lambda name, one, other: (
+            is_tie_of_indices(trial, other, one) or is_rounding(trial, name, one, other)
+        ),
+    )
 
 
 def _check_margins(trial: Trial) -> None:
-    guarded: dict[str, _Guarded] = {}
-
-    def guard(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name not in trial.mutated or not _can_be_guarded(tensor):
-            return tensor
-        guarded[name] = _Guarded(tensor)
-        return guarded[name].tensor
-
-    surrounded = trial.copy().map_tensors(guard)
-    if not guarded:
+    written = set(trial.mutated)
+    if not written:
         return
+    surrounded = Surrounded(
+        trial.copy(), 0x35, lambda name, tensor: name in written and is_plain(tensor) and _can_be_moved(tensor)
+    )
     try:
-        results_in(surrounded, call(surrounded))
+        call(surrounded.trial)
     except Exception:  # memory that is part of more: the operator need not take it
         return
-    for name, tensor in guarded.items():
-        count = tensor.touched()
-        if count:
-            raise CheckError(
-                "the operator writes memory that is not of the tensor it was given",
-                op=trial.name,
-                argument=name,
-                expected="elements of the storage outside of the view unchanged",
-                got=f"{count} elements outside of it are changed",
-                where=where_of(trial),
-                fix="write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors "
-                "needs a narrower last one",
-            )
+    found = surrounded.written_outside()
+    if found:
+        name, count = found
+        raise trial.fault(
+            "the operator writes memory that is not of the tensor it was given",
+            f"{count} elements outside of it are changed",
+            "write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors needs a "
+            "narrower last one",
+            argument=name,
+            expected="elements of the storage outside of the view unchanged",
+        )
 
 
-def _can_be_guarded(tensor: Any) -> bool:
-    if not is_plain(tensor) or tensor.is_conj() or tensor.numel() == 0:
-        return False
-    return not overlaps_itself(tensor)
+def _can_be_moved(tensor: torch.Tensor) -> bool:
+    return not tensor.is_conj() and tensor.numel() > 0 and not overlaps_itself(tensor)

@@ -11,8 +11,9 @@ change none with other numbers or choices.
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import difference
+from customops.checks._runs import copied, difference
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, attempt_run, other_arguments
 from customops.errors import CheckError, where
@@ -35,8 +36,8 @@ def check(trial: Trial) -> None:
         expected, again = attempt_run(plain), attempt_run(plain)
         if expected is None or again is None:
             raise NotExercised("the operator takes no inputs without gradients")
-        wanted = _copied(expected.results)
-        if difference(_copied(again.results), wanted) or difference(wanted, _copied(again.results)):
+        wanted = copied(expected.results)
+        if difference(copied(again.results), wanted) or difference(wanted, copied(again.results)):
             raise NotExercised("two calls of the operator differ as it is")
         for way, call, must_work in _WAYS:
             _compare(plain, way, call, wanted, must_work=must_work)
@@ -57,7 +58,7 @@ def _judge_rule(trial: Trial, mode: type, wanted: Any) -> None:
         plain, again, results = attempt_run(other), attempt_run(other), _below(mode, other)
         if plain is None or again is None or results is None or difference(again.results, plain.results):
             continue
-        found = difference(results, _copied(plain.results))
+        found = difference(results, copied(plain.results))
         if found is not None:
             raise CheckError(
                 "the rule for a dispatch mode changes no result with these arguments, and does with others",
@@ -73,7 +74,7 @@ def _below(mode: type, trial: Trial) -> Any:
     copy = trial.copy()
     try:
         with seeded((copy.args, copy.kwargs)), mode():
-            return _copied(_call(copy))
+            return copied(_call(copy))
     except Exception:  # a mode may want arguments, or know no such call
         return None
 
@@ -89,7 +90,7 @@ def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, 
         if not must_work:
             return  # the operator need not know it
         raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
-    found = difference(_copied(results), wanted)
+    found = difference(copied(results), wanted)
     if found is not None:
         raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
 
@@ -101,24 +102,17 @@ class _Skipped(Exception):
     """This way is nothing for these inputs."""
 
 
-def _copied(results: Any) -> list[Any]:
-    leaves = _torch.tensors.tree_leaves(results)
-    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
 def _call(trial: Trial) -> Any:
     outputs = trial.by_return(trial.op(*trial.args, **trial.kwargs))
     return [outputs, list(trial.mutated.values())]
 
 
-def _under_dispatch_mode(trial: Trial) -> Any:
-    with _Through():  # type: ignore[no-untyped-call]
-        return _call(trial)
+def _within(mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Trial], Any]:
+    def call(trial: Trial) -> Any:
+        with mode():
+            return _call(trial)
 
-
-def _under_function_mode(trial: Trial) -> Any:
-    with _ThroughFunctions():
-        return _call(trial)
+    return call
 
 
 def _in_inference_mode(trial: Trial) -> Any:
@@ -126,27 +120,9 @@ def _in_inference_mode(trial: Trial) -> Any:
         return _call(trial.copy())  # inference tensors, as a model has them there
 
 
-def _without_gradients(trial: Trial) -> Any:
-    with torch.no_grad():
-        return _call(trial)
-
-
 def _in_thread(trial: Trial) -> Any:
-    results: list[Any] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(_call(trial))
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_call, trial).result()
 
 
 def _on_parameters(trial: Trial) -> Any:
@@ -172,7 +148,7 @@ def _on_wrappers(trial: Trial) -> Any:
 
 
 def _functionalized(trial: Trial) -> Any:
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    tensors = trial.distinct
 
     def function(*given: torch.Tensor) -> Any:
         by_id = dict(zip(map(id, tensors), given, strict=True))
@@ -206,9 +182,9 @@ class _Named(torch.Tensor):
 
 
 _WAYS: tuple[tuple[str, Callable[[Trial], Any], bool], ...] = (
-    ("under a dispatch mode that passes calls on", _under_dispatch_mode, True),
-    ("under a function mode that passes calls on", _under_function_mode, True),
-    ("below torch.no_grad()", _without_gradients, True),
+    ("under a dispatch mode that passes calls on", _within(_Through), True),
+    ("under a function mode that passes calls on", _within(_ThroughFunctions), True),
+    ("below torch.no_grad()", _within(torch.no_grad), True),
     ("in inference mode", _in_inference_mode, True),
     ("when called from another thread", _in_thread, True),
     ("on parameters", _on_parameters, True),

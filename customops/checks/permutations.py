@@ -19,7 +19,7 @@ import torch
 
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, where_of
+from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -31,8 +31,9 @@ _MOST_GROUPS = 5
 def check(trial: Trial) -> None:
     trial = trial.detached()
     steady_results(trial)
-    trial = _in_float64(trial)
-    tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+    wide = trial.in_float64()
+    trial = wide if attempt(wide) is not None else trial
+    tensors = trial.distinct
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")
     groups = itertools.islice(groups_of(tensors), _MOST_GROUPS)
@@ -41,11 +42,6 @@ def check(trial: Trial) -> None:
         raise NotExercised("no dimension of the inputs is without order")
     for symmetry in learnt:
         _check_sizes(trial, symmetry)
-
-
-def _in_float64(trial: Trial) -> Trial:
-    wide = trial.map_tensors(lambda _name, t: t.double() if t.is_floating_point() else t)
-    return wide if attempt(wide) is not None else trial
 
 
 @dataclass
@@ -64,14 +60,11 @@ class _Symmetry:
 
     def trial(self, trial: Trial, index: torch.Tensor, values: int) -> Trial:
         """The call for the elements at `index`; `values` says which values they have."""
-        dims = dict(self.group)
-        numbers = {id(tensor): i for i, tensor in enumerate(self.tensors)}
 
-        def choose(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-            i = numbers[id(tensor)]
-            return _pool(tensor, dims[i], values + i).index_select(dims[i], index) if i in dims else tensor
+        def choose(i: int, dim: int) -> torch.Tensor:
+            return _pool(self.tensors[i], dim, values + i).index_select(dim, index)
 
-        return trial.map_tensors(choose)
+        return chosen(trial, self.tensors, self.group, choose)
 
     def holds(self, trial: Trial, index: torch.Tensor, values: int) -> bool | None:
         """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
@@ -158,15 +151,11 @@ def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
 
 
 def _error(trial: Trial, symmetry: _Symmetry, wrong: int, right: int) -> CheckError:
-    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
-    arguments = [(names[id(symmetry.tensors[i])], dim) for i, dim in symmetry.group]
-    return CheckError(
+    arguments, dims = words_of(trial, symmetry.tensors, symmetry.group)
+    return trial.fault(
         "the result depends on the order of elements for some sizes, and not for others",
-        op=trial.name,
-        argument=", ".join(name for name, _ in arguments),
+        argument=arguments,
         expected=f"a result that does not depend on the order, as for size {right}",
-        got=f"{', '.join(f'dimension {dim} of {name}' for name, dim in arguments)} of size {wrong}: another result "
-        "for the same elements in another order",
-        where=where_of(trial),
+        got=f"{dims} of size {wrong}: another result for the same elements in another order",
         fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd number",
     )

@@ -13,10 +13,9 @@ import torch
 
 from customops.checks._derivatives import named_tensors
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import attempt, difference, steady_results, where_of
+from customops.checks._runs import attempt, difference, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
-from customops.errors import CheckError
 
 
 def check(trial: Trial) -> None:
@@ -61,13 +60,11 @@ def _is_judged(trial: Trial, label: str, name: str, results: tuple[Any, Any], at
         return False
     found = difference(after[others], before[others], exact=True)
     if found:
-        raise CheckError(
+        raise trial.fault(
             "the operator is tagged as pointwise, and an element of the result depends on other elements",
-            op=trial.name,
             argument=label,
             expected=f"no change of {name} beside the place of the element that was changed",
             got=found,
-            where=where_of(trial),
             fix="leave out torch.Tag.pointwise",
         )
     return True

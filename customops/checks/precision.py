@@ -27,11 +27,9 @@ from customops.checks._runs import (
     nudges,
     steady_results,
     tolerance_of,
-    where_of,
 )
 from customops.checks._trial import Trial
 from customops.checks.inputs.values import name_of
-from customops.errors import CheckError
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -50,11 +48,37 @@ def check(trial: Trial) -> None:
 
 
 def check_resolution(trial: Trial) -> None:
+    """Does a result in float64 see no more of its inputs than float32 resolves?"""
     trial = trial.detached()
     steady_results(trial)
     if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
         raise NotExercised("no input is of float32 or float64")
-    _check_resolution(trial)
+    wide = trial.map_tensors(_as_float64)
+    if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
+        return
+    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
+    if truth is None or tiny is None or small is None:
+        return
+    for name, value in truth.items():
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() == 0:
+            continue
+        if value.layout is not torch.strided or not (tiny[name].shape == small[name].shape == value.shape):
+            continue
+        seen = (small[name] != value) & value.isfinite()
+        # Steps have few elements that change a little; what goes through float32 has nothing but those.
+        if float(seen.double().mean()) < 0.9 or (tiny[name] != value).any():
+            continue
+        if difference(value.float().double(), value) is None and torch.equal(value.float().double(), value):
+            raise trial.fault(
+                "a result for float64 is computed in float32",
+                f"{name} is the same, and each element of it is a number of float32",
+                "convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
+                expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
+            )
+
+
+def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() * (1 + 1e-8 / 3) if tensor.is_floating_point() else tensor
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
@@ -80,12 +104,10 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
         # Some ops divide by the largest number of the dtype, as conversions of images do.
         whole = actual * float(torch.iinfo(dtype).max), value * float(torch.iinfo(wide_dtype).max)
         if found and not is_tie_of_indices(trial, value, actual) and difference(*whole, rtol=1e-3):
-            raise CheckError(
+            raise trial.fault(
                 f"a result for narrow integers differs from that for the same numbers in {name_of(wide_dtype)}",
-                op=trial.name,
                 expected=f"the result for {name_of(wide_dtype)}, as it is returned in {value.dtype} for both",
                 got=f"{name}, for {dtype}: {found}",
-                where=where_of(trial),
                 fix="the numbers overflow, or are read as another type, on the way: convert to the dtype of the "
                 "result first",
             )
@@ -150,12 +172,10 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
         near = [results[name] for results in nudged if results is not None]
         found = _beyond(expected[name], truth[name], near, dtype)
         if found:
-            raise CheckError(
+            raise trial.fault(
                 f"a result for {dtype} is far from that for the same numbers in {name_of(wide_dtype)}",
-                op=trial.name,
                 expected=f"what {name_of(wide_dtype)} gives, but for rounding",
                 got=f"{name}: {found}",
-                where=where_of(trial),
                 fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "
                 "for a dtype that does something else",
             )
@@ -198,43 +218,3 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
     at = tuple(wrong.nonzero()[0].tolist())
     count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: "
     return f"{count if at else ''}{actual[at].item():.6g} and not {truth[at].item():.6g}"
-
-
-# float64 ----------------------------------------------------------------------------------------------------
-
-
-def _check_resolution(trial: Trial) -> None:
-    """Does a result in float64 see no more of its inputs than float32 resolves?"""
-    wide = trial.map_tensors(_as_float64)
-    if not any(tensor.dtype is torch.float64 for tensor in wide.tensors):
-        return
-    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
-    if truth is None or tiny is None or small is None:
-        return
-    for name, value in truth.items():
-        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64 or value.numel() == 0:
-            continue
-        if value.layout is not torch.strided or not (tiny[name].shape == small[name].shape == value.shape):
-            continue
-        seen = (small[name] != value) & value.isfinite()
-        # Steps have few elements that change a little; what goes through float32 has nothing but those.
-        if (
-            float(seen.double().mean()) < 0.9
-            or (tiny[name] != value).any()
-            or difference(value.float().double(), value)
-        ):
-            continue
-        if not torch.equal(value.float().double(), value):
-            continue
-        raise CheckError(
-            "a result for float64 is computed in float32",
-            op=trial.name,
-            expected="a result that changes where a float64 input changes by one part in 10,000,000,000",
-            got=f"{name} is the same, and each element of it is a number of float32",
-            where=where_of(trial),
-            fix="convert only dtypes narrower than float32 to float32: look for .float(), torch.float32",
-        )
-
-
-def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() * (1 + 1e-8 / 3) if tensor.is_floating_point() else tensor

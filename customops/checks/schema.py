@@ -18,7 +18,7 @@ from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
-from customops.checks._trial import FAILS, Trial, failed_call, is_judged, resolve
+from customops.checks._trial import FAILS, JudgingMode, Trial, failed_call, resolve
 from customops.errors import CheckError
 
 #: Operators whose schema leaves out an alias or a write on purpose.
@@ -44,7 +44,7 @@ def schema_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None =
 def check(trial: Trial) -> None:
     trial.require_data()
     copy = trial.copy()
-    mode = _SchemaMode(trial.op)
+    mode = JudgingMode(trial.op, _judge, _UNTRUE_SCHEMAS)
     try:
         with seeded((copy.args, copy.kwargs)), mode:
             copy.op(*copy.args, **copy.kwargs)
@@ -59,30 +59,11 @@ def check(trial: Trial) -> None:
         )
 
 
-class _SchemaMode(_torch.tensors.TorchDispatchMode):
-    """Compares what operators do with their schemas."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, op: _torch.library.OpOverload) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.op = op
-        self.judged = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        trial = Trial(func, args, kwargs or {}) if self._judges(func) else None
-        if trial is None or any(map(_torch.tensors.is_abstract, trial.tensors)):
-            return func(*args, **(kwargs or {}))
-        self.judged += 1
-        call = _Call(trial)
-        outputs = call.run()
-        call.judge(outputs)
-        return outputs
-
-    def _judges(self, func: Any) -> bool:
-        return is_judged(func, self.op) and func.name() not in _UNTRUE_SCHEMAS
+def _judge(trial: Trial) -> Any:
+    call = _Call(trial)
+    outputs = call.run()
+    call.judge(outputs)
+    return outputs
 
 
 class _Call:
@@ -112,8 +93,6 @@ class _Call:
         self._judge_writes()
         self._judge_aliased_outputs(returned)
 
-    # Writes -------------------------------------------------------------------------------------------------
-
     def _judge_writes(self) -> None:
         for name, snapshots in self.before.items():
             for snapshot in snapshots:
@@ -130,8 +109,6 @@ class _Call:
     def _is_part_of_written(self, tensor: torch.Tensor) -> bool:
         """Was the tensor also passed, whole or in part, as an argument that may be written?"""
         return any(_memory.overlap(tensor, other) for other in tensors_in(self.trial.mutated))
-
-    # Aliases ------------------------------------------------------------------------------------------------
 
     def _judge_aliased_inputs(self, i: int, output: torch.Tensor) -> None:
         shared = [name for name, inputs in self.inputs.items() if any(_memory.share_memory(output, x) for x in inputs)]

@@ -24,7 +24,7 @@ from customops.checks._derivatives import (
     generator,
     judge,
     only,
-    place_of_formula,
+    random_direction,
     random_like,
     recording,
     scale_of,
@@ -73,8 +73,7 @@ class _Second:
         raise NotExercised("the second derivative cannot be compared: the gradient is not smooth here, or too steep")
 
     def _direction(self, moving: Sequence[int]) -> Tensors:
-        random = zip(random_like(self.point, self.numbers), self.scales, strict=True)
-        return [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+        return random_direction(self.point, self.scales, moving, self.numbers)
 
     def _first(self, point: Sequence[torch.Tensor]) -> Tensors:
         """The gradients, zeros where there is none."""
@@ -132,7 +131,6 @@ class _Second:
         second = self._second(point, only([torch.ones_like(x) for x in values], [i], values))[j]
         is_zero = second is None or not bool((second != 0).any())
         label, by = self.names[i], self.names[j]
-        trial = self.function.trial
         if is_zero:
             problem = f"the second derivative is silently zero: of the gradient of {label}, by {by}"
             fix = (
@@ -142,12 +140,6 @@ class _Second:
         else:
             problem = f"the second derivative is wrong: of the gradient of {label}, by {by}"
             fix = "look at how the gradients of the operators that the formula calls are defined"
-        return CheckError(
-            problem,
-            op=trial.name,
-            argument=label,
-            expected=f"what changes in the gradient of {label} as {by} changes",
-            got="None" if second is None else "zeros" if is_zero else "another gradient",
-            where=place_of_formula(trial),
-            fix=fix,
-        )
+        expected = f"what changes in the gradient of {label} as {by} changes"
+        got = "None" if second is None else "zeros" if is_zero else "another gradient"
+        return self.function.fault(problem, expected, got, fix, argument=label)

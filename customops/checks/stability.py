@@ -15,9 +15,8 @@ from collections.abc import Callable
 import torch
 
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, nudges, steady_results, where_of
+from customops.checks._runs import Results, attempt, nudges, steady_results
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 _HUNDREDS = 300.0  #: The exponential overflows in float32, and not in float64.
 _ORDINARY = 1e6  #: results that a float32 should be able to hold, whatever they are computed from
@@ -57,7 +56,7 @@ class _Runs:
             return change(tensor.double()).float()
 
         self.narrow = trial.map_tensors(changed)
-        self.wide = self.narrow.map_tensors(lambda _name, t: t.double() if t.is_floating_point() else t)
+        self.wide = self.narrow.in_float64()
         self.actual = attempt(self.narrow)
         self.truth = None if self.actual is None else attempt(self.wide)
 
@@ -93,12 +92,12 @@ def _check_overflow(trial: Trial, change: Change) -> bool:
         is_ordinary = torch.stack([truth, *others]).abs().amax(0) < _ORDINARY
         wrong = ~actual.isfinite() & is_ordinary
         if wrong.any():
-            raise _error(
-                trial,
+            raise trial.fault(
                 "a result for float32 is not finite, and that for the same numbers in float64 is an ordinary one",
-                f"{name}, for values up to {_HUNDREDS:g}: {_first(wrong, actual, truth)}",
-                "something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or use "
-                "logsumexp, log_softmax, softplus, logaddexp",
+                expected="what float64 gives, but for rounding",
+                got=f"{name}, for values up to {_HUNDREDS:g}: {_first(wrong, actual, truth)}",
+                fix="something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or "
+                "use logsumexp, log_softmax, softplus, logaddexp",
             )
     return bool(runs.pairs)
 
@@ -107,8 +106,3 @@ def _first(wrong: torch.Tensor, actual: torch.Tensor, truth: torch.Tensor) -> st
     at = tuple(wrong.nonzero()[0].tolist())
     count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: " if at else ""
     return f"{count}{actual[at].item():.6g} and not {truth[at].item():.6g}"
-
-
-def _error(trial: Trial, problem: str, got: str, fix: str) -> CheckError:
-    expected = "what float64 gives, but for rounding"
-    return CheckError(problem, op=trial.name, expected=expected, got=got, where=where_of(trial), fix=fix)

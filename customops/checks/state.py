@@ -21,11 +21,10 @@ import torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, call, first_difference, results_in, steady_results, where_of
+from customops.checks._runs import Results, attempt, call, compare, first_difference, results_in, steady_results
 from customops.checks._state import Caches, Settings, emptied, functions_of, reseeds
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
-from customops.errors import CheckError
 
 _COPIES = 3
 _SPARES = 2048
@@ -54,13 +53,6 @@ def check(trial: Trial) -> None:
     _check_states(trial, expected)
 
 
-def _error(trial: Trial, problem: str, got: str, fix: str) -> CheckError:
-    return CheckError(problem, op=trial.name, got=got, where=where_of(trial), fix=fix)
-
-
-# What is left behind ----------------------------------------------------------------------------------------
-
-
 def _check_settings(trial: Trial) -> None:
     before = Settings.now()
     changed = None
@@ -75,24 +67,19 @@ def _check_settings(trial: Trial) -> None:
         finally:
             before.restore()
     if changed:
-        raise _error(
-            trial,
+        raise trial.fault(
             f"a call changes a setting of the program: {changed[0]}",
             changed[1],
             "set it back in a finally clause, or use the context manager that torch has for it",
         )
     found = reseeds(trial) if accepted else None
     if found:
-        raise _error(
-            trial,
+        raise trial.fault(
             f"a call seeds the random numbers of {found}, of which the whole program takes",
             "whatever the state of its generator was, it is the same after the call",
             "use a generator of your own: torch.Generator().manual_seed(...), numpy.random.default_rng(...), "
             "random.Random(...)",
         )
-
-
-# Earlier calls ----------------------------------------------------------------------------------------------
 
 
 def _check_kept(trial: Trial, other: Trial) -> None:
@@ -105,15 +92,13 @@ def _check_kept(trial: Trial, other: Trial) -> None:
     except Exception as error:
         raise NotExercised("a second call with other values fails") from error
     if first_difference(results_in(first, outputs), results, exact=True):
-        raise _error(
-            trial,
+        raise trial.fault(
             "what a call returned is changed by the next call",
             "the first result, after a second call with other values, has other elements",
             "return new memory from each call, not a buffer that is kept",
         )
     if first_difference(_inputs(first), {name: given[name] for name in _inputs(first)}, exact=True):
-        raise _error(
-            trial,
+        raise trial.fault(
             "a call writes to a tensor that an earlier call was given",
             "an argument of the first call, after a second call with tensors of its own, has other elements",
             "keep no tensors that a call was given",
@@ -129,8 +114,7 @@ def _check_released(trial: Trial) -> None:
             _tensors_of_a_call(trial)
         gc.collect()
         if _are_alive(calls):
-            raise _error(
-                trial,
+            raise trial.fault(
                 "each call keeps tensors alive: the memory of the program grows",
                 f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
                 f"hold arguments and results by weakref.ref, or in a cache of fewer than {_LARGEST_CACHE} entries",
@@ -168,8 +152,7 @@ def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) 
         if any(_memory.share_memory(one, tensor) for tensor in given):
             continue
         if any(_memory.share_memory(one, two) for two in tensors_in(later)):
-            raise _error(
-                trial,
+            raise trial.fault(
                 "two calls return the same memory",
                 "a tensor that the second call returned shares memory with one of the first",
                 "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
@@ -196,7 +179,7 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
     except Exception:  # tensors whose elements overlap cannot be written
         return
     if found:
-        raise _error(trial, _EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
+        raise trial.fault(_EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
 
 
 def _rewritten(copy: Trial, other: Trial, expected: Results) -> Any:
@@ -214,19 +197,19 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
     if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
         return
-    truth = attempt(_in_float64(other_enlarged))
+    truth = attempt(other_enlarged.in_float64())
     first, second = attempt(enlarged), attempt(other_enlarged)
-    near = attempt(_in_float64(other_enlarged).map_tensors(_nudged))
+    near = attempt(other_enlarged.in_float64().map_tensors(_nudged))
     if truth is None or first is None or second is None or near is None:
         return
     if first_difference(_widened(near), _widened(truth), rtol=1e-4):
         return  # too steep to tell
     stale = first_difference(_widened(second), _widened(truth), rtol=1e-2)
     if stale and not first_difference(_widened(attempt(enlarged) or first), _widened(first), rtol=1e-4):
-        started = attempt(_in_float64(enlarged))
+        started = attempt(enlarged.in_float64())
         if started is None or first_difference(_widened(first), _widened(started), rtol=1e-2):
             return  # float32 and float64 differ in any case
-        raise _error(trial, _EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
+        raise trial.fault(_EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
 
 
 def _enlarged(trial: Trial) -> Trial:
@@ -241,10 +224,6 @@ def _enlarged(trial: Trial) -> Trial:
         return tensor
 
     return trial.map_tensors(larger)
-
-
-def _in_float64(trial: Trial) -> Trial:
-    return trial.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def _nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -270,16 +249,16 @@ def _check_caches(trial: Trial, other: Trial) -> None:
             continue
         with emptied(grown):
             fresh = attempt(second)
-        found = first_difference(kept, fresh, rtol=trial.rtol) if fresh is not None else None
-        if found:
-            raise _error(trial, _EARLIER, f"other than when what is kept is emptied: {': '.join(found)}", _KEPT)
+        if fresh is not None:
+            compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
 
 
 def _check_again(trial: Trial, expected: Results) -> None:
     again = attempt(trial)
-    found = first_difference(again, expected, rtol=trial.rtol) if again is not None else ("the call", "it fails")
-    if found:
-        raise _error(trial, _EARLIER, f"called again, after calls with other values: {': '.join(found)}", _KEPT)
+    how = "called again, after calls with other values: "
+    if again is None:
+        raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
+    compare(trial, again, expected, _EARLIER, _KEPT, how=how)
 
 
 def _check_numbers(trial: Trial) -> None:
@@ -296,10 +275,8 @@ def _check_numbers(trial: Trial) -> None:
             actual = [results_in(each, call(each)) for each in reused][-1]
         except Exception as error:
             raise NotExercised("a call with another number fails the second time") from error
-        found = first_difference(actual, expected, rtol=trial.rtol)
-        if found:
-            got = f"called with the same tensors and another number: {': '.join(found)}"
-            raise _error(trial, _EARLIER, got, _KEPT)
+        how = "called with the same tensors and another number: "
+        compare(trial, actual, expected, _EARLIER, _KEPT, how=how)
 
 
 def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torch.Tensor]:
@@ -307,26 +284,21 @@ def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torc
     return lambda _name, tensor: by_id[id(tensor)]
 
 
-# States of the thread ---------------------------------------------------------------------------------------
-
-
 def _check_states(trial: Trial, expected: Results) -> None:
     for name, state in _states(trial).items():
         with state():
             actual = attempt(trial)
-        if actual is None:
-            continue
-        found = first_difference(actual, expected, rtol=trial.rtol)
-        if found and state is _default_float64 and _of_same_dtypes(actual, expected):
-            continue  # random numbers of its own, say, or tables of another precision
-        if found:
-            raise _error(
-                trial,
-                f"results depend on a setting of the program: {name}",
-                f"other than by default: {': '.join(found)}",
-                "take dtypes and devices from the inputs: torch.zeros(n, dtype=x.dtype, device=x.device), "
-                "x.new_zeros(n), torch.tensor(1.0, dtype=x.dtype)",
-            )
+        if actual is None or (state is _default_float64 and _of_same_dtypes(actual, expected)):
+            continue  # with another dtype by default: random numbers of its own, say, or tables of another precision
+        compare(
+            trial,
+            actual,
+            expected,
+            f"results depend on a setting of the program: {name}",
+            "take dtypes and devices from the inputs: torch.zeros(n, dtype=x.dtype, device=x.device), "
+            "x.new_zeros(n), torch.tensor(1.0, dtype=x.dtype)",
+            how="other than by default: ",
+        )
 
 
 def _of_same_dtypes(actual: Results, expected: Results) -> bool:

@@ -19,10 +19,10 @@ import torch
 
 from customops.checks._inputs import quiet
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._runs import Results, attempt, first_difference, results_in, steady_results, where_of
+from customops.checks._runs import Results, attempt, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import other_values
-from customops.errors import CheckError, is_users
+from customops.errors import is_users
 
 _CALLS = 12
 _MOST_PAUSES = 120
@@ -39,14 +39,10 @@ def check(trial: Trial) -> None:
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
     _compare(patience, _Worker(trial, results), _Worker(other, steady_results(other)))
-    wide = other.map_tensors(_as_float64)
+    wide = other.in_float64()
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
         _compare(patience, _Worker(trial, results), _Worker(wide, wide_results))
-
-
-def _as_float64(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _compare(patience: float, *workers: _Worker) -> None:
@@ -95,27 +91,21 @@ class _Worker:
 
     def judge(self) -> None:
         if self.is_stuck:
-            raise CheckError(
+            raise self.trial.fault(
                 "two calls at the same time, in two threads, do not end",
-                op=self.trial.name,
                 got="each waits for the other, though calls one after the other return soon",
-                where=where_of(self.trial),
                 fix="take locks in one order, and hold none that another thread needs to go on",
             )
         if self.error is not None:
-            raise CheckError(
+            raise self.trial.fault(
                 "the operator fails in a thread other than the main one, or beside another call",
-                op=self.trial.name,
                 got=in_short(self.error),
-                where=where_of(self.trial),
                 fix="use nothing that belongs to one thread, or is set in one thread only",
             ) from self.error
         if self.found:
-            raise CheckError(
+            raise self.trial.fault(
                 "two calls at the same time, in two threads, have other results than one after the other",
-                op=self.trial.name,
                 got=": ".join(self.found),
-                where=where_of(self.trial),
                 fix="keep nothing between the steps of a call in globals or attributes: use local variables, "
                 "threading.local() or a lock",
             )

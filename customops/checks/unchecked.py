@@ -22,7 +22,7 @@ from customops._op.definitions import define_op
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._runs import Results, call, first_difference, results_in, steady_results, where_of
+from customops.checks._runs import Results, call, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 from customops.errors import AliasError, CheckError, KernelError
@@ -108,8 +108,7 @@ def _compare(trial: Trial, how: str, function: Callable[..., Any] | None, expect
         except Exception as error:
             got = in_short(error, 300)
         if got:
-            expects = "the results of an ordinary call"
-            raise CheckError(problem, op=trial.name, expected=expects, got=got, where=where_of(trial), fix=_FIX)
+            raise trial.fault(problem, got, _FIX, expected="the results of an ordinary call")
 
 
 def _results(trial: Trial, function: Callable[..., Any]) -> Results:

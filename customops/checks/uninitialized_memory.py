@@ -14,9 +14,8 @@ import torch
 from customops.checks._fills import MARK, deterministic, is_filled, marked
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, first_difference, require_comparable, where_of
+from customops.checks._runs import attempt, first_difference, require_comparable
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 
 def check(trial: Trial) -> None:
@@ -33,21 +32,14 @@ def check(trial: Trial) -> None:
     if any(map(_may_be_work_space, filled.values())):
         work_space = _work_space(trial)
         ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
-    _compare(trial, filled, ordinary)
-
-
-def _compare(trial: Trial, filled: Results, ordinary: Results) -> None:
     found = first_difference(filled, ordinary, rtol=trial.rtol)
-    if found is None:
-        return
-    raise CheckError(
-        "a result depends on memory that was never written",
-        op=trial.name,
-        got=f"{found[0]}, where new memory is filled: {found[1]} (as it comes)",
-        where=where_of(trial),
-        fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the ends "
-        "and for small sizes; or use zeros",
-    )
+    if found:
+        raise trial.fault(
+            "a result depends on memory that was never written",
+            got=f"{found[0]}, where new memory is filled: {found[1]} (as it comes)",
+            fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the "
+            "ends and for small sizes; or use zeros",
+        )
 
 
 def _work_space(trial: Trial) -> set[str]:

@@ -20,7 +20,7 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short, is_refusal
-from customops.checks._runs import difference, require_comparable
+from customops.checks._runs import copied, difference, require_comparable
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, attempt_run, is_about_storages, perform, reordered
 from customops.errors import CheckError
@@ -79,7 +79,7 @@ def _check_randomness(trial: Trial) -> None:
     batch = [torch.stack([tensor] * _BATCH) for tensor in calls.tensors]
     refused = ""
     with quiet(), torch.no_grad(), seeded((trial.args, trial.kwargs)):
-        loops = [_leaves(calls(*calls.tensors)) for _ in range(2 * _BATCH)]
+        loops = [copied(calls(*calls.tensors)) for _ in range(2 * _BATCH)]
         if not all(difference(one, other) for one, other in itertools.combinations(loops, 2)):
             raise NotExercised("the random numbers do not show in the result, or not always")
         for randomness in ("same", "different"):
@@ -101,11 +101,6 @@ def _check_randomness(trial: Trial) -> None:
         raise NotExercised(f"vmap of the operator refuses: {refused}")
 
 
-def _leaves(results: Any) -> list[Any]:
-    leaves = _torch.tensors.tree_leaves(results)
-    return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
 def _require_same_again(trial: Trial) -> None:
     """Raise NotExercised for operators that draw random numbers: a loop draws others than a batch."""
     copies = [trial.copy(), trial.copy()]
@@ -120,7 +115,7 @@ class _Calls:
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.tensors = list({id(tensor): tensor for tensor in trial.tensors}.values())
+        self.tensors = trial.distinct
         self._is_written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
         self.elements = [self._elements(by) for by in range(_BATCH)]
         if any(attempt_run(self._with(element)) is None for element in self.elements[1:]):
@@ -148,7 +143,8 @@ class _Calls:
         for row in rows:
             mixed = [self.elements[row if batched else 0][i] for i, batched in enumerate(which)]
             run = perform(self._with(mixed))
-            results.append(_leaves(run.results))  # copies: the next call may write there, which is another fault
+            # Copies: the next call may write there, which is another fault.
+            results.append(_torch.tensors.tree_leaves(copied(run.results)))
         return results
 
 
@@ -262,7 +258,7 @@ def _finding(trial: Trial, label: str, found: str) -> CheckError:
 
 def _compare_gradients(trial: Trial, calls: _Calls) -> None:
     """Compare gradients of the elements of a batch with those of a loop."""
-    wanted = tuple(i for i, tensor in enumerate(calls.tensors) if _floats(tensor) and not trial.mutated)
+    wanted = tuple(i for i, tensor in enumerate(calls.tensors) if tensor.is_floating_point() and not trial.mutated)
     if not wanted or not any(tensor.requires_grad for tensor in trial.tensors):
         return
     count = len(calls.tensors)
@@ -282,11 +278,7 @@ def _compare_gradients(trial: Trial, calls: _Calls) -> None:
 
 def _weighted_sum(calls: _Calls) -> Callable[..., Any]:
     def total(*tensors: Any) -> Any:
-        results = [value for value in calls(*tensors) if isinstance(value, torch.Tensor) and _floats(value)]
+        results = [value for value in calls(*tensors) if isinstance(value, torch.Tensor) and value.is_floating_point()]
         return sum((value.sum() for value in results), start=torch.zeros(()))
 
     return total
-
-
-def _floats(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point()

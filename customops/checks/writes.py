@@ -23,7 +23,7 @@ from customops.checks import _memory
 from customops.checks._fills import Surrounded, can_surround
 from customops.checks._inputs import quiet, seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError
-from customops.checks._runs import difference
+from customops.checks._runs import copied, difference
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain, is_about_storages, like, reordered_values
 from customops.errors import CheckError
@@ -72,9 +72,6 @@ def _call(trial: Trial) -> list[Any]:
         return trial.by_return(trial.op(*trial.args, **trial.kwargs))
 
 
-# Around the tensors ---------------------------------------------------------------------------------------------
-
-
 def _judge_surroundings(trial: Trial) -> None:
     runs = []  # all are kept, so that memory an operator does not initialise is not what was around another run's input
     for byte in (0xFF, 0x3C, 0xFF, 0x3C):  # NaN, or -1; and a number
@@ -83,8 +80,9 @@ def _judge_surroundings(trial: Trial) -> None:
             outputs = _call(surrounded.trial)
         except Exception:
             return  # it does not take a tensor that does not start its storage
-        name = surrounded.written_outside()
-        if name is not None:
+        written = surrounded.written_outside()
+        if written is not None:
+            name, _ = written
             raise _error(
                 trial,
                 f"the operator writes memory outside of argument {name}",
@@ -92,7 +90,7 @@ def _judge_surroundings(trial: Trial) -> None:
                 got="bytes around the tensor, or between its elements, changed",
                 fix="go by the sizes and strides of the tensor; or write to a contiguous copy, and copy it back",
             )
-        runs.append((surrounded, _copied(outputs), _copied(list(surrounded.trial.mutated.values()))))
+        runs.append((surrounded, copied(outputs), copied(list(surrounded.trial.mutated.values()))))
     results = [[outputs, written] for _, outputs, written in runs]
     same = not _differ(results[0], results[2]) and not _differ(results[1], results[3])
     found = _differ(results[1], results[0])
@@ -107,16 +105,8 @@ def _judge_surroundings(trial: Trial) -> None:
         )
 
 
-def _copied(values: list[Any]) -> list[Any]:
-    leaves = _torch.tensors.tree_leaves(values)
-    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in leaves]
-
-
 def _differ(one: Any, other: Any) -> str | None:
     return difference(one, other, exact=True)
-
-
-# Written arguments ----------------------------------------------------------------------------------------------
 
 
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, dict[str, list[_State]], list[Any]]]:
@@ -242,9 +232,6 @@ def _judge_returned(call: Trial, outputs: list[Any]) -> None:
 def _relation(output: torch.Tensor, passed: Any) -> str:
     shares = isinstance(passed, torch.Tensor) and _memory.share_memory(output, passed)
     return "is a view of it" if shares else "is a copy"
-
-
-# Declared aliases -----------------------------------------------------------------------------------------------
 
 
 def _judge_aliases(trial: Trial) -> None:

@@ -16,11 +16,10 @@ from customops._schema.structure import AS_IT_IS, Codec, Either, EnumCodec, Grou
 from customops._schema.types import item_type
 from customops.checks._check import EFFORTS, Effort
 from customops.checks._inputs import is_plain, tensors_in
-from customops.checks._trial import Case, Trial
+from customops.checks._trial import Case, Kind, Trial
 from customops.checks.inputs._elements import is_inexact
 
-# How early an input is tried: with every effort, or only with more ----------------------------------------------------
-
+#: How early an input is tried: with every effort, or only with more.
 QUICK, NORMAL, THOROUGH = range(len(EFFORTS))
 
 
@@ -29,7 +28,10 @@ def ranks(effort: Effort) -> range:
     return range(EFFORTS.index(effort) + 1)
 
 
-# The order in which inputs are tried ----------------------------------------------------------------------------------
+def made(trial: Trial | None, kind: Kind, label: str) -> Iterator[Case]:
+    """The case of a call, if there is one."""
+    if trial is not None:
+        yield Case(trial, kind, label)
 
 
 def in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
@@ -42,9 +44,6 @@ def in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
                 left.remove(iterator)
             else:
                 yield case
-
-
-# `Variation`: what an op's author said about inputs that are made of the samples --------------------------------------
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,6 @@ def _lowered(op: Any, name: str) -> list[str]:
 
 #: What of a tensor a kind of change changes, as keys of `vary` say it.
 _ASPECTS = {"size": "shape", "dtype": "dtype"}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What a sample is made of: its tensors and its other arguments, and how to put others in their places
-
-#: Namespaces of torch's own operators, whose kernels check their inputs.
 
 
 @dataclass(frozen=True)
@@ -204,8 +197,6 @@ class Parts:
     def resizable(self, kind: str) -> list[Spot]:
         """The tensors of which this kind of thing may be changed, and can."""
         return [spot for spot in self.spots if is_plain(spot.tensor) and self.variation.allows(kind, spot.argument)]
-
-    # Other values -----------------------------------------------------------------------------------------------
 
     def with_tensors(self, changed: Mapping[int, torch.Tensor], trial: Trial | None = None) -> Trial:
         """The sample with other tensors for some, by the `id` of those; they require grad as those do."""

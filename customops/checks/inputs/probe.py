@@ -136,12 +136,10 @@ def _with_index(index: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _fake_error(trial: Trial, mode: Any) -> Exception | None:
     """What the fake impl raises, but that it needs the data, or that torch has no fake of an input."""
-    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
     try:
-        fakes = [mode.from_tensor(v, static_shapes=True) if isinstance(v, torch.Tensor) else v for v in values]
-        args, kwargs = _torch.tensors.tree_unflatten(fakes, spec)
+        fake = trial.faked(mode)
         with mode, _torch.tensors.quiet_fakes():
-            trial.op(*args, **kwargs)
+            fake.op(*fake.args, **fake.kwargs)
     except _torch.tensors.NoFakeTensor:
         return None
     except Exception as error:
@@ -151,9 +149,6 @@ def _fake_error(trial: Trial, mode: Any) -> Exception | None:
 
 def _elements(trial: Trial) -> int:
     return sum(tensor.numel() for tensor in trial.tensors)
-
-
-# `shrink`: the smallest input, of those that a failing one leads to, that still fails ---------------------------------
 
 
 def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:

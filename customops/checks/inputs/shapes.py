@@ -16,7 +16,7 @@ import torch
 
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs._elements import follow, is_inexact, resized
-from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Spot, in_turn
+from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Spot, in_turn, made
 
 #: Old size -> new one.
 Change = Mapping[int, int]
@@ -47,9 +47,6 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
     else:
         yield from _together(parts, spots, _all_changes(known))
         yield from _one_dimension(parts, spots, (0, None))
-
-
-# Sizes of one kind ----------------------------------------------------------------------------------------------
 
 
 def _first_changes(known: list[int]) -> Iterator[Change]:
@@ -140,9 +137,6 @@ def _followed(value: Any, change: Change) -> Any:
     return change.get(value, value) if type(value) is int else value
 
 
-# Single dimensions ----------------------------------------------------------------------------------------------
-
-
 def _same_dimension(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
     """A dimension of all tensors of which it has the same size; the others of this size stay.
 
@@ -156,8 +150,7 @@ def _same_dimension(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
             group = [spot for spot in having if spot.tensor.shape[dim] == size]
             if _count(spots, size) > len(group):
                 trial = with_shapes(parts, group, [_set(spot, dim, size + 2) for spot in group])
-                if trial is not None:
-                    yield Case(trial, "size", f"dimension {dim} of all tensors: {size} to {size + 2}")
+                yield from made(trial, "size", f"dimension {dim} of all tensors: {size} to {size + 2}")
 
 
 def _is_square(spot: Spot) -> bool:
@@ -177,11 +170,9 @@ def _broadcast(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
     for spot in reversed(spots):  # the first is often the one that the others are broadcast to
         if spot.tensor.dim():
             trial = with_shapes(parts, [spot], [spot.tensor.shape[1:]])
-            if trial is not None:
-                yield Case(trial, "broadcast", f"{spot.label}: no first dimension")
+            yield from made(trial, "broadcast", f"{spot.label}: no first dimension")
         trial = with_shapes(parts, [spot], [(2, *spot.tensor.shape)])
-        if trial is not None:
-            yield Case(trial, "broadcast", f"{spot.label}: one more dimension")
+        yield from made(trial, "broadcast", f"{spot.label}: one more dimension")
     for case in _one_dimension(parts, spots, (1,)):
         yield replace(case, kind="broadcast")
 
@@ -194,17 +185,13 @@ def _one_dimension(parts: Parts, spots: list[Spot], news: tuple[int | None, ...]
         for dim, size in enumerate(spot.tensor.shape):
             for new in [size + 2 if new is None else new for new in news]:
                 trial = with_shapes(parts, [spot], [_set(spot, dim, new)])
-                if trial is not None:
-                    yield Case(trial, "size", f"{spot.label}: dimension {dim} of size {new}")
+                yield from made(trial, "size", f"{spot.label}: dimension {dim} of size {new}")
 
 
 def _set(spot: Spot, dim: int, new: int) -> list[int]:
     shape = list(spot.tensor.shape)
     shape[dim] = new
     return shape
-
-
-# Numbers of dimensions ------------------------------------------------------------------------------------------
 
 
 def _ranks_changed(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
@@ -217,8 +204,7 @@ def _ranks_changed(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
     for name, group in groups:
         for label, shape_of in _SHAPES.items():
             trial = with_shapes(parts, group, [shape_of(list(spot.tensor.shape)) for spot in group])
-            if trial is not None:
-                yield Case(trial, "size", f"{name}: {label}")
+            yield from made(trial, "size", f"{name}: {label}")
 
 
 _SHAPES: Mapping[str, Callable[[list[int]], list[int]]] = {
@@ -228,11 +214,8 @@ _SHAPES: Mapping[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-# The same elements, laid out in memory in other ways ------------------------------------------------------------------
-# A kernel that goes by strides returns the same as for contiguous inputs. (Expanded tensors have other elements than
-# the
-# sample: a dimension of stride 0 repeats its first.)
-
+#: Lays out the same elements in memory in another way, for which a kernel that goes by strides returns the same.
+#: (Expanded tensors have other elements than the sample: a dimension of stride 0 repeats its first.)
 Layout = Callable[[torch.Tensor], torch.Tensor | None]
 
 

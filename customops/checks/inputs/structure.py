@@ -121,9 +121,6 @@ def _explicit(parts: Parts) -> Iterator[Case]:
         yield Case(parts.with_arguments(values), "optional", "all defaults passed")
 
 
-# Lists ----------------------------------------------------------------------------------------------------------
-
-
 def lists(parts: Parts, rank: int) -> Iterator[Case]:
     for name, value in parts.trial.arguments.items():
         place = parts.places[name]
@@ -185,9 +182,6 @@ def _unequal(spots: list[Spot], items: list[Any]) -> Iterator[tuple[int, list[An
         shape = list(last.shape)
         shape[dim] += 2
         yield dim, [*items[:-1], resized(last, shape, 300 + dim)] if len(items) > 1 else [*items, resized(last, shape)]
-
-
-# One tensor in two places, devices ------------------------------------------------------------------------------
 
 
 def same(parts: Parts, rank: int) -> Iterator[Case]:

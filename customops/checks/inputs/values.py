@@ -11,7 +11,7 @@ import torch
 from customops._schema.types import row_of
 from customops.checks._trial import Case
 from customops.checks.inputs._elements import is_inexact, wide
-from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Place, Spot, in_turn
+from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Place, Spot, in_turn, made
 
 Values = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -23,8 +23,7 @@ def values(parts: Parts, rank: int) -> Iterator[Case]:
         alike = [spot for spot in spots if has_kind(spot.tensor) and spot.tensor.numel()]
         for name, change in table[rank].items():
             trial = parts.each(alike, _in_its_dtype(change))
-            if trial is not None:
-                yield Case(trial, "value", f"{', '.join(spot.label for spot in alike)}: {name}")
+            yield from made(trial, "value", f"{', '.join(spot.label for spot in alike)}: {name}")
     if rank != QUICK and len(spots) > 1:
         for table, has_kind in _tables(parts):
             for spot in spots:
@@ -40,8 +39,7 @@ def padding(parts: Parts, rank: int) -> Iterator[Case]:
         tensor = spot.tensor
         if _is_integer(tensor) and tensor.dtype.is_signed and tensor.numel() and int(wide(tensor).min()) >= 0:
             trial = parts.each([spot], _in_its_dtype(_first(-1)))
-            if trial is not None:
-                yield Case(trial, "padding", f"{spot.label}: -1 in the first place")
+            yield from made(trial, "padding", f"{spot.label}: -1 in the first place")
 
 
 def _tables(parts: Parts) -> Iterator[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bool]]]:
@@ -55,9 +53,7 @@ def _tables(parts: Parts) -> Iterator[tuple[dict[int, Mapping[str, Values]], Cal
 
 def _alone(parts: Parts, spot: Spot, table: Mapping[str, Values]) -> Iterator[Case]:
     for name, change in table.items():
-        trial = parts.each([spot], _in_its_dtype(change))
-        if trial is not None:
-            yield Case(trial, "value", f"{spot.label} alone: {name}")
+        yield from made(parts.each([spot], _in_its_dtype(change)), "value", f"{spot.label} alone: {name}")
 
 
 def _in_its_dtype(change: Values) -> Values:
@@ -181,8 +177,6 @@ _TABLES: list[tuple[dict[int, Mapping[str, Values]], Callable[[torch.Tensor], bo
     (_INTS, _is_integer),
 ]
 
-
-# Other numbers, bools, members of enums, dtypes: what is no tensor ----------------------------------------------------
 
 _DTYPES = {
     QUICK: (torch.float64,),
@@ -309,9 +303,6 @@ def in_words(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Other dtypes: all tensors of a dtype together, with the arguments that name it, then one tensor by itself
-
 _FLOAT_DTYPES = {
     QUICK: (torch.float64, torch.float32, torch.bfloat16),
     NORMAL: (torch.float16,),
@@ -339,6 +330,7 @@ _MIXED_INTS = {QUICK: (), NORMAL: (torch.int32, torch.int64), THOROUGH: (torch.u
 
 
 def dtypes(parts: Parts, rank: int) -> Iterator[Case]:
+    """All tensors of a dtype together, with the arguments that name it, then one tensor by itself."""
     spots = parts.resizable("dtype")
     for old in dict.fromkeys(spot.tensor.dtype for spot in spots):
         alike = [spot for spot in spots if spot.tensor.dtype is old]
@@ -376,8 +368,7 @@ def _together(parts: Parts, spots: list[Spot], old: torch.dtype, new: torch.dtyp
 def _alone_in_dtype(parts: Parts, spot: Spot, new: torch.dtype) -> Iterator[Case]:
     if new is not spot.tensor.dtype:
         trial = parts.each([spot], functools.partial(as_dtype, dtype=new))
-        if trial is not None:
-            yield Case(trial, "dtype", f"{spot.label} alone: {name_of(new)}")
+        yield from made(trial, "dtype", f"{spot.label} alone: {name_of(new)}")
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
