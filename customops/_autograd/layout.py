@@ -215,6 +215,8 @@ class NodeArguments:
         self.is_plain = returns_plainly and not (self.has_lists or schema.keyword_only or schema.mutated)
         self.returns_tuple = len(schema.returns) > 1 or any(ret.type.startswith("(") for ret in schema.returns)
         self.is_padded = self.has_rest and not self.is_plain
+        #: Are arguments that a call leaves out left out of the node, too?
+        self.cuts_rest = self.has_rest and self.is_plain
         self.has_named = len(schema.arguments) > len(self.inputs)
         #: Does the node say more about its outputs than autograd passes on? See `inplace.Outcome`.
         self.has_outcome = bool(schema.mutated) or (self.returns_tuple and any(layout.list_outputs))
@@ -235,7 +237,7 @@ class NodeArguments:
     def may_be_left_out(self, i: int) -> bool:
         """May a call leave an input out that the node gets?"""
         argument = self.inputs[i]
-        return not self.is_plain and argument.has_default and (argument.kwarg_only or i >= self.always)
+        return argument.has_default and (argument.kwarg_only or i >= self.always)
 
     def may_be_none(self, i: int) -> bool:
         """May a list be None? It is one flat argument then."""
@@ -259,7 +261,7 @@ class NodeArguments:
         return ["*$flat"] if self.has_lists else self._variables()
 
     def _variables(self) -> list[str]:
-        return [*map(self.variable, self.order), *(["*$rest"] if self.is_plain and self.has_rest else [])]
+        return [*map(self.variable, self.order), *(["*$rest"] if self.cuts_rest else [])]
 
     def variable(self, i: int) -> str:
         """The variable that has an input. A list of tensors has its items there as a tuple, in `forward`."""

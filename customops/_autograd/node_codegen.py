@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -363,7 +362,7 @@ def backward({parameters}):
     else:
         $result = $fn($seen, *$grads)
     $likes = $ctx._customops_expected
-    if $type($result) is $tuple and $len($result) == {count}:
+    if $type($result) is $tuple and $len($result) {count}:
         {take}
         if {fits}:
             $was_right()
@@ -385,7 +384,6 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
         "autocast_is_on": _torch.thread_state.autocast_is_on,
         "call_without_autocast": _torch.thread_state.call_without_autocast,
         "check": InputGradients(arguments, op, formula.fn, compares).flat,
-        "fit": functools.partial(_rest_fits, [argument.holds_tensors for argument in inputs[arguments.always :]]),
         "flat_items": flat_items,
         "fn": OnceDifferentiable(formula.fn, op) if formula.once_differentiable else formula.fn,
         "guarded": guarded,
@@ -411,11 +409,11 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
         group=_emit_group(arguments),
         materialize=_emit_materialize(arguments),
         guard=[] if formula.once_differentiable else _GUARD,
-        count="$len($likes)" if arguments.is_plain else str(len(inputs)),
+        count=f"in ($len($likes), {len(inputs)})" if arguments.cuts_rest else f"== {len(inputs)}",
         take=_take_gradients(arguments),
         fits=_all_fit(arguments),
         head=", ".join(["None"] * len(arguments.head)),
-        flat=", ".join([*(_flat(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest")]),
+        flat=_flat(arguments),
         grads="$flat_items($grads)" if any(layout.list_outputs) else "$grads",
     )
     return source.build()  # at once: compiled autograd traces it before it was ever called
@@ -445,10 +443,6 @@ def _emit_materialize(arguments: NodeArguments) -> list[str]:
     ]
 
 
-def _rest_of(arguments: NodeArguments, text: str) -> list[str]:
-    return [text] if arguments.is_plain and arguments.has_rest else []
-
-
 def _grad(arguments: NodeArguments, i: int) -> str:
     return f"$grad_{arguments.inputs[i].name}"
 
@@ -459,10 +453,17 @@ def _like(arguments: NodeArguments, i: int) -> str:
 
 def _take_gradients(arguments: NodeArguments) -> list[str]:
     """Lines for a variable for each gradient, and for what it is to be like."""
-    in_schema = arguments.order if arguments.is_plain else range(len(arguments.inputs))
-    grads = [*(_grad(arguments, i) for i in in_schema), *_rest_of(arguments, "*$rest")]
-    likes = [*(_like(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest_likes")]
-    lines = [f"{', '.join(grads)}, = $result", f"{', '.join(likes)}, = $likes"] if grads else []
+    count = len(arguments.inputs)
+    grads = [f"{_grad(arguments, i)}, " for i in range(count)]
+    if arguments.cuts_rest:
+        nones, left_out = (", ".join([name] * (count - arguments.always)) for name in ("None", "$left_out"))
+        likes = [f"{_like(arguments, i)}, " for i in range(count)]
+        return [
+            f"{''.join(grads)}= (*$result, {nones})[:{count}]",
+            f"{''.join(likes)}= (*$likes, {left_out})[:{count}]",
+        ]
+    likes = [f"{_like(arguments, i)}, " for i in arguments.order]
+    lines = [f"{''.join(grads)}= $result", f"{''.join(likes)}= $likes"] if grads else []
     for i in arguments.order:
         if arguments.inputs[i].is_tensor_list:
             grad = _grad(arguments, i)
@@ -471,8 +472,8 @@ def _take_gradients(arguments: NodeArguments) -> list[str]:
 
 
 def _all_fit(arguments: NodeArguments) -> str:
-    of_rest = _rest_of(arguments, "$fit($rest, $rest_likes)")
-    return " and ".join([*(_fits(arguments, i) for i in arguments.order), *of_rest]) or "True"
+    order = range(len(arguments.inputs)) if arguments.cuts_rest else arguments.order
+    return " and ".join(_fits(arguments, i) for i in order) or "True"
 
 
 def _fits(arguments: NodeArguments, i: int) -> str:
@@ -487,8 +488,14 @@ def _fits(arguments: NodeArguments, i: int) -> str:
     return f"({grad} is None if {like} is $left_out else {fits})" if arguments.may_be_left_out(i) else f"({fits})"
 
 
-def _flat(arguments: NodeArguments, i: int) -> str:
-    return f"*{_grad(arguments, i)}" if arguments.inputs[i].is_tensor_list else _grad(arguments, i)
+def _flat(arguments: NodeArguments) -> str:
+    """The gradients of the node's inputs: as many as it was given."""
+    if arguments.cuts_rest:
+        return f"*{as_tuple(_grad(arguments, i) for i in range(len(arguments.inputs)))}[:$len($likes)]"
+    return ", ".join(
+        f"*{_grad(arguments, i)}" if arguments.inputs[i].is_tensor_list else _grad(arguments, i)
+        for i in arguments.order
+    )
 
 
 # What the generated function calls ------------------------------------------------------------------------------
@@ -512,15 +519,6 @@ def _list_fits(gradients: Any, likes: Any) -> bool:
         elif like is not None and like != (gradient.shape, gradient.dtype, gradient.device):
             return False
     return True
-
-
-def _rest_fits(of_tensors: Sequence[bool], gradients: Sequence[Any], likes: Sequence[Any]) -> bool:
-    """The same for arguments that a call may leave out."""
-    return all(
-        gradient is like  # both None
-        or (is_tensor and isinstance(gradient, Tensor) and (like is None or like == _torch.autograd.metadata(gradient)))
-        for is_tensor, gradient, like in zip(of_tensors, gradients, likes, strict=False)
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
