@@ -21,9 +21,9 @@ from customops._schema.model import Argument
 
 GRAPH_CALL = """\
 def graph_call({parameters}):
-    $current = $handle.fast_path.in_graphs.get($device)
+    $current = $operator.fast_path.in_graphs.get($device)
     if $current is None:
-        $current = $handle.find_fast_path_in_graphs($device)
+        $current = $operator.find_fast_path_in_graphs($device)
     if (
         $current is not None
         and not $mode_count()
@@ -72,7 +72,7 @@ def graph_call(operator: Any, device: str, dispatched: Callable[..., Any]) -> Ca
         dispatched: does the same by the dispatcher, at any time.
     """
     source = _source(Shape.of(operator.schema, operator.tags, operator.when))
-    function = source.build(operator.qualname, handle=operator, device=device, dispatched=dispatched)
+    function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 
 

@@ -65,9 +65,9 @@ class OpSpec:
     def options(self) -> Options:
         return Options(self.check, self.bypass, self.eager, self.direct_in_graphs)
 
-    @cached_property
+    @property
     def qualname(self) -> str:
-        return str(self.name)
+        return self.name.qualname
 
     @property
     def kernel(self) -> Fn | None:

@@ -134,7 +134,8 @@ def spec_of(
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
-    op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
+    op = name.qualname
+    all_tags = with_pt2_compliant(with_layout(normalize_tags(tags), layout, op))
     signature = kernel = None
     starred = False
     if schema is None:
@@ -193,8 +194,8 @@ def _check_variant(spec: OpSpec) -> None:
     name = spec.mutation_only.name
     taken = _torch.library.find_overload(name.packet, name.overload)
     replaced = _torch.library.torch_op_of(spec.qualname)
-    definition = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
-    variant = definition.mutation_only if definition is not None else None
+    operator = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
+    variant = operator.mutation_only if operator is not None else None
     if taken is not None and (variant is None or variant.overload is not taken):
         raise DefinitionError(
             f"an op {name} exists: the variant of this one that returns nothing has that name",
