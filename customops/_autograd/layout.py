@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 
-from customops._codegen.function import always_passed, as_tuple, variable_name
+from customops._codegen.function import as_tuple
 from customops._schema.model import Argument, Differentiable, Names, Schema, tensor_names
 from customops._torch.schema import Tag
 from customops.errors import RegistrationError
@@ -208,7 +208,7 @@ class NodeArguments:
 
     def __init__(self, schema: Schema, layout: Layout) -> None:
         self.schema, self.layout, self.inputs = schema, layout, layout.inputs
-        self.always = always_passed(schema)
+        self.always = schema.call.always
         self.has_rest = self.always < layout.positional
         self.has_lists = any(argument.is_tensor_list for argument in self.inputs)
         returns_plainly = bool(schema.returns) and not any(layout.list_outputs)
@@ -265,7 +265,7 @@ class NodeArguments:
 
     def variable(self, i: int) -> str:
         """The variable that has an input. A list of tensors has its items there as a tuple, in `forward`."""
-        return variable_name(self.inputs[i])
+        return self.inputs[i].variable
 
     def length(self, i: int) -> str:
         return f"$length_{self.inputs[i].name}"

@@ -22,7 +22,7 @@ from customops._autograd.untracked import (
     may_be_differentiated,
     record_untracked,
 )
-from customops._codegen.function import Source, as_tuple, variable_name
+from customops._codegen.function import Source, as_tuple
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
 
@@ -333,7 +333,7 @@ def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp:
         known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"
         lines += [known, f"for $saved in {saved}:", "    if $id($saved) not in $known:"]
     else:
-        names = [variable_name(arguments.inputs[i]) for i in arguments.order if arguments.inputs[i].holds_tensors]
+        names = [arguments.inputs[i].variable for i in arguments.order if arguments.inputs[i].holds_tensors]
         is_unknown = " and ".join(f"$saved is not {name}" for name in [*names, *returns]) or "True"
         lines += [f"for $saved in {saved}:", f"    if {is_unknown}:"]
     everything = f"(*{arguments.flat}, {', '.join(returns)})"

@@ -132,16 +132,8 @@ class AutogradRule:
         operator = self.operator
         if key == "jvp" and operator.library is not None:
             return nothing  # there is one, with the op
-        trampoline = autograd.autograd(
-            operator.schema,
-            operator.tags,
-            operator.qualname,
-            operator.when,
-            operator.differentiable.differentiable_args(operator.schema),
-            operator.fast_path.by_keyset,
-            self._make,
-        )
-        return operator.impl(trampoline, "Autograd", with_keyset=True, own_library=own_library)
+        generated = autograd.autograd(operator, self._make)
+        return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
         is_used = is_direct(self.operator.schema) and Tag.out not in self.operator.tags

@@ -86,7 +86,8 @@ class Name(_Parts):
         if _torch.schema.taken_by_torch(self):
             problem = f"{_torch.schema.taken_by_torch(self)} is something else"
         if problem is not None:
-            raise DefinitionError(f"an op cannot have this name: {problem}", op=self.qualname, fix="choose another name")
+            problem = f"an op cannot have this name: {problem}"
+            raise DefinitionError(problem, op=self.qualname, fix="choose another name")
 
     @cached_property
     def packet(self) -> str:

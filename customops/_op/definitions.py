@@ -12,7 +12,6 @@ from typing_extensions import Required, TypedDict
 
 from customops import _torch
 from customops._codegen import computed
-from customops._codegen.function import variable_name
 from customops._codegen.lowering import Lowering
 from customops._describe.render import shorter_place
 from customops._dispatch import names
@@ -181,8 +180,8 @@ def check_spec(spec: OpSpec) -> None:
         raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
-    for argument in spec.schema.keyword_only:
-        variable_name(argument)  # raises for a keyword of Python
+    if spec.schema.keyword_only:
+        _ = spec.schema.call  # raises for a keyword of Python
     check_devices(spec.device_types, spec.schema, spec.qualname)
     _check_variant(spec)
 

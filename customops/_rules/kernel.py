@@ -179,13 +179,10 @@ class KernelRule:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
         operator = self.operator
         schema = operator.schema
-        write = functools.partial(
-            generate_kernel, schema, operator.tags, operator.qualname, current_kernel, operator.when
-        )
-        kernel = write()
+        kernel = generate_kernel(operator, current_kernel)
         others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # else keys between have more to do
-            current_kernel.direct = write(bump=True) if schema.mutated else kernel
+            current_kernel.direct = generate_kernel(operator, current_kernel, bump=True) if schema.mutated else kernel
         return kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
