@@ -124,24 +124,26 @@ class Layout:
     ) -> Layout:
         """The layout of a node for these formulas; the first one that names new values counts for both modes."""
         inputs = schema.operands
-        nondiff = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas))
+        nondiff, originals, grads_of = said.nondiff_args, frozenset[str](), tuple[str, ...]()
+        for formula in formulas:
+            nondiff, originals = nondiff | formula.nondiff_args, originals | formula.originals
+            grads_of = grads_of or formula.grads_of
         names = [argument.name for argument in inputs]
-        grads_of: tuple[str, ...] = next((formula.grads_of for formula in formulas if formula.grads_of), ())
-        originals = frozenset[str]().union(*(formula.originals for formula in formulas))
+        new_values = tuple([names.index(name) for name in grads_of])
         lists = list_outputs(schema)
         flags = said.returns if len(said.returns) == len(lists) else (said.op,) * len(lists)  # one return, a tuple
         return cls(
             inputs=inputs,
             positional=len(schema.positional),
-            differentiable=tuple(said.op and a.holds_tensors and a.name not in nondiff for a in inputs),
+            differentiable=tuple([said.op and a.holds_tensors and a.name not in nondiff for a in inputs]),
             outputs=flags + (True,) * len(grads_of),
-            list_outputs=lists + tuple(inputs[names.index(name)].is_tensor_list for name in grads_of),
-            returns_plain_lists=any(ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns),
-            new_values=tuple(names.index(name) for name in grads_of),
-            mutated=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
-            originals=tuple(i for i, name in enumerate(names) if name in originals),
+            list_outputs=lists + tuple([inputs[i].is_tensor_list for i in new_values]),
+            returns_plain_lists=True in [ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns],
+            new_values=new_values,
+            mutated=tuple([i for i, argument in enumerate(inputs) if argument.is_mutated]),
+            originals=tuple([i for i, name in enumerate(names) if name in originals]),
             in_place=Tag.inplace in tags,
-            first=names.index(grads_of[0]) if len(grads_of) == 1 else None,
+            first=new_values[0] if len(new_values) == 1 else None,
         )
 
     def name_of_output(self, i: int) -> str:
@@ -156,7 +158,7 @@ def list_outputs(schema: Schema) -> tuple[bool, ...]:
     types = [ret.type for ret in schema.returns]
     if len(types) == 1 and types[0].startswith("("):
         types = types[0][1:-1].split(", ")
-    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
+    return tuple([type_.startswith("Tensor") and type_.endswith("]") for type_ in types])
 
 
 #: How many flat values each value became, None for a value on its own.

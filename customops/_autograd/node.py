@@ -33,7 +33,7 @@ class Node(NamedTuple):
 
 def is_direct(schema: Schema) -> bool:
     """May a node call the kernel directly? Results of other types, numbers for one, the dispatcher converts."""
-    return all(ret.type in ("Tensor", "Tensor[]") for ret in schema.returns)
+    return {ret.type for ret in schema.returns} <= {"Tensor", "Tensor[]"}
 
 
 def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
@@ -42,19 +42,19 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     op, schema = operator.qualname, operator.schema
     arguments = NodeArguments(schema, layout)
     set_up = SetUp(schema, formulas)
-    finish = Outputs(layout, for_jvp=jvp is not None, materializes=all(f.materialize_grads for f in formulas))
+    finish = Outputs(layout, for_jvp=jvp is not None, materializes=False not in [f.materialize_grads for f in formulas])
     compares = GradientCheck(operator.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
         "forward": node_codegen.forward(
-            arguments, set_up, finish, compares, mutation, draws_again=any(draws_again(f.fn) for f in formulas)
+            arguments, set_up, finish, compares, mutation, draws_again=True in [draws_again(f.fn) for f in formulas]
         ),
         "backward": (
             _missing(operator) if backward is None else node_codegen.backward(arguments, op, backward, compares)
         ),
         "jvp": _missing_jvp(operator) if jvp is None else _jvp(arguments, op, jvp),
     }
-    name = "_".join(part for part in operator.name if part)  # torch puts "Backward" after it
+    name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
     function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
     context = _torch.autograd.context_class(function)

@@ -136,8 +136,9 @@ class AutogradRule:
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
-        is_used = is_direct(self.operator.schema) and Tag.out not in self.operator.tags
-        return _general(self, self.operator), self._node if is_used else None
+        calls_directly = is_direct(self.operator.schema)
+        general = _general(self, self.operator, calls_directly)
+        return general, self._node if calls_directly and Tag.out not in self.operator.tags else None
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
@@ -303,11 +304,11 @@ def _redispatch(operator: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: 
         raise
 
 
-def _general(rule: AutogradRule, operator: OperatorHandle) -> Fn:
+def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
     overload, after = operator.overload, _torch.dispatcher.after_autograd
     schema, direct = operator.schema, operator.fast_path.by_keyset
-    is_out, calls_directly = Tag.out in operator.tags, is_direct(schema)
+    is_out = Tag.out in operator.tags
     any_requires_grad = autograd.any_requires_grad(schema)
     mutated = mutated_results(schema, operator.tags)
 

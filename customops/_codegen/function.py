@@ -33,6 +33,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 #: A hole alone on its line, or one within a line, with the comma before it.
 _HOLE = re.compile(r"^( *)\{(\w+)\}\n|(, )?\{(\w+)\}", re.MULTILINE)
 
+#: Of each template the texts before a hole with the groups of `_HOLE`, and the text after the last hole.
+_parts: dict[str, list[tuple[str, Any, Any, Any, Any]]] = {}
+
 
 def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     """The template with code in its holes.
@@ -42,7 +45,11 @@ def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     goes the comma before it.
     """
     pieces = []
-    for text, indent, block, comma, hole in _parts(template):
+    parts = _parts.get(template)
+    if parts is None:
+        split = iter([*_HOLE.split(template), None, None, None, None])
+        parts = _parts[template] = list(zip(*[split] * 5, strict=True))
+    for text, indent, block, comma, hole in parts:
         pieces.append(text)
         if block is not None:
             code = holes[block]
@@ -54,13 +61,6 @@ def fill(template: str, /, **holes: str | Sequence[str]) -> str:
             code = code if isinstance(code, str) else ", ".join(code)
             pieces += [comma or "", code] if code else []
     return "".join(pieces)
-
-
-@functools.cache
-def _parts(template: str) -> list[tuple[str, Any, Any, Any, Any]]:
-    """Each text before a hole with the groups of `_HOLE`, and the text after the last hole."""
-    parts = iter([*_HOLE.split(template), None, None, None, None])
-    return list(zip(*[parts] * 5, strict=True))
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _compiled(template: str, prefix: str, name: str) -> tuple[types.CodeType, fr
     text, names = template.replace("$", prefix), frozenset(_NAME.findall(template))
     file = f"{_FILE}{name} {zlib.crc32(text.encode()):08x}>"
     module = compile(text, file, "exec")
-    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    (code,) = [const for const in module.co_consts if isinstance(const, types.CodeType)]
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     _living[file] += 1
     weakref.finalize(code, _forget_lines, file).atexit = False

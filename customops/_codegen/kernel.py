@@ -75,13 +75,25 @@ class _Common(NamedTuple):
     objects: dict[str, Any]
 
 
+class _Checks(NamedTuple):
+    """The lines that check what a kernel returns. They are compiled into several functions of an op."""
+
+    #: They raise unless the result has the types of the schema, and aliases only what the schema says.
+    lines: str
+    #: They look at types alone.
+    types: str
+    objects_of_op: dict[str, Callable[[str], Any]]
+
+
 class Emitter(Source):
     """The source of a function that is called as the op is."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         super().__init__(name, shape.schema, shape.tags, shape.when)
         self.shape, self.holes = shape, _common(shape).holes
+        self.checks = _checks(shape)
         self.objects |= _OBJECTS | _common(shape).objects
+        self.objects_of_op |= self.checks.objects_of_op
 
     def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
         super().fill(template, **self.holes, **holes)
@@ -181,42 +193,33 @@ if $alias and $share_memory({tensors}, {results}):
 """
 
 
-def emit_checks(source: Source) -> str:
-    """The lines that raise unless the result has the types of the schema, and aliases only what the schema says."""
-    if source.when == "never":
-        return ""
-    if Tag.inplace in source.tags or Tag.out in source.tags:
-        checks = _emit_identity_check(source)
+@functools.lru_cache(maxsize=512)
+def _checks(shape: Shape) -> _Checks:
+    schema, returns = shape.schema, shape.schema.returns
+    of_op: dict[str, Callable[[str], Any]] = {"structure": functools.partial(structure_check, schema, role="kernel")}
+    if {ret.type for ret in returns} <= {"Tensor", "Tensor[]"}:
+        matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
+        if len(returns) > 1:
+            matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
+        types = fill(CHECK_STRUCTURE, mismatch=f"not {all_of(matches)}" if returns else "$result is not None")
     else:
-        checks = emit_structure_check(source) + _emit_alias_check(source)
-    return fill(FIRST_CALL_ONLY, checks=checks) if source.when == "first" else checks
-
-
-def _emit_identity_check(source: Source) -> str:
-    """The lines that raise unless an in-place or out op returns its mutated arguments."""
-    schema = source.schema
-    if Tag.inplace in source.tags:
-        source.objects_of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
-        return fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
-    source.objects_of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
-    outs = [argument.variable for argument in schema.mutated]
-    is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
-    if len(outs) > 1:
-        is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
-    return fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
-
-
-def emit_structure_check(source: Source) -> str:
-    """The lines that look closer at a result which is no plain tensor, or list of these, where the schema has one."""
-    source.objects_of_op["structure"] = functools.partial(structure_check, source.schema, role="kernel")
-    returns = source.schema.returns
-    if not {ret.type for ret in returns} <= {"Tensor", "Tensor[]"}:
-        return "$result = $structure($result, $fn)\n"
-    matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
-    if len(returns) > 1:
-        matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
-    mismatch = f"not {all_of(matches)}" if returns else "$result is not None"
-    return fill(CHECK_STRUCTURE, mismatch=mismatch)
+        types = "$result = $structure($result, $fn)\n"
+    if shape.when == "never":
+        return _Checks("", types, of_op)
+    if Tag.inplace in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
+        lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
+    elif Tag.out in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
+        outs = [argument.variable for argument in schema.mutated]
+        is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
+        if len(outs) > 1:
+            is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
+        lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
+    else:
+        of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
+        lines = types + _emit_alias_check(schema)
+    return _Checks(fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op)
 
 
 def _emit_match(value: str, ret: Return) -> str:
@@ -231,9 +234,8 @@ def _items(value: str, returns: Sequence[Any]) -> list[str]:
     return [value] if len(returns) == 1 else [f"{value}[{i}]" for i in range(len(returns))]
 
 
-def _emit_alias_check(source: Source) -> str:
+def _emit_alias_check(schema: Schema) -> str:
     """The lines that raise if a result is memory of an argument or of another result."""
-    schema = source.schema
     results = {
         item: ret.type
         for item, ret in zip(_items("$result", schema.returns), schema.returns, strict=True)
@@ -242,7 +244,6 @@ def _emit_alias_check(source: Source) -> str:
     has_one_tensor = not schema.takes_tensors and list(results.values()) == ["Tensor"]
     if schema.is_view or not results or has_one_tensor:
         return ""
-    source.objects_of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
     tensors = schema.call.tensors
     has_lists = not all([each.is_tensor for each in schema.tensors]) or set(results.values()) != {"Tensor"}
     named = ", ".join([f"{argument.name!r}: {argument.variable}" for argument in schema.keyword_only])
@@ -376,7 +377,7 @@ def emit_kernel_call(
         KERNEL_CALL,
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
-        checks=(emit_structure_check(source) if last and source.when != "always" else "") + emit_checks(source),
+        checks=(source.checks.types if last and source.when != "always" else "") + source.checks.lines,
         conversion=_emit_conversion(source, alone),
     )
 

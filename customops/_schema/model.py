@@ -158,25 +158,32 @@ class CallShape(NamedTuple):
 
     @classmethod
     def of(cls, schema: Schema) -> CallShape:
-        positional, keyword_only = schema.positional, schema.keyword_only
-        required = [i for i, argument in enumerate(positional) if not argument.has_default]
-        always = required[-1] + 1 if required else 0
-        only_tensor = schema.tensors[0].name if [a.type for a in schema.tensors] == ["Tensor"] else None
-        for argument in keyword_only:
+        positional, named, may_be_left_out, names = [], [], [], set[str]()
+        always = 0
+        for i, argument in enumerate(schema.positional):
+            positional.append(argument.variable)
+            always = always if argument.has_default else i + 1
+        may_be_left_out += [False] * always + [True] * (len(positional) - always)
+        for argument in schema.keyword_only:
             if argument.variable != argument.name:
                 raise UnsupportedError(
                     f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
                     argument=argument.name,
                     fix="rename it, or make it positional",
                 )
+            named.append(f"{argument.name}={argument.name}")
+            may_be_left_out.append(argument.has_default)
+        for argument in schema.arguments:
+            if argument.type != "Tensor" or len(schema.tensors) > 1:
+                names.add(argument.name)
         return cls(
-            (*positional, *keyword_only),
-            tuple([a.variable for a in positional]),
-            tuple([f"{a.name}={a.name}" for a in keyword_only]),
-            tuple([a.variable for a in schema.tensors]),
+            (*schema.positional, *schema.keyword_only),
+            tuple(positional),
+            tuple(named),
+            tuple([argument.variable for argument in schema.tensors]),
             always,
-            (*[i >= always for i in range(len(positional))], *[a.has_default for a in keyword_only]),
-            frozenset([a.name for a in schema.arguments if a.name != only_tensor]),
+            tuple(may_be_left_out),
+            frozenset(names),
         )
 
 
