@@ -35,8 +35,10 @@ class SetUp:
             args, kwargs = self.fill(args, kwargs)
         if _torch.thread_state.autocast_is_on():
             _torch.thread_state.call_without_autocast(self._call, ctx, args, kwargs, output)
-        else:
+        elif _torch.dispatcher.transforms_active():
             self._call(ctx, args, kwargs, output)
+        else:
+            self._call_all(ctx, args, kwargs, output)
 
     def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not _torch.dispatcher.transforms_active():

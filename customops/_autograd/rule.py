@@ -64,7 +64,7 @@ class AutogradRule:
         formula = self._formula(backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
         outputs = len(self.operator.schema.returns) + len(formula.grads_of)
-        bind(backward, self.operator.qualname, "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
+        bind(backward, self.operator.qualname, "backward", "ctx", *[f"grad{i}" for i in range(outputs)])
         return self._slots.set("backward", formula)
 
     def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:

@@ -404,7 +404,7 @@ class OperatorHandle:
         counts = _torch.dispatcher.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
-            if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
+            if counts[key] != [kernel.raw for kernel in self._kernels.get(key, ())].count(False):
                 return None
         return next((self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None)
 

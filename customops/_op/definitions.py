@@ -134,6 +134,8 @@ def spec_of(
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
     op = name.qualname
+    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
+        device_types = tuple(device_types)  # it may be an iterator, which is read once
     all_tags = with_pt2_compliant(with_layout(normalize_tags(tags), layout, op))
     signature = kernel = None
     starred = False
@@ -155,23 +157,18 @@ def spec_of(
         fn,
         signature,
         kernel,
-        device_types=_devices(device_types),
+        device_types=device_types,
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=_switch("bypass", bypass, op),
         eager=_switch("eager", eager, op),
         direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
-        computed_args=computed.read(computed_args, [each.name for each in parameters.arguments], op, starred=starred),
+        computed_args=()
+        if computed_args is None
+        else computed.read(computed_args, [each.name for each in parameters.arguments], op, starred=starred),
         source=user_source(),
     )
-
-
-def _devices(device_types: DeviceTypes) -> DeviceTypes:
-    """What an iterator gives is read once."""
-    if device_types is None or isinstance(device_types, str) or not isinstance(device_types, Iterable):
-        return device_types
-    return tuple(device_types)
 
 
 def check_spec(spec: OpSpec) -> None:

@@ -118,7 +118,9 @@ class KernelRule:
     def _sync(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
         for device_type, current_kernel in self._current_kernels.items():
-            current_kernel.set(self._active(device_type))
+            fn = self._active(device_type)
+            if fn is not current_kernel.registered:
+                current_kernel.set(fn)
         if self.operator.spec.traceable:
             self.operator.recompile()
 
@@ -143,9 +145,9 @@ class KernelRule:
             log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
 
     def _active(self, device_type: str | None) -> Fn:
-        if self._disabled(device_type):
+        if self.switches and self._disabled(device_type):
             return self.kernels.get(None) or self.default or self._no_default(device_type)
-        return self.kernels[device_type]
+        return self._slots.values[device_type]
 
     def _no_default(self, device_type: str | None) -> Fn:
         error = RegistrationError(

@@ -226,18 +226,26 @@ class Schema:
         return self._text, *[(type(a.default), repr(a.default)) for a in self.arguments if a.has_default]
 
     def __post_init__(self) -> None:
-        arguments = self.arguments
-        positional = tuple([a for a in arguments if not a.kwarg_only])
-        keyword_only = tuple([a for a in arguments if a.kwarg_only])
-        tensors = tuple([a for a in arguments if a.holds_tensors])
-        tensors_by_name = tuple([a for a in keyword_only if a.holds_tensors])
+        positional: list[Argument] = []
+        keyword_only: list[Argument] = []
+        mutated: list[Argument] = []
+        tensors: list[Argument] = []
+        keyword_only_tensors: list[Argument] = []
+        for argument in self.arguments:
+            (keyword_only if argument.kwarg_only else positional).append(argument)
+            if argument.is_mutated:
+                mutated.append(argument)
+            if argument.holds_tensors:
+                tensors.append(argument)
+                if argument.kwarg_only:
+                    keyword_only_tensors.append(argument)
         vars(self).update(  # the instance is frozen
-            positional=positional,
-            keyword_only=keyword_only,
-            mutated=tuple([a for a in arguments if a.is_mutated]),
-            tensors=tensors,
-            keyword_only_tensors=tensors_by_name,
-            operands=(*positional, *tensors_by_name),
+            positional=tuple(positional),
+            keyword_only=tuple(keyword_only),
+            mutated=tuple(mutated),
+            tensors=tuple(tensors),
+            keyword_only_tensors=tuple(keyword_only_tensors),
+            operands=(*positional, *keyword_only_tensors),
             is_view=True in [r.alias is not None and not r.alias.write for r in self.returns],
         )
 
@@ -336,6 +344,8 @@ def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[
     Raises:
         DefinitionError: an argument of that name is not there, or holds no tensors.
     """
+    if given == ():
+        return frozenset()
     names = frozenset(names_in(given, what, op))
     tensors = [argument.name for argument in schema.tensors]
     for name in names:
