@@ -21,22 +21,24 @@ class SetUp:
 
     def __init__(self, schema: Schema, formulas: Sequence[Formula]) -> None:
         given = [formula.setup_context for formula in formulas]
-        self.callbacks = tuple(dict.fromkeys(callback for callback in given if callback is not None))
+        self.callbacks = tuple(dict.fromkeys(filter(None, given)))
         self.fill = filler(schema)
         self.has_keywords = bool(schema.keyword_only)
         #: The only callback, if it is called with what the kernel got.
         is_simple = len(self.callbacks) == 1 and self.fill is None
         self.simple = self.callbacks[0] if is_simple else None
         #: Is a backward not to be differentiated? Then it is to be known what it could have been differentiated by.
-        self.once = any(formula.once_differentiable for formula in formulas)
+        self.once = True in [formula.once_differentiable for formula in formulas]
 
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
             args, kwargs = self.fill(args, kwargs)
         if _torch.thread_state.autocast_is_on():
             _torch.thread_state.call_without_autocast(self._call, ctx, args, kwargs, output)
-        else:
+        elif _torch.dispatcher.transforms_active():
             self._call(ctx, args, kwargs, output)
+        else:
+            self._call_all(ctx, args, kwargs, output)
 
     def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not _torch.dispatcher.transforms_active():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 
-from customops._codegen.function import always_passed, as_tuple, variable_name
+from customops._codegen.function import as_tuple
 from customops._schema.model import Argument, Differentiable, Names, Schema, tensor_names
 from customops._torch.schema import Tag
 from customops.errors import RegistrationError
@@ -124,24 +124,26 @@ class Layout:
     ) -> Layout:
         """The layout of a node for these formulas; the first one that names new values counts for both modes."""
         inputs = schema.operands
-        nondiff = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas))
+        nondiff, originals, grads_of = said.nondiff_args, frozenset[str](), tuple[str, ...]()
+        for formula in formulas:
+            nondiff, originals = nondiff | formula.nondiff_args, originals | formula.originals
+            grads_of = grads_of or formula.grads_of
         names = [argument.name for argument in inputs]
-        grads_of: tuple[str, ...] = next((formula.grads_of for formula in formulas if formula.grads_of), ())
-        originals = frozenset[str]().union(*(formula.originals for formula in formulas))
+        new_values = tuple([names.index(name) for name in grads_of])
         lists = list_outputs(schema)
         flags = said.returns if len(said.returns) == len(lists) else (said.op,) * len(lists)  # one return, a tuple
         return cls(
             inputs=inputs,
             positional=len(schema.positional),
-            differentiable=tuple(said.op and a.holds_tensors and a.name not in nondiff for a in inputs),
+            differentiable=tuple([said.op and a.holds_tensors and a.name not in nondiff for a in inputs]),
             outputs=flags + (True,) * len(grads_of),
-            list_outputs=lists + tuple(inputs[names.index(name)].is_tensor_list for name in grads_of),
-            returns_plain_lists=any(ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns),
-            new_values=tuple(names.index(name) for name in grads_of),
-            mutated=tuple(i for i, argument in enumerate(inputs) if argument.is_mutated),
-            originals=tuple(i for i, name in enumerate(names) if name in originals),
+            list_outputs=lists + tuple([inputs[i].is_tensor_list for i in new_values]),
+            returns_plain_lists=True in [ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns],
+            new_values=new_values,
+            mutated=tuple([i for i, argument in enumerate(inputs) if argument.is_mutated]),
+            originals=tuple([i for i, name in enumerate(names) if name in originals]),
             in_place=Tag.inplace in tags,
-            first=names.index(grads_of[0]) if len(grads_of) == 1 else None,
+            first=new_values[0] if len(new_values) == 1 else None,
         )
 
     def name_of_output(self, i: int) -> str:
@@ -156,7 +158,7 @@ def list_outputs(schema: Schema) -> tuple[bool, ...]:
     types = [ret.type for ret in schema.returns]
     if len(types) == 1 and types[0].startswith("("):
         types = types[0][1:-1].split(", ")
-    return tuple(type_.startswith("Tensor") and type_.endswith("]") for type_ in types)
+    return tuple([type_.startswith("Tensor") and type_.endswith("]") for type_ in types])
 
 
 #: How many flat values each value became, None for a value on its own.
@@ -191,11 +193,33 @@ def unflatten(flat: Sequence[Any], lengths: Lengths) -> tuple[Any, ...]:
     return tuple(values)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How an op's arguments become those of its node, which autograd looks at one by one: lists are flattened
-# The generated functions refer to the arguments by variables. `NodeArguments` says which there are, and where among
-# the
-# node's flat arguments each one is.
+# How an op's arguments become those of its node, which autograd looks at one by one: lists are flattened --------------
+
+
+class NodeInput(NamedTuple):
+    """An input of a node, and the expressions that generated functions have for it."""
+
+    argument: Argument
+    #: A list of tensors has its items there as a tuple, in `forward`.
+    variable: str
+    #: May a call leave it out?
+    may_be_left_out: bool
+    #: May a list be None? It is one flat argument then.
+    may_be_none: bool
+    #: Where it is among the flat ones: an index, or for a list a slice.
+    place: str
+    #: Its entry in `needs_input_grad`.
+    needs: str
+    #: What the op or a callback is given: lists are new ones, as the dispatcher makes them.
+    given: str
+    #: In `backward`: its gradient, and what that is to be like.
+    grad: str
+    like: str
+
+    @property
+    def length(self) -> str:
+        """The variable with the length of a list."""
+        return f"$length_{self.argument.name}"
 
 
 class NodeArguments:
@@ -207,114 +231,62 @@ class NodeArguments:
     """
 
     def __init__(self, schema: Schema, layout: Layout) -> None:
-        self.schema, self.layout, self.inputs = schema, layout, layout.inputs
-        self.always = always_passed(schema)
-        self.has_rest = self.always < layout.positional
-        self.has_lists = any(argument.is_tensor_list for argument in self.inputs)
-        returns_plainly = bool(schema.returns) and not any(layout.list_outputs)
-        self.is_plain = returns_plainly and not (self.has_lists or schema.keyword_only or schema.mutated)
-        self.returns_tuple = len(schema.returns) > 1 or any(ret.type.startswith("(") for ret in schema.returns)
-        self.is_padded = self.has_rest and not self.is_plain
-        self.has_named = len(schema.arguments) > len(self.inputs)
+        self.schema, self.layout = schema, layout
+        self.always, has_rest = schema.call.always, schema.call.always < layout.positional
+        lists = [i for i, argument in enumerate(layout.inputs) if argument.is_tensor_list]
+        self.has_lists = bool(lists)
+        returns_plainly = bool(schema.returns) and True not in layout.list_outputs
+        self.is_plain = returns_plainly and not (lists or schema.keyword_only or schema.mutated)
+        self.returns_tuple = len(schema.returns) > 1 or [ret.type[:1] for ret in schema.returns] == ["("]
+        self.is_padded = has_rest and not self.is_plain
+        #: Are arguments that a call leaves out left out of the node, too?
+        self.cuts_rest = has_rest and self.is_plain
+        self.has_named = len(schema.arguments) > len(layout.inputs)
         #: Does the node say more about its outputs than autograd passes on? See `inplace.Outcome`.
-        self.has_outcome = bool(schema.mutated) or (self.returns_tuple and any(layout.list_outputs))
+        self.has_outcome = bool(schema.mutated) or (self.returns_tuple and True in layout.list_outputs)
         #: The inputs, in the order in which the node has them. In a plain node, those after them may be left out.
-        self.order = range(self.always) if self.is_plain else self._order()
-        #: The inputs that are lists of which the node is told the length. The last one has what is left.
-        self.measured = self._measured()
-        self._places = self._find_places()
-
-    def _order(self) -> range | list[int]:
-        order = range(len(self.inputs))
-        return sorted(order, key=lambda i: (i != self.layout.first, self.inputs[i].is_tensor_list))
-
-    def _measured(self) -> list[int]:
-        lists = [i for i in self.order if self.inputs[i].is_tensor_list]
-        return [i for i in lists if i != self.order[-1] or self.may_be_none(i)]
-
-    def may_be_left_out(self, i: int) -> bool:
-        """May a call leave an input out that the node gets?"""
-        argument = self.inputs[i]
-        return not self.is_plain and argument.has_default and (argument.kwarg_only or i >= self.always)
-
-    def may_be_none(self, i: int) -> bool:
-        """May a list be None? It is one flat argument then."""
-        return self.inputs[i].type.endswith("?") or self.may_be_left_out(i)
-
-    # Variables --------------------------------------------------------------------------------------------------
-
-    @property
-    def head(self) -> list[str]:
-        """What the node gets before the inputs of the op."""
-        more = {"$outcome": self.has_outcome, "$named": self.has_named, "$passed": self.is_padded}
-        return ["$kernel", *(name for name, is_there in more.items() if is_there), *map(self.length, self.measured)]
-
-    @property
-    def flat(self) -> str:
-        """All inputs of the node, as a tuple. After a mutation the variables may have other values."""
-        return "$flat" if self.has_lists or self.schema.mutated else as_tuple(self._variables())
-
-    @property
-    def flat_parameters(self) -> list[str]:
-        return ["*$flat"] if self.has_lists else self._variables()
-
-    def _variables(self) -> list[str]:
-        return [*map(self.variable, self.order), *(["*$rest"] if self.is_plain and self.has_rest else [])]
-
-    def variable(self, i: int) -> str:
-        """The variable that has an input. A list of tensors has its items there as a tuple, in `forward`."""
-        return variable_name(self.inputs[i])
-
-    def length(self, i: int) -> str:
-        return f"$length_{self.inputs[i].name}"
-
-    def place(self, i: int) -> str:
-        """Where an input is among the flat ones: an index, or for a list a slice."""
-        return self._places[i]
-
-    def _find_places(self) -> dict[int, str]:
-        places, start, count = {}, "", 0
-        for i in self.order:
-            here = f"{start} + {count}" if start and count else start or str(count)
-            if not self.inputs[i].is_tensor_list:
-                places[i] = here
-                count += 1
-            elif i in self.measured:
-                places[i] = f"{here}:$end_{self.inputs[i].name}"
-                start, count = f"$end_{self.inputs[i].name}", 0
-            else:
-                places[i] = f"{here}:"
-        return places
-
-    # What the op is called with ---------------------------------------------------------------------------------
-
-    def positional(self, values: dict[int, str]) -> str:
-        """The positional arguments as a tuple, of the expressions for inputs."""
+        self.order = [i for i in range(len(layout.inputs)) if i not in lists] + lists
         if self.is_plain:
-            return self.flat
-        items = as_tuple(values[i] for i in range(self.layout.positional))
-        return f"{items}[:$passed]" if self.is_padded else items
-
-    def keyword_only(self, values: dict[int, str]) -> str:
-        """The keyword-only arguments as a dict."""
-        tensors = [f"{self.inputs[i].name!r}: {values[i]}" for i in range(self.layout.positional, len(self.inputs))]
-        return f"{{{', '.join([*(['**$named'] if self.has_named else []), *tensors])}}}"
-
-    def call(self, values: dict[int, str]) -> str:
-        """The arguments in a call of the kernel."""
-        positional = [values[i] for i in range(self.layout.positional)]
-        if self.is_padded:
-            positional = [f"*{as_tuple(positional)}[:$passed]"]
-        named = [f"{self.inputs[i].name}={values[i]}" for i in range(self.layout.positional, len(self.inputs))]
-        return ", ".join([*positional, *named, *(["**$named"] if self.has_named else [])])
-
-    def given(self, i: int) -> str:
-        """An expression for what the op or a callback is given: lists are new ones, as the dispatcher makes them."""
-        argument, variable = self.inputs[i], self.variable(i)
-        if "[" not in argument.type:
-            return variable
-        is_optional = argument.type.endswith("?") or self.may_be_left_out(i)
-        return f"(None if {variable} is None else $list({variable}))" if is_optional else f"$list({variable})"
+            del self.order[self.always :]
+        elif layout.first is not None:
+            self.order.remove(layout.first)
+            self.order.insert(0, layout.first)
+        #: The lists of which the node is told the length: the last input has what is left.
+        self.measured: list[NodeInput] = []
+        by_index: dict[int, NodeInput] = {}
+        start, count = "", 0  # of the flat inputs: where the list before ends, and how many came after it
+        for i in [*self.order, *range(len(self.order), len(layout.inputs))]:
+            argument = layout.inputs[i]
+            name, variable, place = argument.name, argument.variable, f"{start} + {count}" if start and count else start
+            may_be_left_out = argument.has_default and (argument.kwarg_only or i >= self.always)
+            may_be_none = may_be_left_out or argument.type.endswith("?")
+            place, needs = place or str(count), f"$needs_{name}"
+            is_measured = argument.is_tensor_list and (i != self.order[-1] or may_be_none)
+            if is_measured:
+                place += f":$end_{name}"
+                start, count = f"$end_{name}", 0
+            elif argument.is_tensor_list:
+                place += ":"
+            else:
+                count += 1
+                needs = f"$needs[{place}]" if self.is_plain or layout.differentiable[i] else "False"
+            given = f"$list({variable})" if "[" in argument.type else variable
+            if given != variable and may_be_none:
+                given = f"(None if {variable} is None else {given})"
+            each = by_index[i] = NodeInput(
+                argument, variable, may_be_left_out, may_be_none, place, needs, given, f"$grad_{name}", f"$like_{name}"
+            )
+            self.measured += [each] * is_measured
+        self.inputs = tuple([by_index[i] for i in range(len(layout.inputs))])
+        self.in_order = [self.inputs[i] for i in self.order]
+        #: What the node gets before the inputs of the op.
+        flags = {"$outcome": self.has_outcome, "$named": self.has_named, "$passed": self.is_padded}
+        self.head = ["$kernel", *[name for name, is_there in flags.items() if is_there]]
+        self.head += [each.length for each in self.measured]
+        variables = [*[each.variable for each in self.in_order], *["*$rest"] * self.cuts_rest]
+        self.flat_parameters = ["*$flat"] if lists else variables
+        #: All inputs of the node, as a tuple. After a mutation the variables may have other values.
+        self.flat = "$flat" if lists or schema.mutated else as_tuple(variables)
 
     def indices(self, count: int) -> list[int]:
         """Which inputs the node has, if it has this many."""

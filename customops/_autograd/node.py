@@ -33,28 +33,28 @@ class Node(NamedTuple):
 
 def is_direct(schema: Schema) -> bool:
     """May a node call the kernel directly? Results of other types, numbers for one, the dispatcher converts."""
-    return all(ret.type in ("Tensor", "Tensor[]") for ret in schema.returns)
+    return {ret.type for ret in schema.returns} <= {"Tensor", "Tensor[]"}
 
 
-def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
+def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
     """The node of an op for these formulas."""
     formulas = [formula for formula in (backward, jvp) if formula is not None]
-    op, schema = str(definition.name), definition.schema
+    op, schema = operator.qualname, operator.schema
     arguments = NodeArguments(schema, layout)
     set_up = SetUp(schema, formulas)
-    finish = Outputs(layout, for_jvp=jvp is not None, materializes=all(f.materialize_grads for f in formulas))
-    compares = GradientCheck(definition.when)
+    finish = Outputs(layout, for_jvp=jvp is not None, materializes=False not in [f.materialize_grads for f in formulas])
+    compares = GradientCheck(operator.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
         "forward": node_codegen.forward(
-            arguments, set_up, finish, compares, mutation, draws_again=any(draws_again(f.fn) for f in formulas)
+            arguments, set_up, finish, compares, mutation, draws_again=True in [draws_again(f.fn) for f in formulas]
         ),
         "backward": (
-            _missing(definition) if backward is None else node_codegen.backward(arguments, op, backward, compares)
+            _missing(operator) if backward is None else node_codegen.backward(arguments, op, backward, compares)
         ),
-        "jvp": _missing_jvp(definition) if jvp is None else _jvp(arguments, op, jvp),
+        "jvp": _missing_jvp(operator) if jvp is None else _jvp(arguments, op, jvp),
     }
-    name = "_".join(part for part in definition.name if part)  # torch puts "Backward" after it
+    name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
     function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
     context = _torch.autograd.context_class(function)
@@ -62,18 +62,18 @@ def make_node(definition: OperatorHandle, layout: Layout, backward: Formula | No
     # Compiled autograd reads ctx through another object.
     context._customops_zeros = context._customops_untracked = context._customops_graph = None
     context._customops_hooked, context._customops_links = False, ()
-    context.__getattr__ = _missing_attribute(definition, set_up, formulas)
+    context.__getattr__ = _missing_attribute(operator, set_up, formulas)
     return Node(function, node_codegen.apply(arguments, function))
 
 
-def _missing_attribute(definition: OperatorHandle, set_up: SetUp, formulas: list[Formula]) -> Fn:
+def _missing_attribute(operator: OperatorHandle, set_up: SetUp, formulas: list[Formula]) -> Fn:
     """What Python calls where `ctx` has no attribute of a name."""
 
     def missing(ctx: Any, name: str) -> Any:
         there = [each for each in vars(ctx) if not each.startswith("_customops_")]
         raise ContextError(
             f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
-            op=str(definition.name),
+            op=operator.qualname,
             expected=f"one that setup_context set: {', '.join(there)}" if there else None,
             where=where(formulas[0].fn) if formulas else None,
             fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
@@ -82,9 +82,9 @@ def _missing_attribute(definition: OperatorHandle, set_up: SetUp, formulas: list
     return missing
 
 
-def _missing(definition: OperatorHandle) -> Fn:
+def _missing(operator: OperatorHandle) -> Fn:
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise _no_formula(definition)
+        raise _no_formula(operator)
 
     return backward
 
@@ -116,25 +116,25 @@ def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
     return jvp
 
 
-def _missing_jvp(definition: OperatorHandle) -> Fn:
+def _missing_jvp(operator: OperatorHandle) -> Fn:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise UnsupportedError(
             "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
-            op=str(definition.name),
+            op=operator.qualname,
             fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
         )
 
     return jvp
 
 
-def _no_formula(definition: OperatorHandle) -> AutogradError:
-    if not definition.differentiable.op:
+def _no_formula(operator: OperatorHandle) -> AutogradError:
+    if not operator.differentiable.op:
         problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
         fix = "call it under torch.no_grad() or on x.detach()"
-    elif definition.schema.mutated:
+    elif operator.schema.mutated:
         problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
         fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
     else:
         problem = "Trying to backward through an op, but no autograd formula was registered"
         fix = "op.register_autograd(backward, setup_context=...)"
-    return AutogradError(problem, op=str(definition.name), where=definition.spec.source, fix=fix)
+    return AutogradError(problem, op=operator.qualname, where=operator.spec.source, fix=fix)

@@ -1,10 +1,12 @@
-"""Generates the forward of a node: a whole function, of which an op's arguments fill the holes."""
+"""Generates the functions of a node, in the order in which they run: `apply`, `forward` and `backward`.
+
+Each is a whole function, of which an op's arguments fill the holes.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -13,7 +15,7 @@ from customops import _torch
 from customops._autograd.context import Outputs, SetUp, flat_items, mask, materialize_zeros
 from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
 from customops._autograd.inplace import Mutation, Outcome, attach_graph
-from customops._autograd.layout import Formula, NodeArguments, flatten, unflatten
+from customops._autograd.layout import Formula, NodeArguments, NodeInput, flatten, unflatten
 from customops._autograd.untracked import (
     HOLD_NO_TENSORS,
     OnceDifferentiable,
@@ -23,50 +25,117 @@ from customops._autograd.untracked import (
     may_be_differentiated,
     record_untracked,
 )
-from customops._codegen.function import Source, as_tuple, variable_name
+from customops._codegen.function import Source, as_tuple, fill
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
+
+# apply: lists are flattened, the node is applied, and lists of results are made again ---------------------------------
+
+_APPLY = """
+def apply({parameters}):
+    {pad}
+    {measure}
+    {new_outcome}
+    $result = $function({arguments})
+    {attach_graph}
+    return {result}
+"""
+
+
+def apply(arguments: NodeArguments, function: Any) -> Fn:
+    """``apply(kernel, *args, **kwargs)``: what ``function.apply`` is for a plain node, which takes them as they are."""
+    if arguments.is_plain:
+        return cast(Fn, function.apply)
+    source = Source("apply", arguments.schema)
+    source.objects |= {"function": function.apply, "Outcome": Outcome, "attach_graph": attach_graph}
+    source.objects["unflatten"] = unflatten
+    positional = arguments.inputs[: arguments.layout.positional]
+    tensors = [each.argument for each in arguments.inputs[arguments.layout.positional :]]
+    star = ["*$rest"] if arguments.is_padded else ["*"] if tensors else []
+    left_out = [each.variable for each in positional[arguments.always :]]
+    source.fill(
+        _APPLY,
+        parameters=[
+            "$kernel",
+            *[each.variable for each in positional[: arguments.always]],
+            *star,
+            *[f"{argument.name}=None" if argument.has_default else argument.name for argument in tensors],
+            *["**$named"] * arguments.has_named,
+        ],
+        pad=[
+            f"$passed = {arguments.always} + $len($rest)",
+            f"{', '.join(left_out)}, = (*$rest, {', '.join(['None'] * len(left_out))})[:{len(left_out)}]",
+        ]
+        if arguments.is_padded
+        else [],
+        measure=[f"{each.length} = {_if_given(each, f'$len({each.variable})')}" for each in arguments.measured],
+        new_outcome=["$outcome = $Outcome()"] if arguments.has_outcome else [],
+        arguments=[*arguments.head, *[_flattened(each) for each in arguments.in_order]],
+        attach_graph=["if $outcome.mutated:", "    $attach_graph($outcome, $result)"]
+        if arguments.schema.mutated
+        else [],
+        result=_result_of_apply(arguments),
+    )
+    return source.build()
+
+
+def _if_given(each: NodeInput, expression: str) -> str:
+    """An expression of a list, where the list may be None."""
+    return f"None if {each.variable} is None else {expression}" if each.may_be_none else expression
+
+
+def _flattened(each: NodeInput) -> str:
+    if not each.argument.is_tensor_list:
+        return each.variable
+    return f"*((None,) if {each.variable} is None else {each.variable})" if each.may_be_none else f"*{each.variable}"
+
+
+def _result_of_apply(arguments: NodeArguments) -> str:
+    """An expression for what the op returns."""
+    layout = arguments.layout
+    if not arguments.schema.returns:
+        return "None"
+    if not arguments.has_outcome:
+        return "$list($result)" if layout.list_outputs == (True,) else "$result"
+    returns = len(layout.outputs) - len(layout.new_values)
+    flat = "($result if $isinstance($result, $tuple) else ($result,))"
+    outputs = f"$unflatten({flat}, $outcome.lengths)"
+    return f"{outputs}[:{returns}]" if arguments.returns_tuple else f"{outputs}[0]"
+
+
+# forward: the kernel is called, then setup_context --------------------------------------------------------------------
 
 _FORWARD = """
 def forward({parameters}):
     {take}
+    {begin}
     {save_random}
-    $result = $kernel({call})
+    {run}
     {arrange_result}
+    {end}
     {needs}
     $kept = $ctx.__dict__
     {set_up}
     {finish}
     if not $compares.is_on:
         $kept['_customops_expected'] = {expected_unknown}
-    elif $type($kernel) is $partial:
-        $kept['_customops_expected'] = {expected_of_any}
-    else:
-        $kept['_customops_expected'] = {expected_of_plain}
+    {expected}
     {return_flat}
 """
 
-#: The same for an op that mutates: see `inplace.Mutation`.
-_MUTATING_FORWARD = """
-def forward({parameters}):
-    {take}
-    $inputs = {inputs}
-    $originals, $dirty = $mutation.begin($inputs, {flat})
-    {save_random}
-    with $mutation.recorded($dirty):
-        $result = $kernel({call})
-    {arrange_result}
-    $outputs = $mutation.end($ctx, $outcome, $inputs, {outputs}, $dirty)
-    {take_changed}
-    {needs}
-    $kept = $ctx.__dict__
-    {set_up}
-    {finish}
-    if not $compares.is_on:
-        $ctx._customops_expected = {expected_unknown}
-    else:
-        $ctx._customops_expected = {expected_of_any}
-    return $mutation.flatten_outputs($ctx, $outcome, $outputs)
+#: What gradients are to be like. A kernel that is called directly gets plain tensors, with shapes that can be compared;
+#: else it is a partial.
+_EXPECTED = """
+elif $type($kernel) is $partial:
+    $kept['_customops_expected'] = {of_any}
+else:
+    $kept['_customops_expected'] = {of_plain}
+"""
+
+#: The same for an op that mutates.
+_EXPECTED_OF_MUTATING = """
+else:
+    $kept['_customops_expected'] = {of_any}
 """
 
 
@@ -81,7 +150,8 @@ def forward(
 ) -> Fn:
     """``forward(ctx, kernel, ..., *flat_inputs)``: call the kernel and setup_context, and note what backward needs.
 
-    If the formula draws the kernel's random numbers again, that includes where the generators are before.
+    If the backward draws the kernel's random numbers again, that includes where the generators are before. For the
+    lines of an op that mutates see `inplace.Mutation`.
     """
     source = Source("forward", arguments.schema)
     source.objects |= {
@@ -90,87 +160,87 @@ def forward(
         "finish": finish,
         "flatten": flatten,
         "left_out": LEFT_OUT,
-        "len": len,
-        "list": list,
-        "map": map,
         "mask": mask,
         "metadata": _torch.autograd.metadata,
         "mutation": mutation,
         "partial": functools.partial,
         "RandomStates": RandomStates,
-        "tuple": tuple,
-        "type": type,
-        "zip": zip,
     }
     mutates = bool(arguments.schema.mutated)
-    values = {i: arguments.given(i) for i in range(len(arguments.inputs))}
+    run = f"$result = $kernel({_call(arguments)})"
+    outputs = _outputs(arguments)
+    everything = f"(*{arguments.flat}, *$named.values())" if arguments.has_named else arguments.flat
+    begin, end = [], []
+    if mutates:
+        inputs = ", ".join([f"{i}: {each.given}" for i, each in enumerate(arguments.inputs)])
+        begin = [f"$inputs = {{{inputs}}}", f"$originals, $dirty = $mutation.begin($inputs, {arguments.flat})"]
+        end = [f"$outputs = $mutation.end($ctx, $outcome, $inputs, {outputs}, $dirty)"]
+        end += [f"{arguments.inputs[i].variable} = $inputs[{i}]" for i in arguments.order]
+        outputs = "$outputs"
+    finish_call = f"$finish($ctx, {arguments.flat}, {outputs})"
+    expected = {"of_any": _expected(arguments, "$metadata({0})"), "of_plain": _expected(arguments, "$facts({0})")}
     source.fill(
-        _MUTATING_FORWARD if mutates else _FORWARD,
+        _FORWARD,
         parameters=["$ctx", *arguments.head, *arguments.flat_parameters],
-        take=_take_inputs(arguments),
-        save_random=[f"$ctx._customops_random = $RandomStates({_all(arguments)})"] if draws_again else [],
-        inputs="{" + ", ".join(f"{i}: {value}" for i, value in values.items()) + "}",
-        flat=arguments.flat,
-        call=_call(arguments, values),
+        take=_emit_take_inputs(arguments),
+        begin=begin,
+        save_random=[f"$ctx._customops_random = $RandomStates({everything})"] if draws_again else [],
+        run=["with $mutation.recorded($dirty):", f"    {run}"] if mutates else [run],
         arrange_result=_emit_arrange_result(arguments),
-        outputs=_outputs(arguments),
-        take_changed=[f"{arguments.variable(i)} = $inputs[{i}]" for i in arguments.order],
+        end=end,
         needs=_emit_needs(source, arguments),
-        set_up=_emit_set_up(source, arguments, set_up, values, for_jvp=finish.for_jvp) if set_up.callbacks else [],
-        finish=_emit_finish(arguments, finish),
+        set_up=_emit_set_up(source, arguments, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else [],
+        finish=["if '_customops_materialize' in $kept:", f"    {finish_call}"] if finish.is_idle else [finish_call],
         expected_unknown=_expected(arguments, None),
-        expected_of_any=_expected(arguments, "$metadata({0})"),
-        expected_of_plain=_expected(arguments, "$facts({0})"),
+        expected=fill((_EXPECTED_OF_MUTATING if mutates else _EXPECTED).lstrip(), **expected),
         return_flat=_emit_return(arguments),
     )
     return source.build()
 
 
-def _take_inputs(arguments: NodeArguments) -> list[str]:
+def _emit_take_inputs(arguments: NodeArguments) -> list[str]:
     """Lines that take the inputs out of the flat ones, where there are lists among them."""
     if not arguments.has_lists:
-        names = as_tuple(map(arguments.variable, arguments.order))
+        names = as_tuple([each.variable for each in arguments.in_order])
         return [f"$flat = {names}"] if arguments.schema.mutated else []
     lines: list[str] = []
-    for i in arguments.order:
-        place, name = arguments.place(i), arguments.variable(i)
-        if i in arguments.measured:
-            start, end = place.split(":")
-            length = arguments.length(i)
-            if arguments.may_be_none(i):
-                lines.append(f"{end} = {start} + (1 if {length} is None else {length})")
-            else:
-                lines.append(f"{end} = {start} + {length}" if start != "0" else f"{end} = {length}")
-        if arguments.inputs[i].is_tensor_list and arguments.may_be_none(i):
-            lines.append(f"{name} = None if {arguments.length(i)} is None else $flat[{place}]")
-        else:
-            lines.append(f"{name} = $flat[{place}]")
+    for each in arguments.in_order:
+        is_list, take = each.argument.is_tensor_list, f"$flat[{each.place}]"
+        if each in arguments.measured:
+            start, end = each.place.split(":")
+            length = f"(1 if {each.length} is None else {each.length})" if each.may_be_none else each.length
+            lines.append(f"{end} = {start} + {length}" if each.may_be_none or start != "0" else f"{end} = {length}")
+        if is_list and each.may_be_none:
+            take = f"None if {each.length} is None else {take}"
+        lines.append(f"{each.variable} = {take}")
     return lines
 
 
-def _all(arguments: NodeArguments) -> str:
-    return f"(*{arguments.flat}, *$named.values())" if arguments.has_named else arguments.flat
-
-
-def _call(arguments: NodeArguments, values: dict[int, str]) -> str:
-    if not arguments.is_plain:
-        return arguments.call(values)
-    names = [values[i] for i in arguments.order]
-    rest = arguments.inputs[arguments.always :]
-    if any("[" in argument.type for argument in rest):
-        return ", ".join([*names, "*[$list(x) if $type(x) is $list else x for x in $rest]"])
-    return ", ".join([*names, *(["*$rest"] if rest else [])])
+def _call(arguments: NodeArguments) -> str:
+    """The arguments in the call of the kernel."""
+    given = [each.given for each in arguments.inputs]
+    if arguments.is_plain:
+        rest = arguments.inputs[arguments.always :]
+        passed = "*$rest"
+        if True in ["[" in each.argument.type for each in rest]:
+            passed = "*[$list(x) if $type(x) is $list else x for x in $rest]"
+        return ", ".join([*given[: arguments.always], *[passed] * bool(rest)])
+    count = arguments.layout.positional
+    positional = [f"*{as_tuple(given[:count])}[:$passed]"] if arguments.is_padded else given[:count]
+    named = [f"{each.argument.name}={each.given}" for each in arguments.inputs[count:]]
+    return ", ".join([*positional, *named, *["**$named"] * arguments.has_named])
 
 
 def _emit_arrange_result(arguments: NodeArguments) -> list[str]:
     """Lines for a result that the dispatcher, if it were called, would make a tuple, or one with lists, of."""
-    if arguments.layout.in_place:
-        return [f"$result = {arguments.variable(0)}"]
-    lists = arguments.layout.list_outputs[: len(arguments.layout.outputs) - len(arguments.layout.new_values)]
+    layout = arguments.layout
+    if layout.in_place:
+        return [f"$result = {arguments.inputs[0].variable}"]
+    lists = layout.list_outputs[: len(layout.outputs) - len(layout.new_values)]
     if not arguments.returns_tuple:
         return ["if $type($result) is not $list:", "    $result = $list($result)"] if lists == (True,) else []
-    if any(lists):
-        items = (f"$list($result[{i}])" if is_list else f"$result[{i}]" for i, is_list in enumerate(lists))
+    if True in lists:
+        items = [f"$list($result[{i}])" if is_list else f"$result[{i}]" for i, is_list in enumerate(lists)]
         return [f"$result = {as_tuple(items)}"]
     return ["if $type($result) is not $tuple:", "    $result = $tuple($result)"]
 
@@ -180,10 +250,12 @@ def _outputs(arguments: NodeArguments) -> str:
     if arguments.returns_tuple and not arguments.layout.new_values:
         return "$result"
     result = [] if not arguments.schema.returns else ["*$result"] if arguments.returns_tuple else ["$result"]
-    return as_tuple([*result, *map(arguments.variable, arguments.layout.new_values)])
+    return as_tuple([*result, *[arguments.inputs[i].variable for i in arguments.layout.new_values]])
 
 
 def _emit_return(arguments: NodeArguments) -> list[str]:
+    if arguments.schema.mutated:
+        return ["return $mutation.flatten_outputs($ctx, $outcome, $outputs)"]
     if arguments.has_outcome:
         return [
             f"$result, $outcome.lengths = $flatten({_outputs(arguments)}, {arguments.layout.list_outputs})",
@@ -195,103 +267,68 @@ def _emit_return(arguments: NodeArguments) -> list[str]:
     return ["return $tuple($result)" if arguments.layout.list_outputs == (True,) else "return $result"]
 
 
-# Which inputs need a gradient -----------------------------------------------------------------------------------
-
-
 def _emit_needs(source: Source, arguments: NodeArguments) -> list[str]:
     """Lines that set ``needs_input_grad`` to what a backward is to see: an entry for each argument, lists as lists.
 
     That is for each positional argument that was passed; if there are tensors that are keyword-only, for each
     positional argument and each of them, so that each has its place.
     """
-    layout, count = arguments.layout, len(arguments.inputs)
+    layout = arguments.layout
     lines = [f"$needs = $ctx.needs_input_grad[{len(arguments.head)}:]"]
     if arguments.is_plain:
-        if any(a.holds_tensors and not flag for a, flag in zip(layout.inputs, layout.differentiable, strict=True)):
+        if layout.differentiable != tuple([argument.holds_tensors for argument in layout.inputs]):
             source.objects["differentiable"] = layout.differentiable
             lines.append("$needs = $tuple($map($mask, $needs, $differentiable))")
         return [*lines, "$ctx.needs_input_grad = $needs"]
     for i in arguments.order:
-        if arguments.inputs[i].is_tensor_list:
-            lines.append(f"$needs_{arguments.inputs[i].name} = {_flags_of_list(arguments, i)}")
-    flags = as_tuple(_flag(arguments, i) for i in range(count))
-    cut = "[:$passed]" if arguments.is_padded and layout.positional == count else ""
-    return [*lines, f"$ctx.needs_input_grad = {flags}{cut}"]
-
-
-def _flags_of_list(arguments: NodeArguments, i: int) -> str:
-    name = arguments.variable(i)
-    flags = f"$list($needs[{arguments.place(i)}])"
-    if not arguments.layout.differentiable[i]:
-        flags = f"[False] * $len({name})"
-    return f"False if {name} is None else {flags}" if arguments.may_be_none(i) else flags
-
-
-def _flag(arguments: NodeArguments, i: int) -> str:
-    """An expression for the entry of an input in ``needs_input_grad``."""
-    if arguments.is_plain:
-        return f"$needs[{i}]"
-    if not arguments.layout.differentiable[i]:
-        return f"$needs_{arguments.inputs[i].name}" if arguments.inputs[i].is_tensor_list else "False"
-    return (
-        f"$needs_{arguments.inputs[i].name}" if arguments.inputs[i].is_tensor_list else f"$needs[{arguments.place(i)}]"
-    )
-
-
-# What gradients are to be like ----------------------------------------------------------------------------------
+        each = arguments.inputs[i]
+        if each.argument.is_tensor_list:
+            flags = f"$list($needs[{each.place}])" if layout.differentiable[i] else f"[False] * $len({each.variable})"
+            is_none = f"False if {each.variable} is None else " if each.may_be_none else ""
+            lines.append(f"{each.needs} = {is_none}{flags}")
+    cut = "[:$passed]" if arguments.is_padded and layout.positional == len(arguments.inputs) else ""
+    return [*lines, f"$ctx.needs_input_grad = {as_tuple([each.needs for each in arguments.inputs])}{cut}"]
 
 
 def _expected(arguments: NodeArguments, metadata: str | None) -> str:
     """An expression for what the gradients of all inputs are to be like, in the order in which the node has them.
 
-    See `_torch.autograd.metadata`. A kernel that is called directly gets plain tensors, with shapes that can be
-    compared; else it is a partial. `metadata` is what to keep of a tensor, None if gradients are not compared.
+    See `_torch.autograd.metadata`: it is what to keep of a tensor, None if gradients are not compared.
     """
     if metadata is None and arguments.is_plain:
         return "(None,) * $len($needs)"
-    items = [_expected_of(arguments, i, metadata) for i in arguments.order]
-    if arguments.is_plain and arguments.has_rest:
+    items = []
+    for each in arguments.in_order:
+        name, argument, expected = each.variable, each.argument, "None"
+        if argument.is_tensor_list:
+            one = f"{metadata.format('x')} if flag else None" if metadata else ""
+            expected = f"[{one} for x, flag in $zip({name}, {each.needs})]" if metadata else f"[None] * $len({name})"
+            expected = _if_given(each, expected)
+        elif argument.holds_tensors and metadata and each.needs != "False":
+            expected = f"{metadata.format(name)} if {each.needs} else None"
+        if each.may_be_left_out:
+            is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {arguments.inputs.index(each)}"
+            expected = f"$left_out if {is_left_out} else {expected}"
+        items.append(expected)
+    if arguments.cuts_rest:
         items.append(f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{arguments.always}:]))")
     return as_tuple(items)
 
 
-def _expected_of(arguments: NodeArguments, i: int, metadata: str | None) -> str:
-    argument, name = arguments.inputs[i], arguments.variable(i)
-    if argument.is_tensor_list:
-        flags = f"$needs_{argument.name}"
-        one = f"{metadata.format('x')} if flag else None" if metadata else "None"
-        expected = f"[{one} for x, flag in $zip({name}, {flags})]" if metadata else f"[None] * $len({name})"
-        expected = f"None if {name} is None else {expected}" if arguments.may_be_none(i) else expected
-    elif argument.holds_tensors and metadata and (flag := _flag(arguments, i)) != "False":
-        expected = f"{metadata.format(name)} if {flag} else None"
-    else:
-        expected = "None"
-    if not arguments.may_be_left_out(i):
-        return expected
-    is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {i}"
-    return f"$left_out if {is_left_out} else {expected}"
-
-
-# setup_context --------------------------------------------------------------------------------------------------
-
-
-def _emit_finish(arguments: NodeArguments, finish: Outputs) -> list[str]:
-    outputs = "$outputs" if arguments.schema.mutated else _outputs(arguments)
-    call = f"$finish($ctx, {arguments.flat}, {outputs})"
-    return ["if '_customops_materialize' in $kept:", f"    {call}"] if finish.is_idle else [call]
-
-
-def _emit_set_up(
-    source: Source, arguments: NodeArguments, set_up: SetUp, values: dict[int, str], *, for_jvp: bool
-) -> list[str]:
+def _emit_set_up(source: Source, arguments: NodeArguments, set_up: SetUp, *, for_jvp: bool) -> list[str]:
     """Lines that call setup_context, and look at what it keeps."""
-    lines: list[str] = []
-    for i in arguments.layout.originals:
-        values = {**values, i: f"$original_{arguments.inputs[i].name}"}
-        lines.append(f"{values[i]} = $originals.get({i}, {arguments.variable(i)})")
-    positional, keyword_only = arguments.positional(values), arguments.keyword_only(values)
+    layout, lines = arguments.layout, list[str]()
+    values = [each.given for each in arguments.inputs]
+    for i in layout.originals:
+        values[i] = f"$original_{layout.inputs[i].name}"
+        lines.append(f"{values[i]} = $originals.get({i}, {arguments.inputs[i].variable})")
+    positional = as_tuple(values[: layout.positional]) + "[:$passed]" * arguments.is_padded
+    if arguments.is_plain:
+        positional = arguments.flat
+    tensors = [f"{layout.inputs[i].name!r}: {values[i]}" for i in range(layout.positional, len(values))]
+    keyword_only = f"{{{', '.join([*['**$named'] * arguments.has_named, *tensors])}}}"
     call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
-    source.objects["set_up"] = set_up
+    source.objects |= {"set_up": set_up, "saved_tensors_hooks": _torch.autograd.saved_tensors_hooks}
     if set_up.simple is None:
         lines.append(call)
     else:
@@ -312,17 +349,19 @@ def _emit_set_up(
     if set_up.once:
         source.objects["links_to"] = links_to
         lines.append(f"$ctx._customops_links = $links_to({arguments.flat})")
-    source.objects["saved_tensors_hooks"] = _torch.autograd.saved_tensors_hooks
     return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
 
 
 def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp: bool) -> list[str]:
     """Lines that look for kept tensors without an autograd graph, in the usual case at little cost."""
-    source.objects |= {"record_untracked": record_untracked, "no_tensors": HOLD_NO_TENSORS, "id": id}
+    source.objects |= {"record_untracked": record_untracked, "no_tensors": HOLD_NO_TENSORS}
     record = f"$record_untracked($ctx, {arguments.flat}, {{}})"
     if arguments.schema.mutated:
         return [record.format("$mutation.known($inputs, $originals, $outputs)")]
-    returns = _differentiable_returns(arguments)
+    layout, returns = arguments.layout, []  # those that are differentiable
+    for i, (flag, is_list) in enumerate(zip(layout.outputs, layout.list_outputs, strict=True)):
+        name = f"$result[{i}]" if arguments.returns_tuple else "$result"
+        returns += [f"*{name}" if is_list else name] * flag
     saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
     lines = [
         "$untracked = $ctx.non_differentiable",
@@ -330,25 +369,18 @@ def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp:
         "    if $type($value) not in $no_tensors:",
         "        $untracked = True",
     ]
-    if arguments.has_lists or any(name.startswith("*") for name in returns):
+    if arguments.has_lists or True in layout.list_outputs:
         known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"
         lines += [known, f"for $saved in {saved}:", "    if $id($saved) not in $known:"]
     else:
-        names = [variable_name(arguments.inputs[i]) for i in arguments.order if arguments.inputs[i].holds_tensors]
-        is_unknown = " and ".join(f"$saved is not {name}" for name in [*names, *returns]) or "True"
+        names = [each.variable for each in arguments.in_order if each.argument.holds_tensors]
+        is_unknown = " and ".join([f"$saved is not {name}" for name in [*names, *returns]]) or "True"
         lines += [f"for $saved in {saved}:", f"    if {is_unknown}:"]
     everything = f"(*{arguments.flat}, {', '.join(returns)})"
     return [*lines, "        $untracked = True", "if $untracked:", f"    {record.format(everything)}"]
 
 
-def _differentiable_returns(arguments: NodeArguments) -> list[str]:
-    layout = arguments.layout
-    names = [f"$result[{i}]" for i in range(len(layout.outputs))] if arguments.returns_tuple else ["$result"]
-    starred = [f"*{name}" if is_list else name for name, is_list in zip(names, layout.list_outputs, strict=True)]
-    return [name for name, flag in zip(starred, layout.outputs, strict=True) if flag]
-
-
-# Generates the backward of a node: a whole function, of which an op's arguments fill the holes ------------------------
+# backward: the user's backward is called, and what it returns is compared with the inputs -----------------------------
 
 _BACKWARD = """
 def backward({parameters}):
@@ -363,7 +395,7 @@ def backward({parameters}):
     else:
         $result = $fn($seen, *$grads)
     $likes = $ctx._customops_expected
-    if $type($result) is $tuple and $len($result) == {count}:
+    if $type($result) is $tuple and $len($result) {count}:
         {take}
         if {fits}:
             $was_right()
@@ -378,29 +410,21 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
 
     Gradients that fit are returned as they are; `InputGradients` makes the best of others, or raises.
     """
-    layout, inputs = arguments.layout, arguments.inputs
     source = Source("backward", arguments.schema)
     source.objects |= {
-        "any": any,
         "autocast_is_on": _torch.thread_state.autocast_is_on,
         "call_without_autocast": _torch.thread_state.call_without_autocast,
         "check": InputGradients(arguments, op, formula.fn, compares).flat,
-        "fit": functools.partial(_rest_fits, [argument.holds_tensors for argument in inputs[arguments.always :]]),
         "flat_items": flat_items,
         "fn": OnceDifferentiable(formula.fn, op) if formula.once_differentiable else formula.fn,
         "guarded": guarded,
-        "isinstance": isinstance,
         "left_out": LEFT_OUT,
-        "len": len,
         "list_fits": _list_fits,
-        "map": map,
         "materialize_zeros": materialize_zeros,
         "may_be_differentiated": may_be_differentiated,
         "none_for_each": _none_for_each,
         "op": op,
         "Tensor": Tensor,
-        "tuple": tuple,
-        "type": type,
         "unflatten": unflatten,
         "unpacked_once": UnpackedOnce,
         "was_right": compares.was_right,
@@ -411,12 +435,12 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
         group=_emit_group(arguments),
         materialize=_emit_materialize(arguments),
         guard=[] if formula.once_differentiable else _GUARD,
-        count="$len($likes)" if arguments.is_plain else str(len(inputs)),
+        count=f"in ($len($likes), {len(arguments.inputs)})" if arguments.cuts_rest else f"== {len(arguments.inputs)}",
         take=_take_gradients(arguments),
         fits=_all_fit(arguments),
         head=", ".join(["None"] * len(arguments.head)),
-        flat=", ".join([*(_flat(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest")]),
-        grads="$flat_items($grads)" if any(layout.list_outputs) else "$grads",
+        flat=_flat(arguments),
+        grads="$flat_items($grads)" if True in arguments.layout.list_outputs else "$grads",
     )
     return source.build()  # at once: compiled autograd traces it before it was ever called
 
@@ -437,7 +461,7 @@ def _emit_group(arguments: NodeArguments) -> list[str]:
 
 def _emit_materialize(arguments: NodeArguments) -> list[str]:
     """Lines for zeros in the place of gradients that are None, where torch does not fill them in: see `Outputs`."""
-    if len(arguments.layout.outputs) == 1 and not (arguments.has_outcome or any(arguments.layout.list_outputs)):
+    if len(arguments.layout.outputs) == 1 and not (arguments.has_outcome or True in arguments.layout.list_outputs):
         return []
     return [
         "if $ctx._customops_zeros is not None:",
@@ -445,53 +469,45 @@ def _emit_materialize(arguments: NodeArguments) -> list[str]:
     ]
 
 
-def _rest_of(arguments: NodeArguments, text: str) -> list[str]:
-    return [text] if arguments.is_plain and arguments.has_rest else []
-
-
-def _grad(arguments: NodeArguments, i: int) -> str:
-    return f"$grad_{arguments.inputs[i].name}"
-
-
-def _like(arguments: NodeArguments, i: int) -> str:
-    return f"$like_{arguments.inputs[i].name}"
-
-
 def _take_gradients(arguments: NodeArguments) -> list[str]:
     """Lines for a variable for each gradient, and for what it is to be like."""
-    in_schema = arguments.order if arguments.is_plain else range(len(arguments.inputs))
-    grads = [*(_grad(arguments, i) for i in in_schema), *_rest_of(arguments, "*$rest")]
-    likes = [*(_like(arguments, i) for i in arguments.order), *_rest_of(arguments, "*$rest_likes")]
-    lines = [f"{', '.join(grads)}, = $result", f"{', '.join(likes)}, = $likes"] if grads else []
-    for i in arguments.order:
-        if arguments.inputs[i].is_tensor_list:
-            grad = _grad(arguments, i)
-            lines += [f"if {grad} is None:", f"    {grad} = $none_for_each({_like(arguments, i)})"]
+    count = len(arguments.inputs)
+    grads = "".join([f"{each.grad}, " for each in arguments.inputs])
+    if arguments.cuts_rest:
+        likes = "".join([f"{each.like}, " for each in arguments.inputs])
+        nones, left_out = (", ".join([name] * (count - arguments.always)) for name in ("None", "$left_out"))
+        return [f"{grads}= (*$result, {nones})[:{count}]", f"{likes}= (*$likes, {left_out})[:{count}]"]
+    likes = "".join([f"{each.like}, " for each in arguments.in_order])
+    lines = [f"{grads}= $result", f"{likes}= $likes"] if grads else []
+    for each in arguments.in_order:
+        if each.argument.is_tensor_list:
+            lines += [f"if {each.grad} is None:", f"    {each.grad} = $none_for_each({each.like})"]
     return lines
 
 
 def _all_fit(arguments: NodeArguments) -> str:
-    of_rest = _rest_of(arguments, "$fit($rest, $rest_likes)")
-    return " and ".join([*(_fits(arguments, i) for i in arguments.order), *of_rest]) or "True"
+    """An expression for: do the gradients fit what is expected?"""
+    conditions = []
+    for each in arguments.inputs if arguments.cuts_rest else arguments.in_order:
+        grad, like = each.grad, each.like
+        if each.argument.is_tensor_list:
+            conditions.append(f"$list_fits({grad}, {like})")
+        elif not each.argument.holds_tensors:
+            conditions.append(f"{grad} is None")
+        else:
+            fits = f"{like} is None or {like} == ({grad}.shape, {grad}.dtype, {grad}.device)"
+            fits = f"({fits}) if $isinstance({grad}, $Tensor) else {grad} is {like}"
+            conditions.append(
+                f"({grad} is None if {like} is $left_out else {fits})" if each.may_be_left_out else f"({fits})"
+            )
+    return " and ".join(conditions) or "True"
 
 
-def _fits(arguments: NodeArguments, i: int) -> str:
-    """An expression for: does the gradient of an input fit what is expected?"""
-    grad, like = _grad(arguments, i), _like(arguments, i)
-    if arguments.inputs[i].is_tensor_list:
-        return f"$list_fits({grad}, {like})"
-    if not arguments.inputs[i].holds_tensors:
-        return f"{grad} is None"
-    fits = f"{like} is None or {like} == ({grad}.shape, {grad}.dtype, {grad}.device)"
-    fits = f"({fits}) if $isinstance({grad}, $Tensor) else {grad} is {like}"
-    return f"({grad} is None if {like} is $left_out else {fits})" if arguments.may_be_left_out(i) else f"({fits})"
-
-
-def _flat(arguments: NodeArguments, i: int) -> str:
-    return f"*{_grad(arguments, i)}" if arguments.inputs[i].is_tensor_list else _grad(arguments, i)
-
-
-# What the generated function calls ------------------------------------------------------------------------------
+def _flat(arguments: NodeArguments) -> str:
+    """The gradients of the node's inputs: as many as it was given."""
+    if arguments.cuts_rest:
+        return f"*{as_tuple([each.grad for each in arguments.inputs])}[:$len($likes)]"
+    return ", ".join(["*" * each.argument.is_tensor_list + each.grad for each in arguments.in_order])
 
 
 def _none_for_each(likes: Any) -> list[None]:
@@ -512,94 +528,3 @@ def _list_fits(gradients: Any, likes: Any) -> bool:
         elif like is not None and like != (gradient.shape, gradient.dtype, gradient.device):
             return False
     return True
-
-
-def _rest_fits(of_tensors: Sequence[bool], gradients: Sequence[Any], likes: Sequence[Any]) -> bool:
-    """The same for arguments that a call may leave out."""
-    return all(
-        gradient is like  # both None
-        or (is_tensor and isinstance(gradient, Tensor) and (like is None or like == _torch.autograd.metadata(gradient)))
-        for is_tensor, gradient, like in zip(of_tensors, gradients, likes, strict=False)
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Generates what applies a node to the arguments of an op: lists are flattened, and lists of results are made again
-
-_APPLY = """
-def apply({parameters}):
-    {pad}
-    {measure}
-    {new_outcome}
-    $result = $function({arguments})
-    {attach_graph}
-    return {result}
-"""
-
-
-def apply(arguments: NodeArguments, function: Any) -> Fn:
-    """``apply(kernel, *args, **kwargs)``: what ``function.apply`` is for a plain node, which takes them as they are."""
-    if arguments.is_plain:
-        return cast(Fn, function.apply)
-    source = Source("apply", arguments.schema)
-    source.objects |= {"function": function.apply, "Outcome": Outcome, "attach_graph": attach_graph}
-    source.objects |= {"unflatten": unflatten, "len": len, "list": list, "isinstance": isinstance, "tuple": tuple}
-    writes = bool(arguments.schema.mutated)
-    source.fill(
-        _APPLY,
-        parameters=_parameters_of_apply(arguments),
-        pad=_emit_pad(arguments),
-        measure=[f"{arguments.length(i)} = {_length(arguments, i)}" for i in arguments.measured],
-        new_outcome=["$outcome = $Outcome()"] if arguments.has_outcome else [],
-        arguments=", ".join([*arguments.head, *(_flattened(arguments, i) for i in arguments.order)]),
-        attach_graph=["if $outcome.mutated:", "    $attach_graph($outcome, $result)"] if writes else [],
-        result=_result_of_apply(arguments),
-    )
-    return source.build()
-
-
-def _parameters_of_apply(arguments: NodeArguments) -> list[str]:
-    positional = [arguments.variable(i) for i in range(arguments.layout.positional)]
-    tensors = [
-        f"{argument.name}=None" if argument.has_default else argument.name
-        for argument in arguments.inputs[arguments.layout.positional :]
-    ]
-    star = ["*$rest"] if arguments.has_rest else ["*"] if tensors else []
-    return ["$kernel", *positional[: arguments.always], *star, *tensors, *(["**$named"] if arguments.has_named else [])]
-
-
-def _emit_pad(arguments: NodeArguments) -> list[str]:
-    """Lines that give the variables of positional arguments that may be left out their values."""
-    if not arguments.is_padded:
-        return []
-    names = [arguments.variable(i) for i in range(arguments.always, arguments.layout.positional)]
-    nones = ", ".join(["None"] * len(names))
-    return [
-        f"$passed = {arguments.always} + $len($rest)",
-        f"{', '.join(names)}, = (*$rest, {nones})[:{len(names)}]",
-    ]
-
-
-def _length(arguments: NodeArguments, i: int) -> str:
-    name = arguments.variable(i)
-    return f"None if {name} is None else $len({name})" if arguments.may_be_none(i) else f"$len({name})"
-
-
-def _flattened(arguments: NodeArguments, i: int) -> str:
-    name = arguments.variable(i)
-    if not arguments.inputs[i].is_tensor_list:
-        return name
-    return f"*((None,) if {name} is None else {name})" if arguments.may_be_none(i) else f"*{name}"
-
-
-def _result_of_apply(arguments: NodeArguments) -> str:
-    """An expression for what the op returns."""
-    schema, layout = arguments.schema, arguments.layout
-    if not schema.returns:
-        return "None"
-    if not arguments.has_outcome:
-        return "$list($result)" if layout.list_outputs == (True,) else "$result"
-    returns = len(layout.outputs) - len(layout.new_values)
-    flat = "($result if $isinstance($result, $tuple) else ($result,))"
-    outputs = f"$unflatten({flat}, $outcome.lengths)"
-    return f"{outputs}[:{returns}]" if arguments.returns_tuple else f"{outputs}[0]"

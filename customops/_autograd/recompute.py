@@ -34,16 +34,16 @@ class Formulas(NamedTuple):
     originals: tuple[str, ...]
 
 
-def formulas(fn: Fn, definition: OperatorHandle, *, recompute: bool) -> Formulas:
+def formulas(fn: Fn, operator: OperatorHandle, *, recompute: bool) -> Formulas:
     """The formulas of an op that computes what `fn` does.
 
     Raises:
         CallbackError: `fn` does not take the op's arguments.
     """
-    op, schema = str(definition.name), definition.schema
-    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=definition.library is not None)
+    op, schema = operator.qualname, operator.schema
+    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=operator.library is not None)
     has_generator = any(argument.type.startswith("Generator") for argument in schema.arguments)
-    is_random = has_generator or torch.Tag.nondeterministic_seeded in definition.tags
+    is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
     again = _RecomputedFormula(fn, op, schema, recompute, is_random)
     setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
     return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))

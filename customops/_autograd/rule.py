@@ -41,7 +41,7 @@ class NodeRef:
 class AutogradRule:
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
-    definition: OperatorHandle
+    operator: OperatorHandle
     #: What is there without being registered: without a formula, backward says how to register one.
     _with_op: tuple[str, ...] = ("backward",)
 
@@ -50,10 +50,10 @@ class AutogradRule:
         self._node = NodeRef(self.explain)
         self._current: ActiveFormulas | None = None
 
-    def bind(self, definition: OperatorHandle, guard_changed: Callable[[], None]) -> None:
-        self.definition, self._guard_changed = definition, guard_changed
+    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
+        self.operator, self._guard_changed = operator, guard_changed
         self._node.apply = self._current = None
-        self._slots.reset(with_op=self._with_op if definition.has_own_rules else ())
+        self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @property
     def formulas(self) -> dict[str, Formula]:
@@ -63,20 +63,20 @@ class AutogradRule:
         self._refuse("register_autograd")
         formula = self._formula(backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
-        outputs = len(self.definition.schema.returns) + len(formula.grads_of)
-        bind(backward, str(self.definition.name), "backward", "ctx", *(f"grad{i}" for i in range(outputs)))
+        outputs = len(self.operator.schema.returns) + len(formula.grads_of)
+        bind(backward, self.operator.qualname, "backward", "ctx", *[f"grad{i}" for i in range(outputs)])
         return self._slots.set("backward", formula)
 
     def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:
-        self._refuse("register_jvp", is_view=self.definition.schema.is_view)
-        formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.definition.schema
+        self._refuse("register_jvp", is_view=self.operator.schema.is_view)
+        formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.operator.schema
         tangents = (f"{argument.name}_tangent" for argument in schema.operands)
-        bind(jvp, str(self.definition.name), "jvp", "ctx", *tangents)
+        bind(jvp, self.operator.qualname, "jvp", "ctx", *tangents)
         return self._slots.set("jvp", formula)
 
     def _formula(self, fn: Fn, setup_context: Fn | None, options: GradientOptions, known: type) -> Formula:
         """The formula with its options, if they are `known` ones and fit the op."""
-        schema, op = self.definition.schema, str(self.definition.name)
+        schema, op = self.operator.schema, self.operator.qualname
         if unknown := options.keys() - known.__annotations__:
             raise CallbackError(
                 f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
@@ -110,12 +110,12 @@ class AutogradRule:
 
     def _refuse(self, what: str, *, is_view: bool = False) -> None:
         """Raise for an op that cannot have a formula of this kind."""
-        op, schema = str(self.definition.name), self.definition.schema
-        if Tag.out in self.definition.tags:
+        op, schema = self.operator.qualname, self.operator.schema
+        if Tag.out in self.operator.tags:
             raise RegistrationError(
                 "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
             )
-        if not self.definition.differentiable.op:
+        if not self.operator.differentiable.op:
             raise RegistrationError(
                 f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
             )
@@ -129,27 +129,20 @@ class AutogradRule:
             )
 
     def _install_trampoline(self, key: str, own_library: bool) -> Undo:
-        definition = self.definition
-        if key == "jvp" and definition.library is not None:
+        operator = self.operator
+        if key == "jvp" and operator.library is not None:
             return nothing  # there is one, with the op
-        trampoline = autograd.autograd(
-            definition.schema,
-            definition.tags,
-            str(definition.name),
-            definition.when,
-            definition.differentiable.differentiable_args(definition.schema),
-            definition.fast_path.by_keyset,
-            self._make,
-        )
-        return definition.impl(trampoline, "Autograd", with_keyset=True, own_library=own_library)
+        generated = autograd.autograd(operator, self._make)
+        return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, NodeRef | None]:
-        is_used = is_direct(self.definition.schema) and Tag.out not in self.definition.tags
-        return _general(self, self.definition), self._node if is_used else None
+        calls_directly = is_direct(self.operator.schema)
+        general = _general(self, self.operator, calls_directly)
+        return general, self._node if calls_directly and Tag.out not in self.operator.tags else None
 
     def _forget_node(self) -> None:
         self._node.apply = self._current = None
-        self.definition.recompile()
+        self.operator.recompile()
         self._guard_changed()
 
     def regenerate(self) -> None:
@@ -161,8 +154,8 @@ class AutogradRule:
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
         if not followed:
             return entry
-        mutated = [(i, a.name) for i, a in enumerate(self.definition.schema.operands) if a.name in followed]
-        return _CaptureCheck(entry, mutated, self.definition.qualname)
+        mutated = [(i, a.name) for i, a in enumerate(self.operator.schema.operands) if a.name in followed]
+        return _CaptureCheck(entry, mutated, self.operator.qualname)
 
     def current(self) -> ActiveFormulas:
         """What holds for the formulas that are registered now."""
@@ -173,7 +166,7 @@ class AutogradRule:
         with lock:
             if self._current is None:
                 backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = ActiveFormulas(self.definition, backward, jvp)
+                self._current = ActiveFormulas(self.operator, backward, jvp)
             return self._current
 
     def sources(self) -> dict[str, str]:
@@ -187,7 +180,7 @@ class AutogradRule:
         callback = next((f.setup_context for f in self.current().formulas if f is not None and f.setup_context), None)
         for start, (problem, fix) in _OF_CONTEXT.items():
             if callback is not None and str(error).startswith(start):
-                op = str(self.definition.name)
+                op = self.operator.qualname
                 raise AutogradError(problem, op=op, got=str(error), where=where(callback), fix=fix) from None
 
     def node(self, current: ActiveFormulas) -> Node:
@@ -195,8 +188,8 @@ class AutogradRule:
         if current.node is None:
             with lock:
                 if current.node is None:
-                    _check_agreement(str(self.definition.name), *current.formulas)
-                    current.node = make_node(self.definition, current.layout, *current.formulas)
+                    _check_agreement(self.operator.qualname, *current.formulas)
+                    current.node = make_node(self.operator, current.layout, *current.formulas)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
                     if self._current is current and not current.ignores:
                         self._node.apply = current.node.apply
@@ -255,9 +248,9 @@ class _CaptureCheck:
 class ActiveFormulas:
     """What holds for the formulas of the moment."""
 
-    def __init__(self, definition: OperatorHandle, backward: Formula | None, jvp: Formula | None) -> None:
+    def __init__(self, operator: OperatorHandle, backward: Formula | None, jvp: Formula | None) -> None:
         formulas = [formula for formula in (backward, jvp) if formula is not None]
-        self.layout = layout = Layout.of(definition.schema, definition.tags, definition.differentiable, formulas)
+        self.layout = layout = Layout.of(operator.schema, operator.tags, operator.differentiable, formulas)
         ignored = [
             (i, argument)
             for i, argument in enumerate(layout.inputs)
@@ -302,58 +295,58 @@ def _modes_of_lower_levels(keyset: Any) -> Any:
     return _AS_THEY_ARE
 
 
-def _redispatch(definition: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _redispatch(operator: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         with _modes_of_lower_levels(keyset):
-            return definition.overload.redispatch(keyset & _torch.dispatcher.after_autograd, *args, **kwargs)
+            return operator.overload.redispatch(keyset & _torch.dispatcher.after_autograd, *args, **kwargs)
     except NotImplementedError as error:
-        definition.explain(error)
+        operator.explain(error)
         raise
 
 
-def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
+def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
-    overload, after = definition.overload, _torch.dispatcher.after_autograd
-    schema, direct = definition.schema, definition.fast_path.by_keyset
-    is_out, calls_directly = Tag.out in definition.tags, is_direct(schema)
+    overload, after = operator.overload, _torch.dispatcher.after_autograd
+    schema, direct = operator.schema, operator.fast_path.by_keyset
+    is_out = Tag.out in operator.tags
     any_requires_grad = autograd.any_requires_grad(schema)
-    mutated = mutated_results(schema, definition.tags)
+    mutated = mutated_results(schema, operator.tags)
 
     def general(
         keyset: Any, current_kernel: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if current_kernel is None and keyset.raw_repr() not in direct:
-            current_kernel = definition.find_fast_path(keyset)
+            current_kernel = operator.find_fast_path(keyset)
             kernel = None if _torch.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
             if kernel is not None and not (torch.is_grad_enabled() and any_requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
         if _torch.thread_state.autocast_is_on() and _torch.dispatcher.transforms_active():
             # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
-            casting = _torch.thread_state.casting_key(definition.qualname, tensors_in((*args, *kwargs.values())))
+            casting = _torch.thread_state.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
             if casting is not None:
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
         current = rule.current()
         watched = current.watched(args, kwargs)
         may_have = _torch.autograd.forward_ad_active() or (
-            definition.fast_path.tangents_seen and _torch.autograd.tangents_may_hide()
+            operator.fast_path.tangents_seen and _torch.autograd.tangents_may_hide()
         )
         has_tangents = may_have and _torch.autograd.any_tangent(watched)
-        if has_tangents and not definition.fast_path.tangents_seen:
-            definition.saw_tangents()
+        if has_tangents and not operator.fast_path.tangents_seen:
+            operator.saw_tangents()
         if torch.is_grad_enabled() and any_requires_grad(*watched):
             if is_out:
-                raise _out_error(definition)
+                raise _out_error(operator)
         elif not has_tangents:
             try:
                 # The operations of the kernel are not to take along tangents that the op ignores.
                 with _torch.dispatcher.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
                     result = overload.redispatch(keyset & after, *args, **kwargs)
             except NotImplementedError as error:
-                definition.explain(error)
+                operator.explain(error)
                 raise
             return mutated(args, kwargs) if mutated is not None else result
         fn = current_kernel.direct if current_kernel is not None and calls_directly else None
-        fn = fn or functools.partial(_redispatch, definition, keyset)
+        fn = fn or functools.partial(_redispatch, operator, keyset)
         try:
             return _torch.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
         except (TypeError, RuntimeError) as error:
@@ -363,10 +356,10 @@ def _general(rule: AutogradRule, definition: OperatorHandle) -> Fn:
     return _torch.dynamo.outside_dynamo(general)
 
 
-def _out_error(definition: OperatorHandle) -> AutogradError:
+def _out_error(operator: OperatorHandle) -> AutogradError:
     return AutogradError(
-        f"{definition.name.name}(): functions with out=... arguments don't support automatic differentiation, "
+        f"{operator.name.name}(): functions with out=... arguments don't support automatic differentiation, "
         "but one of the arguments requires grad",
-        op=str(definition.name),
+        op=operator.qualname,
         fix="call the functional op, or call this one under torch.no_grad()",
     )

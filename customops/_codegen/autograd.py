@@ -1,42 +1,44 @@
-"""The function at the Autograd key: a fast path to the kernel, or the autograd node."""
+"""The functions at the keys above a device: a fast path to the kernel, or the autograd node, or redispatch.
+
+The key set that a function gets holds whatever else is to come: modes, functorch, subclasses, views that are
+conjugate, ... `FastPath.by_keyset` has the current kernel for the key sets that hold nothing but a device, so where it
+has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tag
-
 from customops import _torch
-from customops._codegen.function import (
-    Shape,
-    Source,
-    any_of,
-    as_tuple,
-    compile_on_first_call,
-    fill,
-    may_be_none,
-    variable_name,
-)
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing
+from customops._codegen.function import Shape, Source, any_of, compile_on_first_call, fill
+from customops._codegen.kernel import Emitter, emit_kernel_call
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy, tensors_in
 from customops._schema.model import Argument, Schema
 
-AUTOGRAD = """\
-def autograd($keyset, /, {arguments}):
+FAST_PATH = """\
+def {name}($keyset, /, {parameters}):
     $current = $fast_path.get($keyset.raw_repr())
     if $current is not None and $forward_ad._current_level < 0:
-        $records = $is_grad_enabled()
-        if not {requires_grad}:
-            {defaults}
-            {kernel_call}
-        {node_call}
+        {fast_path}
     {leave_out}
-    return $general($keyset, $current, {args}, {kwargs})
+    return $general({given}, {args}, {kwargs})
+"""
+
+CALL_KERNEL = """\
+{defaults}
+{kernel_call}
+"""
+
+CALL_OR_DIFFERENTIATE = """\
+$records = $is_grad_enabled()
+if not {requires_grad}:
+    {defaults}
+    {kernel_call}
+{node_call}
 """
 
 NODE_CALL = """\
@@ -44,168 +46,97 @@ $apply = $node.apply
 if $apply is not None:
     {leave_out}
     try:
-        return $apply($current.direct, {arguments})
+        return $apply($current.direct, {passed})
     except $errors as $error:
         $node.explain($error)
         raise
 """
 
-#: What the templates of this module refer to.
-_OBJECTS: dict[str, Any] = {
-    "errors": (TypeError, RuntimeError),
-    "forward_ad": _torch.autograd.forward_ad,
-    "is_grad_enabled": torch.is_grad_enabled,
-}
-
-#: Makes what the function calls: ``general(keyset, current, args, kwargs)``, and the holder of a node or None.
+#: Makes what the function at Autograd calls: ``general(keyset, current, args, kwargs)``, and the holder of a node or
+#: None.
 Make = Callable[[], tuple[Fn, Any]]
 
 
-def autograd(
-    schema: Schema,
-    tags: tuple[torch.Tag, ...],
-    op: str,
-    when: CheckPolicy,
-    differentiable_args: tuple[Argument, ...],
-    fast_path: dict[int, CurrentKernel | None],
-    make: Make,
-) -> Callable[..., Any]:
+def autograd(operator: OperatorHandle, make: Make) -> Fn:
     """The function at the Autograd key: do what the device's kernel does, where that is all there is to do.
 
-    The key set that a kernel at Autograd receives holds whatever else is to come: modes, functorch, subclasses, views
-    that are conjugate, ... `fast_path` has the current kernel for the key sets that hold nothing but a device, so where
-    it has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel. Where something
-    is, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its arguments as they are. All else is
-    done by `general`.
+    Where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its
+    arguments as they are. All else is done by `general`.
     """
-    return compile_on_first_call(
-        "autograd", functools.partial(_generate, schema, tags, op, differentiable_args, fast_path, make, when=when)
-    )
+    return compile_on_first_call("autograd", functools.partial(_autograd, operator, make, when=operator.when))
 
 
-def _generate(
-    schema: Schema,
-    tags: tuple[torch.Tag, ...],
-    op: str,
-    differentiable_args: tuple[Argument, ...],
-    fast_path: dict[int, CurrentKernel | None],
-    make: Make,
-    *,
-    when: CheckPolicy,
-) -> Any:
+def _autograd(operator: OperatorHandle, make: Make, *, when: CheckPolicy) -> Any:
     general, node = make()
-    names = tuple(argument.name for argument in differentiable_args)
-    source = _source(Shape.of(schema, tags, when), names, has_node=node is not None)
-    return source.build(op, fast_path=fast_path, general=general, node=node)
+    names = tuple([a.name for a in operator.differentiable.differentiable_args(operator.schema)])
+    source = _source(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
+    fast_path = operator.fast_path.by_keyset
+    return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
+
+
+def ad_inplace_or_view(operator: OperatorHandle, general: Fn) -> Fn:
+    """The function at the ADInplaceOrView key of an op that writes: ``general(keyset, args, kwargs)`` does the rest.
+
+    A call gets there first where autograd is left out: in inference mode, with tensors from outside of it.
+    """
+    generate = functools.partial(_ad_inplace_or_view, operator, general, when=operator.when)
+    return compile_on_first_call("ad_inplace_or_view", generate)
+
+
+def _ad_inplace_or_view(operator: OperatorHandle, general: Fn, *, when: CheckPolicy) -> Any:
+    source = _source(Shape.of(operator.schema, operator.tags, when), None, has_node=False)
+    return source.build(operator.qualname, fast_path=operator.fast_path.by_keyset, general=general)
 
 
 @functools.lru_cache(maxsize=512)
-def _source(shape: Shape, differentiable_args: tuple[str, ...], *, has_node: bool) -> Source:
-    schema = shape.schema
-    source = Source("autograd", schema, shape.tags, shape.when)
-    source.objects |= _OBJECTS
-    parameters = emit_parameters(source)
-    leave_out, positional, named = emit_passing(source)
-    passed = [*positional, *named]
-    source.template = fill(
-        AUTOGRAD,
-        arguments=parameters,
-        requires_grad=_emit_requires_grad(source, [a for a in schema.arguments if a.name in differentiable_args]),
-        defaults=emit_defaults(source),
-        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, records="$records"),
-        node_call=fill(NODE_CALL, leave_out=leave_out, arguments=passed) if has_node else "",
-        leave_out=leave_out,
-        args=as_tuple(positional),
-        kwargs=as_dict(named),
+def _source(shape: Shape, differentiable_args: tuple[str, ...] | None, *, has_node: bool) -> Source:
+    """The source of either function; `differentiable_args` is None for the one at ADInplaceOrView."""
+    is_autograd, schema = differentiable_args is not None, shape.schema
+    source = Emitter("autograd" if is_autograd else "ad_inplace_or_view", shape)
+    records = "$records" if is_autograd else "$is_grad_enabled()"
+    holes: dict[str, Any] = {
+        "defaults": source.holes["defaults"],
+        "kernel_call": emit_kernel_call(source, bump=bool(schema.mutated), direct=True, records=records),
+    }
+    if differentiable_args is not None:
+        wanted = [argument for argument in schema.arguments if argument.name in differentiable_args]
+        holes["requires_grad"] = _emit_requires_grad(source, wanted)
+        holes["node_call"] = fill(NODE_CALL, **source.holes) if has_node else ""
+    source.fill(
+        FAST_PATH,
+        name=source.name,
+        fast_path=fill(CALL_OR_DIFFERENTIATE if is_autograd else CALL_KERNEL, **holes),
+        given="$keyset, $current" if is_autograd else "$keyset",
     )
     return source
 
 
-def as_dict(named: list[str]) -> str:
-    """A dict of what is passed by keyword."""
-    return f"$dict({', '.join(named)})" if named else "{}"
-
-
-def _emit_requires_grad(source: Source, differentiable_args: list[Argument]) -> str:
+def _emit_requires_grad(source: Source, differentiable_args: Sequence[Argument]) -> str:
     """An expression for: is anything to be differentiated?"""
     schema = source.schema
     if not differentiable_args:
         return "False"
-    if len(differentiable_args) <= 3 and all(argument.is_tensor for argument in differentiable_args):
-        each = any_of(_emit_one_requires_grad(a, may_be_none(a, schema)) for a in differentiable_args)
+    if len(differentiable_args) <= 3 and all([argument.is_tensor for argument in differentiable_args]):
+        may_be_none = schema.call.may_be_none
+        each = any_of(
+            [
+                f"({a.variable} is not None and {a.variable}.requires_grad)"
+                if a.name in may_be_none
+                else f"{a.variable}.requires_grad"
+                for a in differentiable_args
+            ]
+        )
         return f"($records and {each})"
     source.objects["any_requires_grad"] = any_requires_grad(schema)
-    return f"($records and $any_requires_grad({', '.join(map(variable_name, differentiable_args))}))"
-
-
-def _emit_one_requires_grad(argument: Argument, may_be_none: bool) -> str:
-    name = variable_name(argument)
-    return f"({name} is not None and {name}.requires_grad)" if may_be_none else f"{name}.requires_grad"
+    return f"($records and $any_requires_grad({', '.join([a.variable for a in differentiable_args])}))"
 
 
 def any_requires_grad(schema: Schema) -> Callable[..., bool]:
     """``f(*args, **kwargs)``: does a tensor, or one in a list, require grad?"""
-    has_gaps = any(argument.type.startswith("Tensor?[") for argument in schema.arguments)
+    has_gaps = True in [argument.type.startswith("Tensor?[") for argument in schema.tensors]
     return _look_for_grad if has_gaps else _torch.autograd.any_requires_grad
 
 
 def _look_for_grad(*args: Any, **kwargs: Any) -> bool:
     """torch's own function passes lists over that hold a None."""
     return any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The function at the ADInplaceOrView key of an op that writes: a fast path to the kernel, or redispatch
-# A call gets there first where autograd is left out: in inference mode, with tensors from outside of it.
-
-AD_INPLACE_OR_VIEW = """\
-def ad_inplace_or_view($keyset, /, {arguments}):
-    $current = $fast_path.get($keyset.raw_repr())
-    if $current is not None and $forward_ad._current_level < 0:
-        {defaults}
-        {kernel_call}
-    {leave_out}
-    return $general($keyset, {args}, {kwargs})
-"""
-
-
-def ad_inplace_or_view(
-    schema: Schema,
-    tags: tuple[Tag, ...],
-    op: str,
-    when: CheckPolicy,
-    fast_path: dict[int, CurrentKernel | None],
-    general: Fn,
-) -> Callable[..., Any]:
-    """The function at the ADInplaceOrView key: see `autograd` for `fast_path`; all else is done by `general`."""
-    generate = functools.partial(_generate_for_writes, schema, tags, op, fast_path, general, when=when)
-    return compile_on_first_call("ad_inplace_or_view", generate)
-
-
-def _generate_for_writes(
-    schema: Schema,
-    tags: tuple[Tag, ...],
-    op: str,
-    fast_path: dict[int, CurrentKernel | None],
-    general: Fn,
-    *,
-    when: CheckPolicy,
-) -> Any:
-    return _source_for_writes(Shape.of(schema, tags, when)).build(op, fast_path=fast_path, general=general)
-
-
-@functools.lru_cache(maxsize=512)
-def _source_for_writes(shape: Shape) -> Source:
-    source = Source("ad_inplace_or_view", shape.schema, shape.tags, shape.when)
-    source.objects["forward_ad"] = _torch.autograd.forward_ad
-    leave_out, positional, named = emit_passing(source)
-    source.template = fill(
-        AD_INPLACE_OR_VIEW,
-        arguments=emit_parameters(source),
-        defaults=emit_defaults(source),
-        kernel_call=emit_kernel_call(source, bump=True, direct=True),
-        leave_out=leave_out,
-        args=as_tuple(positional),
-        kwargs=as_dict(named),
-    )
-    return source

@@ -14,30 +14,23 @@ from __future__ import annotations
 import functools
 import keyword
 import math
-import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
-from customops import _torch
-from customops._codegen.function import Shape, Source, any_of, as_tuple, fill, variable_name
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters, emit_passing, emit_version_bump
+from customops._codegen.function import Shape, Source, any_of, as_tuple, fill
+from customops._codegen.kernel import Emitter, emit_kernel_call, emit_version_bump
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
-from customops.errors import CustomOpsError, cut
 
 CALL = """\
-def __call__({parameters}):
+def __call__($self, /, {parameters}):
     if $is_dynamo_compiling():
         return $self._opoverload({arguments})
     if (
         {arrive_as_they_are}
-        and not $is_torch_function_mode_enabled()
-        and not $profiler._is_profiler_enabled
-        and $forward_ad._current_level < 0
+        {nothing_active}
         and not $transforms_active()
         and not ({any_nested})
     ):
@@ -79,26 +72,18 @@ if {name} is not None:
     {name} = $list({name})
 """
 
+#: Guards of any call without the dispatcher: what is to see the call, and is no part of its tensors, is not active.
+NOTHING_ACTIVE = """\
+and not $is_torch_function_mode_enabled()
+and not $profiler._is_profiler_enabled
+and $forward_ad._current_level < 0
+"""
+
 #: In the place of what `emit_kernel_call` writes.
 PLAIN_CALL = """\
 {version_bump}
 return $current.fn({arguments})
 """
-
-#: What the template refers to.
-_OBJECTS: dict[str, Any] = {
-    "CustomOpsError": CustomOpsError,
-    "cut": cut,
-    "forward_ad": _torch.autograd.forward_ad,
-    "is_dynamo_compiling": is_dynamo_compiling,
-    "is_grad_enabled": torch.is_grad_enabled,
-    "is_nested": operator.attrgetter("is_nested"),
-    "is_torch_function_mode_enabled": _torch.dispatcher.is_torch_function_mode_enabled,
-    "lists": frozenset({list, tuple, torch.Size}),
-    "profiler": _torch.dispatcher.profiler,
-    "sign": math.copysign,
-    "transforms_active": _torch.dispatcher.transforms_active,
-}
 
 
 def obstacle(schema: Schema, *, eager: bool = False) -> str | None:
@@ -133,69 +118,44 @@ def _source(shape: Shape, *, eager: bool) -> Source:
     Dynamo is to see the first condition alone.
     """
     schema = shape.schema
-    source = Source("__call__", schema, shape.tags, shape.when)
-    source.objects |= _OBJECTS
-    holders = [argument for argument in schema.arguments if argument.holds_tensors]
-    gather, tensors, looks_same = _emit_look(holders)
-    parameters = emit_parameters(source)
-    leave_out, positional, named = emit_passing(source)
-    in_order = [*schema.positional, *schema.keyword_only]
-    by_name = _by_name(schema.positional, schema.keyword_only)
-    source.template = fill(
+    source = Emitter("__call__", shape)
+    gather, tensors, looks_same = _emit_look(schema)
+    bump = emit_version_bump(source) if schema.mutated else ""
+    source.fill(
         CALL,
-        parameters=["$self", "/", *parameters],
-        arguments=by_name,
-        arrive_as_they_are="\nand ".join(_emit_arrives(source, i, argument) for i, argument in enumerate(in_order)),
-        any_nested=" or ".join(map(_emit_nested, holders)),
+        arrive_as_they_are="\nand ".join([_emit_arrives(source, i, a) for i, a in enumerate(schema.call.arguments)]),
+        nothing_active=NOTHING_ACTIVE,
+        any_nested=" or ".join(map(_emit_nested, schema.tensors)),
         gather=gather,
         looks_same=looks_same,
         tensors=tensors,
-        defaults=emit_defaults(source),
-        conversions="".join(_emit_conversion(argument, copies=not eager) for argument in schema.arguments),
-        kernel_call=(_emit_plain_call if eager else _emit_checked_call)(source),
-        leave_out=leave_out,
-        passed=[*positional, *named],
+        conversions="".join([_emit_conversion(argument, copies=not eager) for argument in schema.arguments]),
+        kernel_call=fill(PLAIN_CALL, version_bump=bump, arguments=source.holes["arguments"])
+        if eager
+        else emit_kernel_call(source, bump=bool(bump), direct=True, alone=True, records="$records"),
     )
     return source
-
-
-def _emit_checked_call(source: Source) -> str:
-    mutates = bool(source.schema.mutated)
-    return emit_kernel_call(source, bump=mutates, direct=True, alone=True, records="$records")
-
-
-def _emit_plain_call(source: Source) -> str:
-    schema = source.schema
-    return fill(
-        PLAIN_CALL,
-        version_bump=emit_version_bump(source) if schema.mutated else "",
-        arguments=_by_name(schema.positional, schema.keyword_only),
-    )
-
-
-def _by_name(positional: Iterable[Argument], named: Iterable[Argument]) -> list[str]:
-    return [*map(variable_name, positional), *(f"{variable_name(a)}={variable_name(a)}" for a in named)]
 
 
 # The look -------------------------------------------------------------------------------------------------------
 
 
-def _emit_look(holders: list[Argument]) -> tuple[str, str, str]:
+def _emit_look(schema: Schema) -> tuple[str, str, str]:
     """Lines that gather the tensors of a call, an expression for them, and one for: is it of this kind?"""
-    if all(argument.type == "Tensor" for argument in holders):
-        names = [variable_name(argument) for argument in holders]
+    names = schema.call.tensors
+    if all([argument.type == "Tensor" for argument in schema.tensors]):
         return (
             "",
             as_tuple(names),
             f"$count == {len(names)} and not ($needs_grad and $records) and $looks_same({', '.join(names)})",
         )
-    gather = f"$all_tensors = {as_tuple(map(_emit_items, holders))}\n"
+    gather = f"$all_tensors = {as_tuple(map(_emit_items, schema.tensors))}\n"
     is_like = "$count == $len($all_tensors) and not ($needs_grad and $records) and $looks_same(*$all_tensors)"
     return gather, "$all_tensors", is_like
 
 
 def _emit_items(argument: Argument) -> str:
-    name = variable_name(argument)
+    name = argument.variable
     if argument.is_tensor_list:
         return f"*({name} or ())" if argument.type.endswith("?") else f"*{name}"
     return f"*(() if {name} is None else ({name},))" if argument.type.endswith("?") else name
@@ -203,7 +163,7 @@ def _emit_items(argument: Argument) -> str:
 
 def _emit_nested(argument: Argument) -> str:
     """The expression for: is a tensor nested? Those cannot be looked at."""
-    name = variable_name(argument)
+    name = argument.variable
     nested = f"True in $map($is_nested, {name})" if argument.is_tensor_list else f"{name}.is_nested"
     return f"({name} is not None and {nested})" if argument.type.endswith("?") else nested
 
@@ -222,7 +182,7 @@ def _row(argument: Argument) -> TypeRow | None:
 
 def _emit_arrives(source: Source, i: int, argument: Argument) -> str:
     """The condition under which we know what a kernel is to get of a value."""
-    name, row = variable_name(argument), _row(argument)
+    name, row = argument.variable, _row(argument)
     ways = [f"{name} is None"] if argument.type.endswith("?") else []
     if argument.has_default:
         ways.insert(0, f"{name} is $default_{i}")
@@ -261,7 +221,7 @@ def _emit_list_test(source: Source, name: str, row: TypeRow) -> str:
 
 def _emit_conversion(argument: Argument, *, copies: bool) -> str:
     """The lines that make of a value what the dispatcher would. `copies`: of lists, too."""
-    name, row = variable_name(argument), _row(argument)
+    name, row = argument.variable, _row(argument)
     if row is None:
         return ""
     if item_type(argument.type.removesuffix("?")) is not None:

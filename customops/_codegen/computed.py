@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._codegen.function import Source, as_tuple, fill
 from customops._dispatch.callbacks import Fn
 from customops._schema.model import Argument, Schema
 from customops.errors import DefinitionError, brief, where
@@ -137,12 +137,12 @@ def _source(
     known, lines = set(by_name) - set(functions), ""
     for i, (each, fn) in enumerate(computed):
         source.objects[f"compute_{i}"] = fn
-        given = [f"{wanted}={variable_name(by_name[wanted])}" for wanted in _wanted(fn, known, op, each)]
-        lines += fill(COMPUTE, name=variable_name(by_name[each]), i=str(i), given=given)
+        given = [f"{wanted}={by_name[wanted].variable}" for wanted in _wanted(fn, known, op, each)]
+        lines += fill(COMPUTE, name=by_name[each].variable, i=str(i), given=given)
         known.add(each)
     texts = _parameters(source, parameters, functions)
-    args = [variable_name(argument) for argument in parameters.positional]
-    named = [variable_name(argument) for argument in parameters.keyword_only]
+    args = [argument.variable for argument in parameters.positional]
+    named = [argument.variable for argument in parameters.keyword_only]
     return source, {"args": args, "named": named, "lines": {"parameters": texts, "compute": lines}}
 
 
@@ -153,7 +153,7 @@ def _parameters(source: Source, parameters: Schema, computed: Mapping[str, Fn]) 
     last = max((i for i, argument in enumerate(positional) if not argument.has_default), default=-1)
     texts = [_parameter(source, argument, optional=i > last) for i, argument in enumerate(positional)]
     texts += ["*", *(_parameter(source, argument, optional=argument.has_default) for argument in named)]
-    return ["$self", "/", *texts, *(f"{variable_name(_of(parameters, name))}=$missing" for name in computed)]
+    return ["$self", "/", *texts, *(f"{_of(parameters, name).variable}=$missing" for name in computed)]
 
 
 def _of(parameters: Schema, name: str) -> Argument:
@@ -162,9 +162,9 @@ def _of(parameters: Schema, name: str) -> Argument:
 
 def _parameter(source: Source, argument: Argument, *, optional: bool) -> str:
     if not optional:
-        return variable_name(argument)
+        return argument.variable
     source.objects[f"default_of_{argument.name}"] = None if argument.default_is_none_in_text else argument.default
-    return f"{variable_name(argument)}=$default_of_{argument.name}"
+    return f"{argument.variable}=$default_of_{argument.name}"
 
 
 def plain(fn: Fn, given: Any, op: str) -> Fn:

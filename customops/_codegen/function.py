@@ -10,7 +10,6 @@ import builtins
 import collections
 import functools
 import inspect
-import keyword
 import linecache
 import re
 import types
@@ -24,8 +23,7 @@ import torch
 
 from customops import _torch
 from customops._dispatch.results import CheckPolicy
-from customops._schema.model import Argument, Schema
-from customops.errors import UnsupportedError
+from customops._schema.model import Schema
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -34,6 +32,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: A hole alone on its line, or one within a line, with the comma before it.
 _HOLE = re.compile(r"^( *)\{(\w+)\}\n|(, )?\{(\w+)\}", re.MULTILINE)
+
+#: Of each template the texts before a hole with the groups of `_HOLE`, and the text after the last hole.
+_parts: dict[str, list[tuple[str, Any, Any, Any, Any]]] = {}
 
 
 def fill(template: str, /, **holes: str | Sequence[str]) -> str:
@@ -44,24 +45,22 @@ def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     goes the comma before it.
     """
     pieces = []
-    for text, indent, block, comma, hole in _parts(template):
+    parts = _parts.get(template)
+    if parts is None:
+        split = iter([*_HOLE.split(template), None, None, None, None])
+        parts = _parts[template] = list(zip(*[split] * 5, strict=True))
+    for text, indent, block, comma, hole in parts:
         pieces.append(text)
         if block is not None:
             code = holes[block]
             lines = code.splitlines() if isinstance(code, str) else code
-            pieces += [f"{indent}{line}\n" for line in lines]
+            if lines:
+                pieces += [indent, f"\n{indent}".join(lines), "\n"]
         elif hole is not None:
             code = holes[hole]
             code = code if isinstance(code, str) else ", ".join(code)
             pieces += [comma or "", code] if code else []
     return "".join(pieces)
-
-
-@functools.cache
-def _parts(template: str) -> list[tuple[str, Any, Any, Any, Any]]:
-    """Each text before a hole with the groups of `_HOLE`, and the text after the last hole."""
-    parts = iter([*_HOLE.split(template), None, None, None, None])
-    return list(zip(*[parts] * 5, strict=True))
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Source:
     """A function to generate: the shape of ops that it is for, its text, and the objects that the text refers to.
 
     ``$name`` in the text is a name that no argument of the op has. It stands for a local variable, for one of `objects`
-    or for what Python calls so: ``$len``. Arguments go by their own names, see `variable_name`.
+    or for what Python calls so: ``$len``. Arguments go by their own names, see `Argument.variable`.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class Source:
         self.objects: dict[str, Any] = {}
         #: Objects that are other ones for each op: functions that make them of its name.
         self.objects_of_op: dict[str, Callable[[str], Any]] = {}
-        self._prefix = "_"
-        while any(argument.name.startswith(self._prefix) for argument in schema.arguments):
+        self._prefix, names = "_", ",".join(["", *[argument.name for argument in schema.arguments]])
+        while f",{self._prefix}" in names:
             self._prefix += "_"
 
     def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
@@ -111,8 +110,11 @@ class Source:
     def build(self, op: str = "", **objects: Any) -> Callable[..., Any]:
         """The function for one op, with the objects that are its own. It is compiled once."""
         first = self._first
-        own = {name: make(op) for name, make in self.objects_of_op.items()} | objects
-        namespace = first.__globals__ | {self._prefix + name: value for name, value in own.items()}
+        namespace = dict(first.__globals__)
+        for name, make in self.objects_of_op.items():
+            namespace[self._prefix + name] = make(op)
+        for name, value in objects.items():
+            namespace[self._prefix + name] = value
         function = types.FunctionType(first.__code__, namespace, self.name, first.__defaults__)
         function.__kwdefaults__ = first.__kwdefaults__
         return function
@@ -121,10 +123,9 @@ class Source:
     def _first(self) -> Any:
         """The function without the objects of an op."""
         code, names = _compiled(self.template, self._prefix, self.name)
-        objects, common = self.objects, vars(builtins)
-        namespace = {self._prefix + name: objects[name] for name in names if name in objects}
-        namespace |= {self._prefix + name: common[name] for name in names if name not in objects and name in common}
-        namespace["__tracebackhide__"] = True
+        known, namespace = vars(builtins) | self.objects, {"__tracebackhide__": True}
+        for name in names & known.keys():
+            namespace[self._prefix + name] = known[name]
         exec(code, namespace)
         return namespace.pop(self.name)
 
@@ -191,7 +192,7 @@ def _compiled(template: str, prefix: str, name: str) -> tuple[types.CodeType, fr
     text, names = template.replace("$", prefix), frozenset(_NAME.findall(template))
     file = f"{_FILE}{name} {zlib.crc32(text.encode()):08x}>"
     module = compile(text, file, "exec")
-    code = next(const for const in module.co_consts if isinstance(const, types.CodeType))
+    (code,) = [const for const in module.co_consts if isinstance(const, types.CodeType)]
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     _living[file] += 1
     weakref.finalize(code, _forget_lines, file).atexit = False
@@ -203,32 +204,6 @@ def _forget_lines(file: str) -> None:
     if not _living[file]:  # else it was compiled anew
         del _living[file]
         linecache.cache.pop(file, None)
-
-
-# Arguments ------------------------------------------------------------------------------------------------------
-
-
-def always_passed(schema: Schema) -> int:
-    """How many positional arguments a call always has: trailing ones that equal their default are not passed."""
-    return max((i + 1 for i, argument in enumerate(schema.positional) if not argument.has_default), default=0)
-
-
-def variable_name(argument: Argument) -> str:
-    """The variable that holds an argument. Positional ones may be called anything; keyword-only ones are parameters."""
-    if not keyword.iskeyword(argument.name) and argument.name != "__debug__":
-        return argument.name
-    if argument.kwarg_only:
-        raise UnsupportedError(
-            f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
-            argument=argument.name,
-            fix="rename it, or make it positional",
-        )
-    return f"${argument.name}"
-
-
-def may_be_none(argument: Argument, schema: Schema) -> bool:
-    """Torch takes None for a Tensor, too; but a call with no tensor at all does not get to a kernel of a device."""
-    return argument.type != "Tensor" or sum(a.holds_tensors for a in schema.arguments) > 1
 
 
 # Expressions ----------------------------------------------------------------------------------------------------

@@ -15,24 +15,24 @@ import torch
 
 from customops import _torch
 from customops._codegen.autograd import any_requires_grad
-from customops._codegen.function import Shape, Source, fill, may_be_none, variable_name
-from customops._codegen.kernel import emit_defaults, emit_kernel_call, emit_parameters
+from customops._codegen.bypass import NOTHING_ACTIVE
+from customops._codegen.function import Shape, Source
+from customops._codegen.kernel import Emitter, emit_kernel_call
+from customops._dispatch.operator import OperatorHandle
 from customops._schema.model import Argument
 
 GRAPH_CALL = """\
 def graph_call({parameters}):
-    $current = $handle.fast_path.in_graphs.get($device)
+    $current = $operator.fast_path.in_graphs.get($device)
     if $current is None:
-        $current = $handle.find_fast_path_in_graphs($device)
+        $current = $operator.find_fast_path_in_graphs($device)
     if (
         $current is not None
         and not $mode_count()
         and $transform() is None
-        and not $is_torch_function_mode_enabled()
-        and not $profiler._is_profiler_enabled
+        {nothing_active}
         and not $is_excluded($conjugate)
         {counts_versions}
-        and $forward_ad._current_level < 0
         {are_plain}
         {nothing_to_differentiate}
     ):
@@ -47,24 +47,7 @@ def _is_lazy(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
 
 
-#: What the template refers to.
-_OBJECTS: dict[str, Any] = {
-    "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
-    "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
-    "is_lazy": _is_lazy,
-    "forward_ad": _torch.autograd.forward_ad,
-    "is_excluded": _torch.dispatcher.is_excluded,
-    "is_grad_enabled": torch.is_grad_enabled,
-    "is_torch_function_mode_enabled": _torch.dispatcher.is_torch_function_mode_enabled,
-    "mode_count": _torch.dispatcher.mode_count,
-    "plain_types": {torch.Tensor, torch.nn.Parameter},
-    "profiler": _torch.dispatcher.profiler,
-    "transform": _torch.dispatcher.innermost_transform,
-    "types_in_lists": {torch.Tensor, torch.nn.Parameter, type(None)},
-}
-
-
-def graph_call(operator: Any, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
+def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
     """The function for calls of an op on tensors of a device, given by its dispatch key.
 
     Args:
@@ -72,36 +55,32 @@ def graph_call(operator: Any, device: str, dispatched: Callable[..., Any]) -> Ca
         dispatched: does the same by the dispatcher, at any time.
     """
     source = _source(Shape.of(operator.schema, operator.tags, operator.when))
-    function = source.build(operator.qualname, handle=operator, device=device, dispatched=dispatched)
+    function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 
 
 @functools.lru_cache(maxsize=512)
 def _source(shape: Shape) -> Source:
     schema = shape.schema
-    source = Source("graph_call", schema, shape.tags, shape.when)
-    tensors = [argument for argument in schema.arguments if argument.holds_tensors]
-    named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
-    names = [variable_name(argument) for argument in tensors]
-    source.template = fill(
+    source = Emitter("graph_call", shape)
+    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _is_lazy}
+    records = f"$is_grad_enabled() and $any_requires_grad({', '.join(schema.call.tensors)})"
+    source.fill(
         GRAPH_CALL,
-        parameters=emit_parameters(source),
+        nothing_active=NOTHING_ACTIVE,
         counts_versions="and not $is_excluded($ad_inplace_or_view)" if schema.mutated else "",
-        are_plain="\n".join(f"and {_emit_is_plain(argument, may_be_none(argument, schema))}" for argument in tensors),
-        nothing_to_differentiate=f"and not ($is_grad_enabled() and $any_requires_grad({', '.join(names)}))",
-        defaults=emit_defaults(source),
+        are_plain=[f"and {_emit_is_plain(a, a.name in schema.call.may_be_none)}" for a in schema.tensors],
+        nothing_to_differentiate=f"and not ({records})",
         kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
-        arguments=[*map(variable_name, schema.positional), *named],
     )
-    source.objects |= _OBJECTS | {"any_requires_grad": any_requires_grad(schema)}
     return source
 
 
 def _emit_is_plain(argument: Argument, may_be_none: bool) -> str:
     """The condition under which what is given for an argument has no subclass of tensors in it."""
-    name = variable_name(argument)
+    name = argument.variable
     if argument.is_tensor_list:
         test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
         return f"({name} is None or {test})" if argument.type.endswith("?") else test
-    test = f"$type({name}) in $plain_types and not ({name}.is_neg() or {name}._is_zerotensor())"
+    test = f"$type({name}) in $tensor_types and not ({name}.is_neg() or {name}._is_zerotensor())"
     return f"({test} or {name} is None)" if may_be_none else test

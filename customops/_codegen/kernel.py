@@ -1,47 +1,169 @@
-"""The function at a device's dispatch key: it calls the user's kernel and checks the result."""
+"""What generated functions of an op have in common, and the function at a device's dispatch key: it calls the kernel.
+
+`Emitter` has parameters, pass-through and defaults; then come the checks of results, the call of a kernel with them,
+and last the function around it.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen.function import (
-    Shape,
-    Source,
-    all_of,
-    always_passed,
-    as_tuple,
-    compile_on_first_call,
-    fill,
-    may_be_none,
-    variable_name,
-)
+from customops._codegen.function import Shape, Source, all_of, as_tuple, compile_on_first_call, fill
 from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
-from customops._schema.model import Argument, Return, Schema
+from customops._schema.model import Return, Schema
 from customops._torch.schema import Tag
+from customops.errors import CustomOpsError, cut
 
-# The lines that check what a kernel returns ---------------------------------------------------------------------------
-
-#: What the templates of this module refer to.
-_CHECK_OBJECTS: dict[str, Any] = {
+#: What templates refer to, in any function that calls a kernel.
+_OBJECTS: dict[str, Any] = {
+    "CustomOpsError": CustomOpsError,
     "Tensor": Tensor,
+    "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
     "any_alias": _torch.tensors.any_alias,
+    "autocast_is_on": _torch.thread_state.autocast_is_on,
+    "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
+    "cut": cut,
+    "errors": (TypeError, RuntimeError),
+    "forward_ad": _torch.autograd.forward_ad,
+    "increment_version": _torch.autograd.increment_version,
+    "is_dynamo_compiling": is_dynamo_compiling,
+    "is_excluded": _torch.dispatcher.is_excluded,
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_nested": attrgetter("is_nested"),
     "is_own": torch.UntypedStorage.resizable,
+    "is_torch_function_mode_enabled": _torch.dispatcher.is_torch_function_mode_enabled,
+    "lists": frozenset({list, tuple, torch.Size}),
+    "mode_count": _torch.dispatcher.mode_count,
+    "profiler": _torch.dispatcher.profiler,
     "sequences": (list, tuple),
+    "set_grad_enabled": _torch.thread_state.set_grad_enabled,
     "share_memory": _torch.tensors.outputs_share_memory,
+    "sign": math.copysign,
     "storage": Tensor.untyped_storage,
     "tensor_types": {Tensor, torch.nn.Parameter},
+    "tensors_in": tensors_in,
+    "transform": _torch.dispatcher.innermost_transform,
+    "transforms_active": _torch.dispatcher.transforms_active,
+    "types_in_lists": {Tensor, torch.nn.Parameter, type(None)},
     "uses": _torch.tensors.storage_uses,
+    "without_defaults": without_defaults,
 }
 
+# Parameters, defaults, and passing on what was given ------------------------------------------------------------------
+
+
+class _Common(NamedTuple):
+    """What is the same in all functions of an op."""
+
+    #: Code, by the holes of templates that it is for: `parameters`, with the defaults that a call may leave out;
+    #: `arguments`, all of them as they are; `defaults`, the lines that give arguments the form that callbacks are to
+    #: see; `passed`, `args` and `kwargs`, the arguments but those that were left out, with `leave_out` before.
+    holes: dict[str, str | list[str]]
+    objects: dict[str, Any]
+
+
+class _Checks(NamedTuple):
+    """The lines that check what a kernel returns. They are compiled into several functions of an op."""
+
+    #: They raise unless the result has the types of the schema, and aliases only what the schema says.
+    lines: str
+    #: They look at types alone.
+    types: str
+    objects_of_op: dict[str, Callable[[str], Any]]
+
+
+class Emitter(Source):
+    """The source of a function that is called as the op is."""
+
+    def __init__(self, name: str, shape: Shape) -> None:
+        super().__init__(name, shape.schema, shape.tags, shape.when)
+        self.shape, self.holes = shape, _common(shape).holes
+        self.checks = _checks(shape)
+        self.objects |= _OBJECTS | _common(shape).objects
+        self.objects_of_op |= self.checks.objects_of_op
+
+    def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
+        super().fill(template, **self.holes, **holes)
+
+
+#: Passing a keyword costs more than finding that it is at its default.
+LEAVE_OUT = """\
+if {name} is not {default}:
+    $named[{key!r}] = {name}
+"""
+
+PYTHON_FORM = """\
+{name} = $in_python_form_{i}({name})
+"""
+
+#: A default that is a list is another list in each call.
+NEW_LIST = """\
+if {name} is $default_{i}:
+    {name} = $list({name})
+"""
+
+
+@functools.lru_cache(maxsize=512)
+def _common(shape: Shape) -> _Common:
+    call, count = shape.schema.call, len(shape.schema.positional)
+    objects: dict[str, Any] = {}
+    parameters: list[str] = []
+    named: list[str] = []
+    defaults = leave_out = ""
+    cuts = True in call.may_be_left_out[:count]
+    for i, argument in enumerate(call.arguments):
+        name, parameter = argument.variable, argument.variable
+        is_left_out = cuts and argument.kwarg_only and argument.has_default
+        if argument.has_default:
+            objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
+            if call.may_be_left_out[i]:
+                parameter += f"=$default_{i}"
+            if is_altered(argument):
+                objects[f"in_python_form_{i}"] = functools.partial(in_python_form, argument)
+                defaults += PYTHON_FORM.format(name=name, i=i)
+            elif isinstance(argument.default, tuple):
+                defaults += NEW_LIST.format(name=name, i=i)
+        if is_left_out:
+            leave_out += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
+        elif argument.kwarg_only:
+            named.append(f"{name}={name}")
+        parameters += ["*", parameter] if argument.kwarg_only and i == count else [parameter]
+    positional = list(call.positional)
+    if cuts:
+        first = call.may_be_left_out.index(True)
+        rest = as_tuple([f"$default_{i}" for i in range(first, count)])
+        positional[first:] = [f"*$without_defaults({as_tuple(positional[first:])}, {rest})"]
+    if leave_out:
+        leave_out = f"$named = {{}}\n{leave_out}"
+        named.append("**$named")
+    return _Common(
+        {
+            "parameters": parameters,
+            "arguments": [*call.positional, *call.named],
+            "defaults": defaults,
+            "leave_out": leave_out,
+            "passed": [*positional, *named],
+            "args": as_tuple(positional),
+            "kwargs": f"$dict({', '.join(named)})" if named else "{}",
+        },
+        objects,
+    )
+
+
+# The lines that check what a kernel returns ---------------------------------------------------------------------------
 
 FIRST_CALL_ONLY = """\
 if $current.unchecked:
@@ -71,44 +193,33 @@ if $alias and $share_memory({tensors}, {results}):
 """
 
 
-def emit_checks(source: Source) -> str:
-    """The lines that raise unless the result has the types of the schema, and aliases only what the schema says."""
-    if source.when == "never":
-        return ""
-    source.objects |= _CHECK_OBJECTS
-    if Tag.inplace in source.tags or Tag.out in source.tags:
-        checks = _emit_identity_check(source)
+@functools.lru_cache(maxsize=512)
+def _checks(shape: Shape) -> _Checks:
+    schema, returns = shape.schema, shape.schema.returns
+    of_op: dict[str, Callable[[str], Any]] = {"structure": functools.partial(structure_check, schema, role="kernel")}
+    if {ret.type for ret in returns} <= {"Tensor", "Tensor[]"}:
+        matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
+        if len(returns) > 1:
+            matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
+        types = fill(CHECK_STRUCTURE, mismatch=f"not {all_of(matches)}" if returns else "$result is not None")
     else:
-        checks = emit_structure_check(source) + _emit_alias_check(source)
-    return fill(FIRST_CALL_ONLY, checks=checks) if source.when == "first" else checks
-
-
-def _emit_identity_check(source: Source) -> str:
-    """The lines that raise unless an in-place or out op returns its mutated arguments."""
-    schema = source.schema
-    if Tag.inplace in source.tags:
-        source.objects_of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
-        return fill(CHECK_IDENTITY, is_another=f"$result is not {variable_name(schema.positional[0])}")
-    source.objects_of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
-    outs = [variable_name(argument) for argument in schema.mutated]
-    is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
-    if len(outs) > 1:
-        is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
-    return fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
-
-
-def emit_structure_check(source: Source) -> str:
-    """The lines that look closer at a result which is no plain tensor, or list of these, where the schema has one."""
-    source.objects |= _CHECK_OBJECTS
-    source.objects_of_op["structure"] = functools.partial(structure_check, source.schema, role="kernel")
-    returns = source.schema.returns
-    if any(ret.type not in ("Tensor", "Tensor[]") for ret in returns):
-        return "$result = $structure($result, $fn)\n"
-    matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
-    if len(returns) > 1:
-        matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
-    mismatch = f"not {all_of(matches)}" if returns else "$result is not None"
-    return fill(CHECK_STRUCTURE, mismatch=mismatch)
+        types = "$result = $structure($result, $fn)\n"
+    if shape.when == "never":
+        return _Checks("", types, of_op)
+    if Tag.inplace in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
+        lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
+    elif Tag.out in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
+        outs = [argument.variable for argument in schema.mutated]
+        is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
+        if len(outs) > 1:
+            is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
+        lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
+    else:
+        of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
+        lines = types + _emit_alias_check(schema)
+    return _Checks(fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op)
 
 
 def _emit_match(value: str, ret: Return) -> str:
@@ -123,9 +234,8 @@ def _items(value: str, returns: Sequence[Any]) -> list[str]:
     return [value] if len(returns) == 1 else [f"{value}[{i}]" for i in range(len(returns))]
 
 
-def _emit_alias_check(source: Source) -> str:
+def _emit_alias_check(schema: Schema) -> str:
     """The lines that raise if a result is memory of an argument or of another result."""
-    schema = source.schema
     results = {
         item: ret.type
         for item, ret in zip(_items("$result", schema.returns), schema.returns, strict=True)
@@ -134,16 +244,15 @@ def _emit_alias_check(source: Source) -> str:
     has_one_tensor = not schema.takes_tensors and list(results.values()) == ["Tensor"]
     if schema.is_view or not results or has_one_tensor:
         return ""
-    source.objects_of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
-    tensors = [variable_name(argument) for argument in schema.arguments if argument.holds_tensors]
-    has_lists = any(argument.is_tensor_list for argument in schema.arguments) or set(results.values()) != {"Tensor"}
-    named = ", ".join(f"{argument.name!r}: {variable_name(argument)}" for argument in schema.keyword_only)
+    tensors = schema.call.tensors
+    has_lists = not all([each.is_tensor for each in schema.tensors]) or set(results.values()) != {"Tensor"}
+    named = ", ".join([f"{argument.name!r}: {argument.variable}" for argument in schema.keyword_only])
     return fill(
         CHECK_ALIASES,
         may_alias=_emit_lists_may_alias(tensors, results) if has_lists else _emit_may_alias(tensors, list(results)),
         tensors=as_tuple(tensors),
         results=as_tuple(results),
-        positional=as_tuple(map(variable_name, schema.positional)),
+        positional=as_tuple(schema.call.positional),
         keyword_only=f"{{{named}}}",
     )
 
@@ -166,7 +275,7 @@ or $any_alias({tensors}, {}, {results})
 """
 
 
-def _emit_may_alias(tensors: list[str], results: list[str]) -> str:
+def _emit_may_alias(tensors: Sequence[str], results: list[str]) -> str:
     each_is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
     pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
     return fill(
@@ -176,7 +285,7 @@ def _emit_may_alias(tensors: list[str], results: list[str]) -> str:
     )
 
 
-def _emit_lists_may_alias(tensors: list[str], results: dict[str, str]) -> str:
+def _emit_lists_may_alias(tensors: Sequence[str], results: dict[str, str]) -> str:
     flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
     return fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
 
@@ -214,58 +323,33 @@ if {state_differs}:
     $result = $call_plainly($fn, {arguments})
 el"""
 
-#: What the templates of this module refer to.
-_OBJECTS: dict[str, Any] = {
-    "autocast_is_on": _torch.thread_state.autocast_is_on,
-    "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
-    "increment_version": _torch.autograd.increment_version,
-    "is_excluded": _torch.dispatcher.is_excluded,
-    "is_grad_enabled": torch.is_grad_enabled,
-    "sequences": (list, tuple),
-    "set_grad_enabled": _torch.thread_state.set_grad_enabled,
-    "tensors_in": tensors_in,
-}
 
-
-def kernel(
-    schema: Schema,
-    tags: tuple[torch.Tag, ...],
-    op: str,
-    current: CurrentKernel,
-    when: CheckPolicy,
-    *,
-    bump: bool = False,
-) -> Callable[..., Any]:
+def kernel(operator: OperatorHandle, current: CurrentKernel, *, bump: bool = False) -> Callable[..., Any]:
     """The function at a device's dispatch key: fill defaults in, call the current kernel, check what it returns.
 
     With `bump` it also bumps the versions of mutated arguments, which is else done at a key above.
     """
-    for argument in schema.keyword_only:
-        variable_name(argument)  # raises now what it would raise in the first call
-    generate = functools.partial(_generate, schema, tags, op, current, when=when, bump=bump)
-    return compile_on_first_call("kernel", generate)
+    if operator.schema.keyword_only:
+        _ = operator.schema.call  # raises now what it would raise in the first call
+    return compile_on_first_call(
+        "kernel", functools.partial(_generate, operator, current, when=operator.when, bump=bump)
+    )
 
 
-def _generate(
-    schema: Schema, tags: tuple[torch.Tag, ...], op: str, current: CurrentKernel, *, when: CheckPolicy, bump: bool
-) -> Any:
-    return _source(Shape.of(schema, tags, when), bump=bump).build(op, current=current)
+def _generate(operator: OperatorHandle, current: CurrentKernel, *, when: CheckPolicy, bump: bool) -> Any:
+    shape = Shape.of(operator.schema, operator.tags, when)
+    return _source(shape, bump=bump).build(operator.qualname, current=current)
 
 
 @functools.lru_cache(maxsize=512)
 def _source(shape: Shape, *, bump: bool) -> Source:
-    source = Source("kernel", shape.schema, shape.tags, shape.when)
-    source.template = fill(
-        KERNEL,
-        parameters=emit_parameters(source),
-        defaults=emit_defaults(source),
-        kernel_call=emit_kernel_call(source, bump=bump, direct=False),
-    )
+    source = Emitter("kernel", shape)
+    source.fill(KERNEL, kernel_call=emit_kernel_call(source, bump=bump, direct=False))
     return source
 
 
 def emit_kernel_call(
-    source: Source,
+    source: Emitter,
     *,
     bump: bool,
     direct: bool,
@@ -286,16 +370,14 @@ def emit_kernel_call(
     schema = source.schema
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
-    positional = [variable_name(argument) for argument in schema.positional]
-    named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
-    source.objects |= _OBJECTS | {"call_plainly": _call_plainly(schema)}
+    source.objects["call_plainly"] = _call_plainly(schema)
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
     call = CALL if alone else CALL_IN_ANY_STATE + CALL
     return fill(
         KERNEL_CALL,
         version_bump=emit_version_bump(source) if bump else "",
-        call=fill(call, state_differs=state_differs, records=records, arguments=[*positional, *named]),
-        checks=(emit_structure_check(source) if last and source.when != "always" else "") + emit_checks(source),
+        call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
+        checks=(source.checks.types if last and source.when != "always" else "") + source.checks.lines,
         conversion=_emit_conversion(source, alone),
     )
 
@@ -325,91 +407,6 @@ def _call_plainly(schema: Schema) -> Callable[..., Any]:
     return _torch.thread_state.call_plainly_writing if schema.mutated else _torch.thread_state.call_plainly
 
 
-# Parameters -----------------------------------------------------------------------------------------------------
-
-
-def _in_order(schema: Schema) -> tuple[Argument, ...]:
-    return (*schema.positional, *schema.keyword_only)
-
-
-def emit_parameters(source: Source) -> list[str]:
-    """Parameters for all arguments, with the defaults that a call may leave out."""
-    schema, parameters = source.schema, []
-    for i, argument in enumerate(_in_order(schema)):
-        if argument.kwarg_only and i == len(schema.positional):
-            parameters.append("*")
-        if argument.has_default:
-            source.objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
-        default = f"=$default_{i}" if may_be_left_out(schema, i) else ""
-        parameters.append(variable_name(argument) + default)
-    return parameters
-
-
-def may_be_left_out(schema: Schema, i: int) -> bool:
-    """May a call leave out the argument that is the i-th of `_in_order`?"""
-    argument = _in_order(schema)[i]
-    return argument.has_default and (argument.kwarg_only or i >= always_passed(schema))
-
-
-#: Passing a keyword costs more than finding that it is at its default.
-LEAVE_OUT = """\
-if {name} is not {default}:
-    $named[{key!r}] = {name}
-"""
-
-
-def emit_passing(source: Source) -> tuple[str, list[str], list[str]]:
-    """How a function with the parameters of `emit_parameters` passes on what it was given: what was left out stays so.
-
-    Lines that come before, what is passed by position, and what by keyword.
-    """
-    schema = source.schema
-    source.objects["without_defaults"] = without_defaults
-    count = sum(not may_be_left_out(schema, i) for i in range(len(schema.positional)))
-    positional = [variable_name(argument) for argument in schema.positional]
-    named = [f"{variable_name(argument)}={variable_name(argument)}" for argument in schema.keyword_only]
-    if count == len(positional):
-        return "", positional, named
-    defaults = [f"$default_{i}" for i in range(count, len(positional))]
-    rest = f"*$without_defaults({as_tuple(positional[count:])}, {as_tuple(defaults)})"
-    lines = ""
-    for i, argument in enumerate(schema.keyword_only, len(positional)):
-        if argument.has_default:
-            name = variable_name(argument)
-            lines += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
-            named.remove(f"{name}={name}")
-    return (
-        f"$named = {{}}\n{lines}" if lines else "",
-        [*positional[:count], rest],
-        [*named, *["**$named"] * bool(lines)],
-    )
-
-
-PYTHON_FORM = """\
-{name} = $in_python_form_{i}({name})
-"""
-
-#: A default that is a list is another list in each call.
-NEW_LIST = """\
-if {name} is $default_{i}:
-    {name} = $list({name})
-"""
-
-
-def emit_defaults(source: Source) -> str:
-    """The lines that give arguments the form that callbacks are to see."""
-    lines = ""
-    for i, argument in enumerate(_in_order(source.schema)):
-        if not argument.has_default:
-            continue
-        if is_altered(argument):
-            source.objects[f"in_python_form_{i}"] = functools.partial(in_python_form, argument)
-            lines += fill(PYTHON_FORM, name=variable_name(argument), i=str(i))
-        elif isinstance(argument.default, tuple):
-            lines += fill(NEW_LIST, name=variable_name(argument), i=str(i))
-    return lines
-
-
 # Versions -------------------------------------------------------------------------------------------------------
 
 BUMP_GIVEN = """\
@@ -425,13 +422,13 @@ else:
 
 def emit_version_bump(source: Source) -> str:
     """The lines that count a write to each mutated argument."""
-    schema, source.objects = source.schema, source.objects | _OBJECTS
-    mutated = as_tuple(map(variable_name, schema.mutated))
+    schema = source.schema
+    mutated = as_tuple([a.variable for a in schema.mutated])
     if {argument.type for argument in schema.mutated} == {"Tensor[]"} and len(schema.mutated) == 1:
-        return f"$increment_version({variable_name(schema.mutated[0])})\n"
-    if not all(argument.is_tensor for argument in schema.mutated):
+        return f"$increment_version({schema.mutated[0].variable})\n"
+    if not all([argument.is_tensor for argument in schema.mutated]):
         return f"$increment_version($tensors_in({mutated}))\n"
-    optional = [variable_name(argument) for argument in schema.mutated if may_be_none(argument, schema)]
+    optional = [argument.variable for argument in schema.mutated if argument.name in schema.call.may_be_none]
     if not optional:
         return f"$increment_version({mutated})\n"
     bump = fill(BUMP_GIVEN, all_given=" and ".join(f"{name} is not None" for name in optional), mutated=mutated)

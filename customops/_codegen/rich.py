@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen.function import Source, as_tuple, fill, variable_name
+from customops._codegen.function import Source, as_tuple, fill
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import describe
 from customops._schema.annotations import code
@@ -184,7 +184,7 @@ class Writer:
         return [*positional, *star, *named]
 
     def _variables(self, arguments: tuple[Argument, ...]) -> list[str]:
-        return [variable_name(argument) for argument in arguments]
+        return [argument.variable for argument in arguments]
 
     # Lowering ---------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Writer:
 
     def restored(self) -> dict[str, str]:
         """An expression for each parameter, of the arguments of the schema."""
-        values = {argument.name: variable_name(argument) for argument in self.schema.arguments}
+        values = {argument.name: argument.variable for argument in self.schema.arguments}
         return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
 
     def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:

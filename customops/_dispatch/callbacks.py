@@ -170,12 +170,12 @@ def filler(schema: Schema) -> Fill | None:
     The dispatcher drops trailing arguments that equal their default, and hands the rest over. Callbacks always get
     them all, in the Python form in which the op's author wrote them.
     """
-    if not any(argument.has_default for argument in schema.arguments):
+    if True not in [argument.has_default for argument in schema.arguments]:
         return None
-    defaults = tuple(argument.default for argument in schema.positional)
+    defaults = tuple([argument.default for argument in schema.positional])
     keyword_only = schema.keyword_only
-    altered = [(i, a) for i, a in enumerate(schema.positional) if is_altered(a)]
-    has_lists = any(isinstance(default, tuple) for default in defaults)
+    altered = [(i, a) for i, a in enumerate(schema.positional) if a.has_default and is_altered(a)]
+    has_lists = tuple in map(type, defaults)
     if not (keyword_only or altered or has_lists):
         return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
 

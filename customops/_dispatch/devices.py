@@ -44,6 +44,8 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
 
     The dispatch key of a device stands for the device, and that of kernels for every device for these.
     """
+    if device_types is None:
+        return (None,)
     devices: tuple[Any, ...] = (device_types,)
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         devices = tuple(device_types)

@@ -14,6 +14,7 @@ import torch
 
 from customops import _torch
 from customops._dispatch.registrations import lock
+from customops._schema.model import cached_property
 from customops._torch.library import OpOverload, OpOverloadPacket
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 
@@ -26,12 +27,14 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
 
 
-class Name(NamedTuple):
-    """``namespace::name`` or ``namespace::name.overload``."""
-
+class _Parts(NamedTuple):
     namespace: str
     name: str
     overload: str = ""
+
+
+class Name(_Parts):
+    """``namespace::name`` or ``namespace::name.overload``."""
 
     @classmethod
     def parse(cls, text: str) -> Name:
@@ -83,20 +86,25 @@ class Name(NamedTuple):
         if _torch.schema.taken_by_torch(self):
             problem = f"{_torch.schema.taken_by_torch(self)} is something else"
         if problem is not None:
-            raise DefinitionError(f"an op cannot have this name: {problem}", op=str(self), fix="choose another name")
+            problem = f"an op cannot have this name: {problem}"
+            raise DefinitionError(problem, op=self.qualname, fix="choose another name")
 
-    @property
+    @cached_property
     def packet(self) -> str:
         """The name all overloads share."""
         return f"{self.namespace}::{self.name}"
 
-    @property
+    @cached_property
     def local(self) -> str:
         """The name inside the namespace."""
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
-    def __str__(self) -> str:
+    @cached_property
+    def qualname(self) -> str:
         return f"{self.namespace}::{self.local}"
+
+    def __str__(self) -> str:
+        return self.qualname
 
 
 def own_name(text: str) -> Name:
@@ -192,7 +200,7 @@ def declared(qualname: str) -> Any | None:
 
 def exists(name: Name) -> bool:
     """Is an op of this name defined, or declared?"""
-    return _torch.library.is_defined(name.packet, name.overload) or declared(str(name)) is not None
+    return _torch.library.is_defined(name.packet, name.overload) or declared(name.qualname) is not None
 
 
 def call_when_defined(callback: Callback) -> None:

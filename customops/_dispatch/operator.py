@@ -219,7 +219,7 @@ class OperatorHandle:
     @classmethod
     def define_from_text(cls, name: Name, text: str, tags: tuple[torch.Tag, ...], source: str) -> OperatorHandle:
         """Define an op by a schema that torch reads."""
-        check = check_policy(None, str(name))
+        check = check_policy(None, name.qualname)
         library, overload = _define(name, text, tags)
         spec = OpSpec(name, from_dispatcher(overload._schema), tags, text, check=check, source=source)
         return cls(spec, overload, library)
@@ -228,7 +228,7 @@ class OperatorHandle:
     def attach(cls, overload: OpOverload, source: str) -> OperatorHandle:
         """A handle to an op that exists already."""
         name = Name.parse(_torch.library.name_of_overload(overload))
-        check = check_policy(None, str(name))
+        check = check_policy(None, name.qualname)
         spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
         return cls(spec, overload)
 
@@ -404,7 +404,7 @@ class OperatorHandle:
         counts = _torch.dispatcher.count_kernels(self.qualname)
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
-            if counts[key] != sum(not kernel.raw for kernel in self._kernels.get(key, ())):
+            if counts[key] != [kernel.raw for kernel in self._kernels.get(key, ())].count(False):
                 return None
         return next((self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None)
 
@@ -531,7 +531,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise DefinitionError(
             f"torch refuses the definition: {reason.rstrip(' :')}",
-            op=str(name),
+            op=name.qualname,
             got=text,
             fix='correct the schema, which looks like "(Tensor x, float by=1.0) -> Tensor"',
         ) from error

@@ -129,9 +129,9 @@ class Slots(Generic[K, V]):
         if self.values:
             self._changed()
 
-    def set(self, key: K, value: V) -> Registration:
-        """Register a value for a key."""
-        entry = _Entry(self, key, value, user_source())
+    def set(self, key: K, value: V, source: str | None = None) -> Registration:
+        """Register a value for a key, at a ``file:line``; None: where the user's code is now."""
+        entry = _Entry(self, key, value, user_source() if source is None else source)
         self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
         try:

@@ -29,10 +29,6 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-def variable_of(option: str) -> str:
-    return f"CUSTOMOPS_{option.upper()}"
-
-
 def of_environment(option: str, op: str) -> Any:
     """What the environment says of an option for an op, or None.
 
@@ -42,7 +38,8 @@ def of_environment(option: str, op: str) -> Any:
     Raises:
         DefinitionError: there is no such value.
     """
-    text = os.environ.get(variable_of(option))
+    variable = f"CUSTOMOPS_{option.upper()}"
+    text = os.environ.get(variable)
     if not text:
         return None
     values = VALUES[option]
@@ -51,7 +48,7 @@ def of_environment(option: str, op: str) -> Any:
         namespace, equals, value = (each.strip() for each in part.rpartition("="))
         if value not in values or (equals and not namespace):
             raise DefinitionError(
-                f"the environment variable {variable_of(option)} has an invalid value",
+                f"the environment variable {variable} has an invalid value",
                 op=op,
                 expected=f"{expected(option)}; for one namespace: {op.partition('::')[0]}={next(iter(values))}",
                 got=brief(part),

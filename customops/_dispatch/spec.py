@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -61,18 +61,17 @@ class OpSpec:
     #: ``file:line`` of the definition.
     source: str = ""
 
-    @property
-    def options(self) -> Options:
-        return Options(self.check, self.bypass, self.eager, self.direct_in_graphs)
+    qualname: str = field(init=False, repr=False, compare=False)
+    options: Options = field(init=False, repr=False, compare=False)
+    #: The kernel that comes with the op.
+    kernel: Fn | None = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def qualname(self) -> str:
-        return str(self.name)
-
-    @property
-    def kernel(self) -> Fn | None:
-        """The kernel that comes with the op."""
-        return self.lowered_fn or self.fn
+    def __post_init__(self) -> None:
+        vars(self).update(  # the instance is frozen
+            qualname=self.name.qualname,
+            options=Options(self.check, self.bypass, self.eager, self.direct_in_graphs),
+            kernel=self.lowered_fn or self.fn,
+        )
 
     @property
     def place(self) -> str:

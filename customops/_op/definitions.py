@@ -12,7 +12,6 @@ from typing_extensions import Required, TypedDict
 
 from customops import _torch
 from customops._codegen import computed
-from customops._codegen.function import variable_name
 from customops._codegen.lowering import Lowering
 from customops._describe.render import shorter_place
 from customops._dispatch import names
@@ -134,7 +133,10 @@ def spec_of(
     nondiff_args: str | tuple[str, ...],
 ) -> OpSpec:
     """What `Registry.custom_op` was given, as an `OpSpec`."""
-    op, all_tags = str(name), with_pt2_compliant(with_layout(normalize_tags(tags), layout, str(name)))
+    op = name.qualname
+    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
+        device_types = tuple(device_types)  # it may be an iterator, which is read once
+    all_tags = with_pt2_compliant(with_layout(normalize_tags(tags), layout, op))
     signature = kernel = None
     starred = False
     if schema is None:
@@ -155,23 +157,18 @@ def spec_of(
         fn,
         signature,
         kernel,
-        device_types=_devices(device_types),
+        device_types=device_types,
         check=check_policy(check, op),
         differentiable=Differentiable.of(differentiable, nondiff_args, wanted, op),
         bypass=_switch("bypass", bypass, op),
         eager=_switch("eager", eager, op),
         direct_in_graphs=_switch("direct_in_graphs", direct_in_graphs, op),
         traceable=traceable,
-        computed_args=computed.read(computed_args, [each.name for each in parameters.arguments], op, starred=starred),
+        computed_args=()
+        if computed_args is None
+        else computed.read(computed_args, [each.name for each in parameters.arguments], op, starred=starred),
         source=user_source(),
     )
-
-
-def _devices(device_types: DeviceTypes) -> DeviceTypes:
-    """What an iterator gives is read once."""
-    if device_types is None or isinstance(device_types, str) or not isinstance(device_types, Iterable):
-        return device_types
-    return tuple(device_types)
 
 
 def check_spec(spec: OpSpec) -> None:
@@ -180,8 +177,8 @@ def check_spec(spec: OpSpec) -> None:
         raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
-    for argument in spec.schema.keyword_only:
-        variable_name(argument)  # raises for a keyword of Python
+    if spec.schema.keyword_only:
+        _ = spec.schema.call  # raises for a keyword of Python
     check_devices(spec.device_types, spec.schema, spec.qualname)
     _check_variant(spec)
 
@@ -193,8 +190,8 @@ def _check_variant(spec: OpSpec) -> None:
     name = spec.mutation_only.name
     taken = _torch.library.find_overload(name.packet, name.overload)
     replaced = _torch.library.torch_op_of(spec.qualname)
-    definition = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
-    variant = definition.mutation_only if definition is not None else None
+    operator = vars(replaced).get("_definition") if isinstance(replaced, CustomOpDef) else None
+    variant = operator.mutation_only if operator is not None else None
     if taken is not None and (variant is None or variant.overload is not taken):
         raise DefinitionError(
             f"an op {name} exists: the variant of this one that returns nothing has that name",

@@ -300,10 +300,10 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _names_in_graphs(self) -> tuple[str, ...]:
         """The names under which graphs hold the op; none once it is removed."""
-        definition = self._definition
-        if definition.removed is not None:
+        operator = self._definition
+        if operator.removed is not None:
             return ()
-        variant = definition.mutation_only
+        variant = operator.mutation_only
         return (self._qualname,) if variant is None else (self._qualname, variant.qualname)
 
     @property
@@ -312,10 +312,10 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _traced(self) -> tuple[Any, ...]:
         """All that compilers may trace through, or decide by."""
-        definition = self._definition
-        said = (definition.schema.exact_key, [str(tag) for tag in definition.tags], definition.differentiable)
+        operator = self._definition
+        said = (operator.schema.exact_key, [str(tag) for tag in operator.tags], operator.differentiable)
         # What formulas see of an enum or a class is not in the schema.
-        return (*said, definition.spec.signature, definition.options.direct_in_graphs, *self._rules.traced())
+        return (*said, operator.spec.signature, operator.options.direct_in_graphs, *self._rules.traced())
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

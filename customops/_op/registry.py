@@ -98,8 +98,8 @@ class SchemaOnly(Owner):
             qualname = f"{lib.ns}::{qualname.partition('::')[2]}"
         name, all_tags = Name.parse(qualname), normalize_tags(tags)
         name.check_new()
-        check_nameless(schema, str(name))
-        check_on_conflict(on_conflict, str(name))
+        check_nameless(schema, name.qualname)
+        check_on_conflict(on_conflict, name.qualname)
         names.look_up(name.packet, is_use=False)
         with lock:
             old = self._taken(name, schema, all_tags, on_conflict)
@@ -108,12 +108,12 @@ class SchemaOnly(Owner):
             if old is not None and lib is not None and in_scope(old._owner):
                 raise DefinitionError(
                     "with lib= the op may outlive the scope, and the one that it replaces could not come back then",
-                    op=str(name),
+                    op=name.qualname,
                     got=schema,
                     where=user_source(),
                     fix="replace it without lib=, or outside the scope",
                 )
-            undo = definitions.put_aside(old, str(name), user_source()) if old is not None else nothing
+            undo = definitions.put_aside(old, name.qualname, user_source()) if old is not None else nothing
             try:
                 self._define_text(name, schema, all_tags, lib, old)
             except BaseException:
@@ -128,14 +128,14 @@ class SchemaOnly(Owner):
         if found is None:
             return None
         if on_conflict == "error":
-            place = definitions.place(str(name), self)
+            place = definitions.place(name.qualname, self)
             problem = f"tried to register an operator multiple times; it is defined at {place}"
             fix = 'use another name, impl for kernels, or on_conflict="reuse" or "skip"'
-            raise DefinitionError(problem, op=str(name), got=schema, where=user_source(), fix=fix)
+            raise DefinitionError(problem, op=name.qualname, got=schema, where=user_source(), fix=fix)
         old = self.adopt(found)
         if on_conflict == "replace" and old._definition.library is None:
             reason = "customops did not define it, so it cannot be replaced"
-            raise definitions.conflict(str(name), self, reason, "choose another name", user_source(), got=schema)
+            raise definitions.conflict(name.qualname, self, reason, "choose another name", user_source(), got=schema)
         if on_conflict == "reuse":
             fix = 'the same schema and tags, on_conflict="skip", or another name'
             definitions.check_same(old, parse(schema), tags, self, fix, user_source())
@@ -193,7 +193,7 @@ class SchemaOnly(Owner):
         names.look_up(name.packet, is_use=False)
         with lock:
             if on_conflict != "replace":
-                keys = _free_keys(str(name), keys, on_conflict)
+                keys = _free_keys(name.qualname, keys, on_conflict)
             if not keys:
                 return func
             if _torch.library.is_defined(name.packet, name.overload):
@@ -204,7 +204,7 @@ class SchemaOnly(Owner):
                 self._early.append(Registration(functools.partial(_torch.library.destroy_library, library)))
                 self.record(self._early[-1])
             for key in keys:
-                library.impl(str(name), func, key)  # the full name: torch refuses a library of another namespace
+                library.impl(name.qualname, func, key)  # the full name: torch refuses a library of another namespace
         return func
 
 
@@ -289,10 +289,10 @@ class WhenDefined(Owner):
         if not callable(fn):
             raise RegistrationError("when_defined takes a function", op=qualname, got=brief(fn))
         source = user_source()
-        if names.is_defined(str(name)):
-            Callback(str(name), functools.partial(self._call, str(name), fn), source)()
+        if names.is_defined(name.qualname):
+            Callback(name.qualname, functools.partial(self._call, name.qualname, fn), source)()
             return fn
-        callback = Callback(str(name), functools.partial(self._call_later, str(name), fn, source), source)
+        callback = Callback(name.qualname, functools.partial(self._call_later, name.qualname, fn, source), source)
         names.call_when_defined(callback)
         self._callbacks.append(Registration(functools.partial(names.cancel, callback)))
         self.record(self._callbacks[-1])
@@ -466,7 +466,7 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
             "traceable": traceable,
             "computed_args": computed_args,
             "differentiable": differentiable,
-            "nondiff_args": names_in(nondiff_args, "nondiff_args", str(name)),
+            "nondiff_args": names_in(nondiff_args, "nondiff_args", name),
         }
         definitions.check_on_conflict(on_conflict, name)
         check_library(lib, parsed.namespace, name)
@@ -487,12 +487,12 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         /,
     ) -> CustomOpDef[Any, Any]:
         if not callable(fn):
-            raise DefinitionError("custom_op decorates a function", op=str(name), got=brief(fn))
-        if not is_wanted(when, str(name)):
-            return Undefined(str(name), fn, options["computed_args"])
+            raise DefinitionError("custom_op decorates a function", op=name.qualname, got=brief(fn))
+        if not is_wanted(when, name.qualname):
+            return Undefined(name.qualname, fn, options["computed_args"])
         with lock:
             if on_conflict == "skip" and names.exists(name):
-                return names.declared(str(name)) or self.adopt(str(name))
+                return names.declared(name.qualname) or self.adopt(name.qualname)
             reuses = lib is not None and on_conflict == "reuse" and names.exists(name)
             op = define(name, on_conflict, options, fn)
             if lib is not None and not reuses:
@@ -503,11 +503,11 @@ class Registry(SchemaOnly, WhenDefined, Configurable, _describe.Listed):
         self, name: Name, on_conflict: definitions.OnConflict, options: dict[str, Any], fn: Callable[..., Any], /
     ) -> CustomOpDef[Any, Any]:
         """Have an op defined on its first use, if its name is free, or to be taken from such an op."""
-        old = names.declared(str(name))
+        old = names.declared(name.qualname)
         if _torch.library.is_defined(name.packet, name.overload) or (old is not None and on_conflict != "replace"):
             return self._define(name, on_conflict, options, fn)
         if old is not None:
-            old._owner.drop(old, definitions.replaced(str(name), location_of(fn), fn))
+            old._owner.drop(old, definitions.replaced(name.qualname, location_of(fn), fn))
         op: CustomOpDef[Any, Any] = LazyOp(self, name, fn, functools.partial(definitions.spec_of, name, fn, **options))
         self.enter(op, functools.partial(definitions.end, op, old))
         return op

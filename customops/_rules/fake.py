@@ -120,7 +120,8 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        return self._slots.set(None, Fake(fn, user_source()))
+        fake = Fake(fn, user_source())
+        return self._slots.set(None, fake, fake.source)
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""

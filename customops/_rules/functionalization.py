@@ -123,7 +123,8 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
     elif schema.is_view:
         operator.impl_view_fallback()
     elif schema.mutated:
-        operator.impl(_count_writes(operator), "ADInplaceOrView", with_keyset=True)
+        # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
+        operator.impl(generate(operator, _general(operator)), "ADInplaceOrView", with_keyset=True)
 
 
 def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
@@ -138,18 +139,6 @@ def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
         )
 
     return _torch.dynamo.outside_dynamo(refuse)
-
-
-def _count_writes(operator: OperatorHandle) -> Callable[..., Any]:
-    """Count the write, and call the kernel of the device where it is what comes next, as at Autograd."""
-    return generate(
-        operator.schema,
-        operator.tags,
-        operator.qualname,
-        operator.when,
-        operator.fast_path.by_keyset,
-        _general(operator),
-    )
 
 
 def _general(operator: OperatorHandle) -> Callable[..., Any]:

@@ -118,7 +118,9 @@ class KernelRule:
     def _sync(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
         for device_type, current_kernel in self._current_kernels.items():
-            current_kernel.set(self._active(device_type))
+            fn = self._active(device_type)
+            if fn is not current_kernel.registered:
+                current_kernel.set(fn)
         if self.operator.spec.traceable:
             self.operator.recompile()
 
@@ -143,9 +145,9 @@ class KernelRule:
             log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
 
     def _active(self, device_type: str | None) -> Fn:
-        if self._disabled(device_type):
+        if self.switches and self._disabled(device_type):
             return self.kernels.get(None) or self.default or self._no_default(device_type)
-        return self.kernels[device_type]
+        return self._slots.values[device_type]
 
     def _no_default(self, device_type: str | None) -> Fn:
         error = RegistrationError(
@@ -179,13 +181,10 @@ class KernelRule:
         """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
         operator = self.operator
         schema = operator.schema
-        write = functools.partial(
-            generate_kernel, schema, operator.tags, operator.qualname, current_kernel, operator.when
-        )
-        kernel = write()
+        kernel = generate_kernel(operator, current_kernel)
         others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # else keys between have more to do
-            current_kernel.direct = write(bump=True) if schema.mutated else kernel
+            current_kernel.direct = generate_kernel(operator, current_kernel, bump=True) if schema.mutated else kernel
         return kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:

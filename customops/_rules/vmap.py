@@ -52,7 +52,7 @@ class VmapRule:
             return
         if torch.Tag.nondeterministic_seeded in operator.tags:
             operator.impl(_random(self, operator), "FuncTorchVmapMode", with_keyset=True)
-        elif any(argument.type == "Tensor[]?" for argument in operator.schema.arguments):
+        elif "Tensor[]?" in [argument.type for argument in operator.schema.arguments]:
             operator.impl(_below_vmap_mode(self, operator), "FuncTorchVmapMode", with_keyset=True)
         if operator.schema.mutated and Tag.inplace not in operator.tags:
             operator.impl(_refuse_batch_of_gradients(operator), "Batched")

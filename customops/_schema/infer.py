@@ -202,7 +202,7 @@ def mutated_paths(
 def _refuse_other_marks(given: Iterable[str], parameters: tuple[Parameter, ...], fail: Fail) -> None:
     """Raise where annotations say that something is written, and ``mutates_args`` something else."""
     tensors = [leaf for each in parameters for leaf in each.node.leaves if leaf.holds_tensors]
-    if not any(leaf.is_mutated for leaf in tensors):
+    if True not in [leaf.is_mutated for leaf in tensors]:
         return
     for leaf in tensors:
         if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
@@ -304,7 +304,8 @@ def infer_schema(
         >>> infer_schema(scale, mutates_args=())
         '(Tensor x, float by=2.0) -> Tensor'
     """
-    return (op_name or "") + str(read(fn, mutates_args, normalize_tags(tags)).schema)
+    names = None if mutates_args is None else mutates_args_names(mutates_args, name_of(fn), where(fn))
+    return (op_name or "") + str(read(fn, names, normalize_tags(tags)).schema)
 
 
 class Inferred(NamedTuple):
@@ -319,20 +320,23 @@ class Inferred(NamedTuple):
 
 def read(
     fn: Callable[..., Any],
-    mutates_args: str | Iterable[str] | None,
+    mutates_args: str | tuple[str, ...] | None,
     tags: tuple[torch.Tag, ...] = (),
     op: str | None = None,
 ) -> Inferred:
-    """What the signature of a function says, for `op`. `mutates_args` is None if the annotations alone are to tell."""
+    """What the signature of a function says, for `op`.
+
+    `mutates_args` is as `mutates_args_names` returns it; None if the annotations alone are to tell.
+    """
     reader = _Reader.of(fn, op or name_of(fn))
-    parameters = tuple(reader.parameter(*each) for each in enumerate(reader.signature.parameters.values()))
-    given = None if mutates_args is None else mutates_args_names(mutates_args, reader.op, where(fn))
-    mutated = mutated_paths(given, parameters, reader.fail)
+    parameters = tuple([reader.parameter(*each) for each in enumerate(reader.signature.parameters.values())])
+    mutated = mutated_paths(mutates_args, parameters, reader.fail)
     arguments = ArgumentBuilder(reader.fail, reader.op, mutated).build(parameters)
     result, returns = reader.result()
     tags = implied_tags(tags, result, arguments, reader.fail)
     schema = Schema(arguments, alias_returns(arguments, returns, tags))
-    check_tags(schema, tags, op=reader.op, where=where(fn))
+    if Tag.inplace in tags or Tag.out in tags:
+        check_tags(schema, tags, op=reader.op, where=where(fn))
     signature = Signature(parameters, result, returns_plainly=_is_plain(result))
     return Inferred(schema, tags, None if signature.is_plain else signature)
 

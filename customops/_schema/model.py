@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import keyword
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from torch import Tensor
 
 from customops._schema.types import default_text
-from customops.errors import DefinitionError, brief
+from customops.errors import DefinitionError, UnsupportedError, brief
 
 # `functools.cached_property` without a lock, which is most of its cost before Python 3.12 -----------------------------
 
@@ -72,22 +73,18 @@ class Typed:
 
     type: str
     alias: Alias | None = None
+    is_tensor: bool = field(init=False, repr=False, compare=False)
+    is_tensor_list: bool = field(init=False, repr=False, compare=False)
+    holds_tensors: bool = field(init=False, repr=False, compare=False)
+    is_mutated: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def is_tensor(self) -> bool:
-        return self.type in ("Tensor", "Tensor?")
-
-    @property
-    def is_tensor_list(self) -> bool:
-        return self.type.startswith(("Tensor[", "Tensor?["))
-
-    @property
-    def holds_tensors(self) -> bool:
-        return self.is_tensor or self.is_tensor_list
-
-    @property
-    def is_mutated(self) -> bool:
-        return self.alias is not None and self.alias.write
+    def __post_init__(self) -> None:
+        is_tensor = self.type in ("Tensor", "Tensor?")
+        is_list = self.type.startswith(("Tensor[", "Tensor?["))
+        is_mutated = self.alias is not None and self.alias.write
+        vars(self).update(  # the instance is frozen
+            is_tensor=is_tensor, is_tensor_list=is_list, holds_tensors=is_tensor or is_list, is_mutated=is_mutated
+        )
 
     @property
     def type_text(self) -> str:
@@ -108,15 +105,21 @@ class Argument(Typed):
     default_is_none_in_text: bool = False
     #: What it is in the signature, ``config.block``; "" where that is the name.
     path: str = field(default="", compare=False, repr=False)
+    has_default: bool = field(init=False, repr=False, compare=False)
+    #: The variable that holds it in generated functions, where ``$`` starts a name that no argument has.
+    variable: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_keyword = keyword.iskeyword(self.name) or self.name == "__debug__"
+        vars(self).update(
+            has_default=self.default is not REQUIRED, variable=f"${self.name}" if is_keyword else self.name
+        )
 
     @property
     def shown(self) -> str:
         """The name that the author of the op knows."""
         return self.path or self.name
-
-    @property
-    def has_default(self) -> bool:
-        return self.default is not REQUIRED
 
     def __str__(self) -> str:
         text = f"{self.type_text} {self.name}"
@@ -135,12 +138,72 @@ class Return(Typed):
         return self.type_text
 
 
+class CallShape(NamedTuple):
+    """How an op is called: what generated functions need to know of its arguments. It is built once: `Schema.call`."""
+
+    #: In the order of parameters: positional ones come before keyword-only ones.
+    arguments: tuple[Argument, ...]
+    #: The variables of positional arguments, and what passes keyword-only ones: ``name=name``.
+    positional: tuple[str, ...]
+    named: tuple[str, ...]
+    #: The variables of the arguments that hold tensors.
+    tensors: tuple[str, ...]
+    #: How many positional arguments a call always has: trailing ones that equal their default are not passed.
+    always: int
+    #: For each of `arguments`: may a call leave it out?
+    may_be_left_out: tuple[bool, ...]
+    #: The arguments that hold None at times. Torch takes None for a Tensor, too; but a call with no tensor at all does
+    #: not get to a kernel of a device.
+    may_be_none: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: Schema) -> CallShape:
+        positional, named, may_be_left_out, names = [], [], [], set[str]()
+        always = 0
+        for i, argument in enumerate(schema.positional):
+            positional.append(argument.variable)
+            always = always if argument.has_default else i + 1
+        may_be_left_out += [False] * always + [True] * (len(positional) - always)
+        for argument in schema.keyword_only:
+            if argument.variable != argument.name:
+                raise UnsupportedError(
+                    f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
+                    argument=argument.name,
+                    fix="rename it, or make it positional",
+                )
+            named.append(f"{argument.name}={argument.name}")
+            may_be_left_out.append(argument.has_default)
+        for argument in schema.arguments:
+            if argument.type != "Tensor" or len(schema.tensors) > 1:
+                names.add(argument.name)
+        return cls(
+            (*schema.positional, *schema.keyword_only),
+            tuple(positional),
+            tuple(named),
+            tuple([argument.variable for argument in schema.tensors]),
+            always,
+            tuple(may_be_left_out),
+            frozenset(names),
+        )
+
+
 @dataclass(frozen=True)
 class Schema:
     """The arguments and returns of an op, without its name."""
 
     arguments: tuple[Argument, ...]
     returns: tuple[Return, ...]
+    positional: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    keyword_only: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    mutated: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    #: The arguments that are tensors, or lists of them.
+    tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    keyword_only_tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    #: The arguments that rules have an entry for (a gradient, a batch dimension): positional ones, then keyword-only
+    #: tensors.
+    operands: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    #: Does a return share memory with an argument that the op does not mutate?
+    is_view: bool = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self._text
@@ -160,40 +223,39 @@ class Schema:
     @cached_property
     def exact_key(self) -> tuple[Any, ...]:
         """Equal for schemas that are the same to the last default: ``==`` does not tell 1 from 1.0 and True."""
-        return self._text, *((type(a.default), repr(a.default)) for a in self.arguments if a.has_default)
+        return self._text, *[(type(a.default), repr(a.default)) for a in self.arguments if a.has_default]
 
-    @cached_property
-    def positional(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if not a.kwarg_only)
+    def __post_init__(self) -> None:
+        positional: list[Argument] = []
+        keyword_only: list[Argument] = []
+        mutated: list[Argument] = []
+        tensors: list[Argument] = []
+        keyword_only_tensors: list[Argument] = []
+        for argument in self.arguments:
+            (keyword_only if argument.kwarg_only else positional).append(argument)
+            if argument.is_mutated:
+                mutated.append(argument)
+            if argument.holds_tensors:
+                tensors.append(argument)
+                if argument.kwarg_only:
+                    keyword_only_tensors.append(argument)
+        vars(self).update(  # the instance is frozen
+            positional=tuple(positional),
+            keyword_only=tuple(keyword_only),
+            mutated=tuple(mutated),
+            tensors=tuple(tensors),
+            keyword_only_tensors=tuple(keyword_only_tensors),
+            operands=(*positional, *keyword_only_tensors),
+            is_view=True in [r.alias is not None and not r.alias.write for r in self.returns],
+        )
 
-    @cached_property
-    def keyword_only(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if a.kwarg_only)
-
-    @cached_property
-    def mutated(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.arguments if a.is_mutated)
-
-    @cached_property
+    @property
     def takes_tensors(self) -> bool:
-        return any(a.holds_tensors for a in self.arguments)
+        return bool(self.tensors)
 
     @cached_property
-    def keyword_only_tensors(self) -> tuple[Argument, ...]:
-        return tuple(a for a in self.keyword_only if a.holds_tensors)
-
-    @cached_property
-    def operands(self) -> tuple[Argument, ...]:
-        """The arguments that rules have an entry for (a gradient, a batch dimension).
-
-        Positional ones, then keyword-only tensors.
-        """
-        return (*self.positional, *self.keyword_only_tensors)
-
-    @cached_property
-    def is_view(self) -> bool:
-        """Does a return share memory with an argument that the op does not mutate?"""
-        return any(r.alias is not None and not r.alias.write for r in self.returns)
+    def call(self) -> CallShape:
+        return CallShape.of(self)
 
     @cached_property
     def is_functional(self) -> bool:
@@ -252,8 +314,7 @@ class Differentiable(NamedTuple):
 
     def differentiable_args(self, schema: Schema) -> tuple[Argument, ...]:
         """The arguments that make a call one to be differentiated, if they require grad. A mutated one always does."""
-        tensors = (argument for argument in schema.arguments if argument.holds_tensors)
-        return tuple(a for a in tensors if a.is_mutated or (self.op and a.name not in self.nondiff_args))
+        return tuple([a for a in schema.tensors if a.is_mutated or (self.op and a.name not in self.nondiff_args)])
 
 
 #: Of an op that says nothing of it: everything is differentiable.
@@ -283,8 +344,10 @@ def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[
     Raises:
         DefinitionError: an argument of that name is not there, or holds no tensors.
     """
+    if given == ():
+        return frozenset()
     names = frozenset(names_in(given, what, op))
-    tensors = [argument.name for argument in schema.arguments if argument.holds_tensors]
+    tensors = [argument.name for argument in schema.tensors]
     for name in names:
         if name not in tensors:
             raise DefinitionError(

@@ -657,4 +657,4 @@ class Signature:
 
     @property
     def is_plain(self) -> bool:
-        return self.returns_plainly and all(parameter.is_plain for parameter in self.parameters)
+        return self.returns_plainly and False not in [parameter.is_plain for parameter in self.parameters]

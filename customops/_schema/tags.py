@@ -89,7 +89,7 @@ def _out_problem(schema: Schema) -> str | None:
 def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
     """The tags of an op that torch.compile may rely on."""
     compliant = torch.Tag.pt2_compliant_tag
-    return (compliant, *(tag for tag in tags if tag is not compliant))
+    return (compliant, *[tag for tag in tags if tag is not compliant])
 
 
 # What compilers have to keep of the strides of an op's tensors, by name -----------------------------------------------

@@ -96,11 +96,11 @@ def backward(_ctx, *_grads):
     else:
         _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
-    if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _grad_x, *_rest, = _result
-        _like_x, *_rest_likes, = _likes
-        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _fit(_rest, _rest_likes):
+    if _type(_result) is _tuple and _len(_result) in (_len(_likes), 3):
+        _grad_x, _grad_by, _grad_n, = (*_result, None, None)[:3]
+        _like_x, _like_by, _like_n, = (*_likes, _left_out, _left_out)[:3]
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _grad_by is None and _grad_n is None:
             _was_right()
-            return None, _grad_x, *_rest
+            return None, *(_grad_x, _grad_by, _grad_n)[:_len(_likes)]
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

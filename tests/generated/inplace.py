@@ -118,9 +118,9 @@ def forward(_ctx, _kernel, _outcome, _passed, x, y, alpha):
     if '_customops_materialize' in _kept:
         _finish(_ctx, _flat, _outputs)
     if not _compares.is_on:
-        _ctx._customops_expected = (None, None, _left_out if _passed <= 2 else None)
+        _kept['_customops_expected'] = (None, None, _left_out if _passed <= 2 else None)
     else:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, _left_out if _passed <= 2 else None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, _left_out if _passed <= 2 else None)
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward

@@ -96,11 +96,11 @@ def backward(___ctx, *___grads):
     else:
         ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected
-    if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
-        ___grad_from, ___grad___debug__, *___rest, = ___result
-        ___like_from, ___like___debug__, *___rest_likes, = ___likes
-        if ((___like_from is None or ___like_from == (___grad_from.shape, ___grad_from.dtype, ___grad_from.device)) if ___isinstance(___grad_from, ___Tensor) else ___grad_from is ___like_from) and ___grad___debug__ is None and ___fit(___rest, ___rest_likes):
+    if ___type(___result) is ___tuple and ___len(___result) in (___len(___likes), 3):
+        ___grad_from, ___grad___debug__, ___grad_await, = (*___result, None)[:3]
+        ___like_from, ___like___debug__, ___like_await, = (*___likes, ___left_out)[:3]
+        if ((___like_from is None or ___like_from == (___grad_from.shape, ___grad_from.dtype, ___grad_from.device)) if ___isinstance(___grad_from, ___Tensor) else ___grad_from is ___like_from) and ___grad___debug__ is None and ___grad_await is None:
             ___was_right()
-            return None, ___grad_from, ___grad___debug__, *___rest
+            return None, *(___grad_from, ___grad___debug__, ___grad_await)[:___len(___likes)]
     ___none_allowed = ___any(grad is None for grad in ___grads)
     return None, *___check(___result, ___likes, none_allowed=___none_allowed)

@@ -102,7 +102,7 @@ def backward(_ctx, *_grads):
     else:
         _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
-    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+    if _type(_result) is _tuple and _len(_result) == 4:
         _grad_a, _grad_b, _grad_c, _grad_d, = _result
         _like_a, _like_b, _like_c, _like_d, = _likes
         if ((_like_a is None or _like_a == (_grad_a.shape, _grad_a.dtype, _grad_a.device)) if _isinstance(_grad_a, _Tensor) else _grad_a is _like_a) and ((_like_b is None or _like_b == (_grad_b.shape, _grad_b.dtype, _grad_b.device)) if _isinstance(_grad_b, _Tensor) else _grad_b is _like_b) and ((_like_c is None or _like_c == (_grad_c.shape, _grad_c.dtype, _grad_c.device)) if _isinstance(_grad_c, _Tensor) else _grad_c is _like_c) and ((_like_d is None or _like_d == (_grad_d.shape, _grad_d.dtype, _grad_d.device)) if _isinstance(_grad_d, _Tensor) else _grad_d is _like_d):

@@ -148,9 +148,9 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     if '_customops_materialize' in _kept:
         _finish(_ctx, _flat, _outputs)
     if not _compares.is_on:
-        _ctx._customops_expected = (None, [None] * _len(ys))
+        _kept['_customops_expected'] = (None, [None] * _len(ys))
     else:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(ys, _needs_ys)])
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(ys, _needs_ys)])
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward

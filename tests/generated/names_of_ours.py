@@ -98,7 +98,7 @@ def backward(___ctx, *___grads):
     else:
         ___result = ___fn(___seen, *___grads)
     ___likes = ___ctx._customops_expected
-    if ___type(___result) is ___tuple and ___len(___result) == ___len(___likes):
+    if ___type(___result) is ___tuple and ___len(___result) == 4:
         ___grad__result, ___grad___fn, ___grad_type, ___grad_len, = ___result
         ___like__result, ___like___fn, ___like_type, ___like_len, = ___likes
         if ((___like__result is None or ___like__result == (___grad__result.shape, ___grad__result.dtype, ___grad__result.device)) if ___isinstance(___grad__result, ___Tensor) else ___grad__result is ___like__result) and ((___like___fn is None or ___like___fn == (___grad___fn.shape, ___grad___fn.dtype, ___grad___fn.device)) if ___isinstance(___grad___fn, ___Tensor) else ___grad___fn is ___like___fn) and ___grad_type is None and ___grad_len is None:

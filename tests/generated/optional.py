@@ -98,11 +98,11 @@ def backward(_ctx, *_grads):
     else:
         _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
-    if _type(_result) is _tuple and _len(_result) == _len(_likes):
-        _grad_x, _grad_y, *_rest, = _result
-        _like_x, _like_y, *_rest_likes, = _likes
-        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _fit(_rest, _rest_likes):
+    if _type(_result) is _tuple and _len(_result) in (_len(_likes), 3):
+        _grad_x, _grad_y, _grad_by, = (*_result, None)[:3]
+        _like_x, _like_y, _like_by, = (*_likes, _left_out)[:3]
+        if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _grad_by is None:
             _was_right()
-            return None, _grad_x, _grad_y, *_rest
+            return None, *(_grad_x, _grad_y, _grad_by)[:_len(_likes)]
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -115,7 +115,7 @@ def forward(_ctx, _kernel, _outcome, x, u, v):
     _kept = _ctx.__dict__
     _finish(_ctx, _flat, _outputs)
     if not _compares.is_on:
-        _ctx._customops_expected = (None, None, None)
+        _kept['_customops_expected'] = (None, None, None)
     else:
-        _ctx._customops_expected = (_metadata(x) if _needs[0] else None, _metadata(u) if _needs[1] else None, _metadata(v) if _needs[2] else None)
+        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(u) if _needs[1] else None, _metadata(v) if _needs[2] else None)
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

@@ -125,7 +125,7 @@ def backward(_ctx, *_grads):
     else:
         _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
-    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+    if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_y, = _result
         _like_x, _like_y, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y):

@@ -74,7 +74,7 @@ def backward(_ctx, *_grads):
     else:
         _result = _fn(_seen, *_grads)
     _likes = _ctx._customops_expected
-    if _type(_result) is _tuple and _len(_result) == _len(_likes):
+    if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_dim, = _result
         _like_x, _like_dim, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _grad_dim is None:
