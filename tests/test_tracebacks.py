@@ -250,7 +250,7 @@ def test_exporting_without_a_fake(op: Any, strict: bool) -> None:
     _, at, fix = str(error).splitlines()
     assert at.startswith("  at:       forward (")
     assert fix.startswith("  fix:      Please use `scale.register_fake`")
-    assert frames_of_ours(error) == [] or OF_RAISING
+    assert [name for name in frames_of_ours(error) if "_torch" not in name] == [] or OF_RAISING
 
 
 def raises(x: Tensor, by: float) -> Tensor:

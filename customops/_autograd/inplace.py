@@ -58,7 +58,7 @@ class Mutation:
         """Copies of the inputs that setup_context gets as they were, and the tensors to be followed."""
         if self.has_formula:
             check_writes(self.layout, inputs, flat, self.op)
-        else:
+        elif any(self.layout.differentiable):
             for i in self.layout.mutated:
                 for tensor in tensors_in((inputs.get(i),)):
                     if tensor.requires_grad and tensor.is_leaf:

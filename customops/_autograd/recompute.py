@@ -22,7 +22,7 @@ from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
 from customops._schema.model import Schema, is_differentiable
-from customops.errors import AutogradError, UnsupportedError, name_of, where
+from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
 
 
 class Formulas(NamedTuple):
@@ -141,33 +141,34 @@ class _RecomputedFormula:
     def _call(self, ctx: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: it draws the random numbers that the kernel drew."""
         is_traced = _torch.dynamo.is_traced(())
-        if self.is_random:
-            if is_traced or _torch.autograd.is_batching():
-                raise UnsupportedError(
-                    "the function to differentiate is to draw the kernel's random numbers again, which it cannot "
-                    + ("in a graph: the state of a generator is no part of one" if is_traced else "inside vmap"),
-                    op=self.op,
-                    where=where(self.fn),
-                    fix="return the numbers (a mask, a seed) from the op, and register_autograd(backward) that uses "
-                    "them; or differentiate in eager mode and outside of vmap",
-                )
+        if self.is_random and not is_traced and not _torch.autograd.is_batching():
             with ctx._customops_random.again():
                 return self.fn(*args, **kwargs)
-        if is_traced:
-            return self._call_watched(*args, **kwargs)
+        if is_traced or self.is_random:
+            return self._call_watched(is_traced, args, kwargs)
         states = RandomStates((*args, *kwargs.values()))
         result = self.fn(*args, **kwargs)
         if states.have_changed():  # by the function, or by another thread
-            self._call_watched(*args, **kwargs)
+            self._call_watched(is_traced, args, kwargs)
         return result
 
-    def _call_watched(self, *args: Any, **kwargs: Any) -> Any:
-        error = AutogradError(
+    def _call_watched(self, is_traced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, which may draw no random numbers here."""
+        error: CustomOpsError = AutogradError(
             "the function to differentiate draws random numbers, but the op has no tag that says so",
             op=self.op,
             where=where(self.fn),
             fix="custom_op(..., tags=torch.Tag.nondeterministic_seeded); the function then draws those of the kernel",
         )
+        if self.is_random:
+            error = UnsupportedError(
+                "the function to differentiate is to draw the kernel's random numbers again, which it cannot "
+                + ("in a graph: the state of a generator is no part of one" if is_traced else "inside vmap"),
+                op=self.op,
+                where=where(self.fn),
+                fix="return the numbers (a mask, a seed) from the op, and register_autograd(backward) that uses "
+                "them; or differentiate in eager mode and outside of vmap",
+            )
         states = RandomStates((*args, *kwargs.values()))
         with WatchDraws(error):
             result = self.fn(*args, **kwargs)

@@ -55,7 +55,7 @@ def experts_fake(x: Tensor, w: Tensor, ids: Tensor, activation: str = "silu", bi
 def align(ids: Tensor, blocks: list[int], caches: list[Tensor]) -> tuple[Tensor, Tensor]:
     for cache in caches:
         cache.add_(len(blocks))
-    return ids.argsort(), ids.new_zeros(sum(blocks))
+    return ids.argsort().to(ids.dtype), ids.new_zeros(sum(blocks))
 
 
 def align_fake(ids: Tensor, blocks: list[int], caches: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -221,6 +221,7 @@ f = customops.custom_op("{ns}::f", f, mutates_args={options})
 f.register_kernel("cpu", f.__wrapped__)
 f.register_kernel(["cpu", "cuda"], f.__wrapped__)
 {call}
+f.unregister()
 f = customops.custom_op("{ns}::f", f.__wrapped__, mutates_args={options})
 {call}
 print("done")
