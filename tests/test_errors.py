@@ -448,3 +448,47 @@ def test_an_option_that_there_is_not(scaled: Any, form: str) -> None:
     with pytest.raises(TypeError, match="a formula has no option 'setup_contex'") as caught:
         getattr(scaled, form)(lambda ctx, *gs: None, setup_contex=lambda ctx, inputs, output: None)
     assert "expected: setup_context, lib, nondiff_args" in str(caught.value)
+
+
+# Fixes that lead on --------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_in_another_order_is_not_to_be_reshaped(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double, mutates_args=())
+    x = torch.ones(2, 3, requires_grad=True)
+    op.register_autograd(lambda ctx, grad: grad.mT)
+    assert "fix:      gradient.mT" in message(lambda: op(x).sum().backward())
+    op.register_autograd(lambda ctx, grad: grad[:, None])
+    assert "fix:      gradient.reshape([2, 3])" in message(lambda: op(x).sum().backward())
+    op.register_autograd(lambda ctx, grad: grad.reshape(6))
+    assert "reshape" not in message(lambda: op(x).sum().backward())
+
+
+def test_the_dtype_that_a_string_names(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double, mutates_args=())
+    text = message(lambda: op.register_autocast("cuda", "float16"))
+    assert 'register_autocast("cuda", torch.float16)' in text
+
+
+def test_the_nearest_name_is_proposed(registry: Registry, ns: str) -> None:
+    def f(x: Tensor, output: Tensor) -> None: ...
+
+    text = message(lambda: registry.custom_op(f"{ns}::f", f, mutates_args={"out"}))
+    assert "fix:      mutates_args=('output',)" in text
+
+
+def scale(x: Tensor, by: float = 2.0) -> Tensor:
+    return x * by
+
+
+def test_an_unknown_keyword_where_there_are_defaults(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", scale, mutates_args=())
+    text = message(lambda: op(torch.ones(1), factor=2.0))
+    assert "there is no argument 'factor'" in text
+    assert "fix:      did you mean by?" in text
+
+
+def test_what_no_function_makes_a_number_of(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", scale, mutates_args=())
+    assert "fix:      float(by)" in message(lambda: op(torch.ones(1), "3"))
+    assert "fix:      pass a float" in message(lambda: op(torch.ones(1), object()))

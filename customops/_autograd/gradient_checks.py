@@ -263,5 +263,8 @@ def _remedy(got: Any, expected: Any) -> str:
     if shape is not None and wanted is not None and _torch.autograd.sums_to(wanted, shape):
         return f"if all elements have the same gradient: gradient.expand({list(wanted)})"
     if shape is not None and wanted is not None and math.prod(shape) == math.prod(wanted):
-        return f"gradient.reshape({list(wanted)}), if only the layout differs"
+        if [size for size in shape if size != 1] == [size for size in wanted if size != 1]:
+            return f"gradient.reshape({list(wanted)})"
+        if sorted(shape) == sorted(wanted):
+            return "gradient.mT" if len(shape) == 2 else "gradient.permute(...): its dimensions are in another order"
     return "return a gradient of the shape of the input: one value for each of its elements"

@@ -144,7 +144,8 @@ def _conversion(wanted: str, name: str, found: str) -> str:
     if item == "Tensor":
         make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
     elif item in _MAKERS:
-        make = "{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})"
+        is_number = found in (*_MAKERS, "Tensor", "list", "tuple") or "numpy" in found
+        make = ("{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})") if is_number else f"a {item}"
     else:
         make = f"a value of type {item}"
     if make.startswith("a "):
@@ -154,6 +155,12 @@ def _conversion(wanted: str, name: str, found: str) -> str:
     return (
         f"[{name}]" if found in (item, "int" if item == "float" else item) else f"[{make.format('x')} for x in {name}]"
     )
+
+
+def _the_one_left(names: Sequence[str], given: dict[str, Any]) -> str | None:
+    """A fix for a name that is not known: the only argument that was not given."""
+    left = [name for name in names if name not in given]
+    return f"did you mean {left[0]}?" if len(left) == 1 else None
 
 
 class OperatorHandle:
@@ -413,7 +420,7 @@ class OperatorHandle:
         text = str(error)
         if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
             raise self._no_kernel(text.split("'")[3]) from None
-        if text.startswith(f"{self.qualname}() "):
+        if text.startswith(f"{self.qualname}() ") or text.startswith("Unknown keyword argument "):
             if (wrong := _WRONG_VALUE.match(text)) is not None:
                 raise self._wrong_value(*wrong.groups()) from None
             self._raise_if_misfit(args, kwargs or {})
@@ -432,7 +439,7 @@ class OperatorHandle:
         if argument is not None:
             problem, fix = (
                 f"there is no argument {argument!r}",
-                did_you_mean(argument, names) or f"leave {argument} out",
+                did_you_mean(argument, names) or _the_one_left(names[len(args) :], kwargs) or f"leave {argument} out",
             )
         elif len(args) > positional:
             problem = f"it takes {positional} by position, and {len(args)} were given"

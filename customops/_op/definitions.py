@@ -305,9 +305,8 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     if not isinstance(old, CustomOpDef):
         return _replace_torchs(spec, owner)
     check_spec(spec)
-    dropped = (
-        _dropped(old) if old.source != spec.source and not in_scope(owner) else ""
-    )  # else the same code runs again
+    is_new = old.source != spec.source and not in_scope(owner)  # else the same code runs again
+    dropped = _dropped(old) if is_new else ""
     undo = put_aside(old, spec.qualname, spec.place, spec.fn)
     try:
         op = define_op(spec, owner)
@@ -317,6 +316,9 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     op._rules.fake.follow(old._rules.fake, spec.source)
     if dropped:
         log.warning("%s: defined again at %s, which drops what was registered: %s", spec.qualname, spec.source, dropped)
+    elif is_new and spec.fn is not None and old._init_fn is not None and name_of(spec.fn) != name_of(old._init_fn):
+        said = (spec.qualname, name_of(spec.fn), spec.source, name_of(old._init_fn), old.source)
+        log.warning("%s: %s (%s) takes the place of %s (%s); two ops need two names", *said)
     owner.enter(op, functools.partial(end, op, old))
     return op
 

@@ -15,6 +15,12 @@ from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
 
+def _dtype_named(given: Any) -> torch.dtype:
+    """The dtype that a string may mean, or another one as an example."""
+    found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else None
+    return found if isinstance(found, torch.dtype) and found.is_floating_point else torch.bfloat16
+
+
 class AutocastRule:
     """device type -> dtype. Registering a device again replaces its dtype."""
 
@@ -48,7 +54,7 @@ class AutocastRule:
                 op=op,
                 argument="cast_inputs",
                 got=brief(cast_inputs),
-                fix=f'register_autocast("{device_type}", torch.bfloat16)',
+                fix=f'register_autocast("{device_type}", {_dtype_named(cast_inputs)})',
             )
         if not _has_autocast(device_type, op):
             raise DefinitionError(

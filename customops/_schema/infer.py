@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections.abc
+import difflib
 import inspect
 import re
 import types
@@ -184,11 +185,12 @@ def mutated_paths(
     known = {each.name for each in parameters}
     missing = {name for name in names - known if not any(is_part(leaf.path, name) for leaf in tensors)}
     if missing:
-        listed = ", ".join(sorted(map(repr, missing)))
+        listed, paths = ", ".join(sorted(map(repr, missing))), [leaf.path for leaf in tensors]
+        near = difflib.get_close_matches(min(missing), paths, n=1, cutoff=0.3) or paths
         fail(
             f"{{{listed}}} in mutates_args were not found among the parameters",
             got=f"({', '.join(each.name for each in parameters)})",
-            fix=f"mutates_args=({tensors[0].path!r},)" if tensors else "mutates_args=()",
+            fix=f"mutates_args=({near[0]!r},)" if near else "mutates_args=()",
         )
     for name in names:
         if not any(is_part(leaf.path, name) for leaf in tensors):

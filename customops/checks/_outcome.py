@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import AliasError, CheckError, CustomOpsError, is_users
+from customops.errors import AliasError, CheckError, CustomOpsError, KernelError, is_users
 
 Status = Literal["passed", "failed", "not exercised"]
 
@@ -131,7 +131,7 @@ def is_refusal(error: BaseException) -> bool:
     Not if it went on to call an operator, and that one refused what the rule passed to it.
     """
     if isinstance(error, (NotImplementedError, CustomOpsError)):
-        return True
+        return not isinstance(error, KernelError)  # of what the rule returned
     frames = traceback.extract_tb(error.__traceback__)
     if any(frame.name == _WRAPS_RESULTS for frame in frames):
         return False  # torch could not find the batch in what the rule returned

@@ -331,6 +331,18 @@ def twice(registry: Registry, ns: str, caplog: pytest.LogCaptureFixture) -> tupl
         return old, registry.custom_op(f"{ns}::f", add_two, mutates_args=(), schema="(Tensor x) -> Tensor")
 
 
+def test_a_name_that_another_function_takes(ns: str, caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry()  # no scope is open, at the end of which the op would come back
+    define(registry, f"{ns}::taken")
+    with caplog.at_level(logging.WARNING):
+        define(registry, f"{ns}::taken")
+        assert not caplog.records
+        registry.custom_op(f"{ns}::taken", add_two, mutates_args=())
+    registry.clear()
+    (record,) = caplog.records
+    assert re.search(r"::taken: add_two \(.*\) takes the place of add_one \(.*\); two ops", record.getMessage())
+
+
 def test_a_redefinition_says_what_it_drops(twice: Any, registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.get_records("setup")
     kinds = ("kernel", "fake", "backward")
