@@ -316,9 +316,11 @@ def replace(spec: OpSpec, owner: Owner) -> CustomOpDef[Any, Any]:
     op._rules.fake.follow(old._rules.fake, spec.source)
     if dropped:
         log.warning("%s: defined again at %s, which drops what was registered: %s", spec.qualname, spec.source, dropped)
-    elif is_new and spec.fn is not None and old._init_fn is not None and name_of(spec.fn) != name_of(old._init_fn):
-        said = (spec.qualname, name_of(spec.fn), spec.source, name_of(old._init_fn), old.source)
-        log.warning("%s: %s (%s) takes the place of %s (%s); two ops need two names", *said)
+    elif is_new and spec.fn is not None and old._init_fn is not None:
+        new, before = name_of(spec.fn), name_of(old._init_fn)
+        if new != before and "<lambda>" not in (new, before):  # else the same function, changed
+            said = (spec.qualname, new, spec.source, before, old.source)
+            log.warning("%s: %s (%s) takes the place of %s (%s); two ops need two names", *said)
     owner.enter(op, functools.partial(end, op, old))
     return op
 

@@ -252,8 +252,12 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
     """
     with open(file, "rb") as stream, quiet():
         try:
-            if (damaged := zipfile.ZipFile(stream).testzip()) is not None:  # torch does not verify the checksums
-                raise zipfile.BadZipFile(f"the checksum of {damaged} is wrong")
+            archive = zipfile.ZipFile(stream)
+            damaged = archive.testzip()  # torch does not verify the checksums
+            # Of what is marked as a folder, torch reads nothing, and takes the memory as it is.
+            folders = (each.filename for each in archive.infolist() if each.external_attr & 0x10)
+            if (damaged := damaged or next(folders, None)) is not None:
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
             stream.seek(0)
             return _read(torch.load(stream, map_location=map_location, weights_only=True))
         except Exception as error:

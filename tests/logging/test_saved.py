@@ -296,6 +296,18 @@ def test_damaged_files_are_refused(op: Any, tmp_path: Path) -> None:
     assert refused > 100
 
 
+def test_an_entry_that_is_marked_as_a_folder(op: Any, tmp_path: Path) -> None:
+    with customops.logging.dump(tmp_path, when="all") as paths:
+        op(torch.arange(6.0).reshape(2, 3), by=3.0)
+    whole = paths[0].read_bytes()
+    for entry in re.finditer(rb"PK\x01\x02", whole):  # torch reads nothing of it, and no checksum covers the mark
+        marked = bytearray(whole)
+        marked[entry.start() + 38] |= 0x10
+        (tmp_path / "marked.pt").write_bytes(marked)
+        with pytest.raises(ArgumentError, match="or it is damaged"):
+            customops.logging.load(tmp_path / "marked.pt")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
