@@ -74,8 +74,7 @@ class Equivalent:
 
 # Decompositions: plain torch code that compilers put in the place of a call of the op ---------------------------------
 # inductor takes the op apart below autograd, so its formula still counts; then the code is fused with what is around
-# it.
-# Export does so when a program is decomposed (``program.run_decompositions()``). For all others the op stays whole.
+# it. Export does so when a program is decomposed (``program.run_decompositions()``). For all others the op stays whole.
 
 #: Who takes an op apart; or a predicate of the arguments, where it is true: inductor and export.
 When = Literal["inductor", "export"] | Callable[..., bool]

@@ -357,10 +357,8 @@ def _outs(node: Node, names: Iterator[str]) -> Node:
 
 # A call of the kernel of an out variant: what it is given to write to, and what it returns ----------------------------
 # The kernel gets tensors that it can just fill. What the caller gave is looked at before: tensors of another shape,
-# dtype
-# or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory that
-# the
-# kernel reads, it gets tensors of its own, and the result is copied.
+# dtype or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory
+# that the kernel reads, it gets tensors of its own, and the result is copied.
 
 
 class HasForesight(Protocol):

@@ -23,8 +23,7 @@ from customops.errors import UnsupportedError, user_source, where
 
 # Attention with a kernel of the device's own --------------------------------------------------------------------------
 # `torch.nn.functional.scaled_dot_product_attention` asks a C++ function of the device which kernel to use, and takes
-# the slow one (math) where there is no such function. Python cannot give it one. So with the first kernel for the
-# fused
+# the slow one (math) where there is no such function. Python cannot give it one. So with the first kernel for the fused
 # op the choice is made here, above autograd, where torch has derivatives for the fused op.
 
 FUSED = "aten::_scaled_dot_product_fused_attention_overrideable"
@@ -115,12 +114,10 @@ def casting_kernel(op: Any, name: str, dtype: torch.dtype | None) -> Callable[..
 
 # Ops that torch would take apart for the device although the CPU has a kernel for the whole ---------------------------
 # ``add`` of a device without a kernel for it is ``empty_strided``, then ``add.out``: two calls of Python instead of
-# one;
-# ``native_layer_norm`` is a dozen, and rounds differently. So the fallback is also put where torch has such a
-# composite.
-# Once a user writes a kernel for any overload of a name, torch's composites of that name are what calls it, and the
-# shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``. That goes for kernels from `torch.library` as
-# well.
+# one; ``native_layer_norm`` is a dozen, and rounds differently. So the fallback is also put where torch has such a
+# composite. Once a user writes a kernel for any overload of a name, torch's composites of that name are what calls it,
+# and the shortcuts go: a kernel for ``add.out`` serves ``add`` and ``add_``. That goes for kernels from `torch.library`
+# as well.
 
 
 class Shortcuts:
