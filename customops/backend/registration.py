@@ -27,9 +27,8 @@ from customops.errors import UnsupportedError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tensors of the device on their way to another process: in a queue, from a worker of a data loader, with a dataset
-# What is sent is a copy: the memory of the device is that of one process. torch's own way would raise, but in the
-# thread
-# that feeds a queue, where nobody sees it, and the other end would wait for ever.
+# What is sent is a copy: the memory of the device is that of one process. torch's own way would raise, but in
+# the thread that feeds a queue, where nobody sees it, and the other end would wait for ever.
 
 
 class _Here:
