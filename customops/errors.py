@@ -277,14 +277,14 @@ def entry(fn: F) -> F:
             traceback = error.__traceback__
             if traceback is None or traceback.tb_next is not None:
                 raise
-            error.args = (_misused(fn, str(error), args, kwargs),)
+            error.args = (misused(fn, str(error), args, kwargs),)
             error.__traceback__ = None
             raise
 
     return call  # type: ignore[return-value]
 
 
-def _misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The message for arguments that `fn` does not take, from what Python says of them."""
     name, parameters = name_of(fn), inspect.signature(fn).parameters
     of_method = next(iter(parameters), None) == "self"

@@ -17,7 +17,7 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.names import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
-from customops._dispatch.spec import OpSpec
+from customops._dispatch.spec import OpSpec, Options
 from customops._schema.default_advice import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher, signature_of
 from customops._torch.library import Library, OpOverload
@@ -226,17 +226,17 @@ class OperatorHandle:
     @classmethod
     def define_from_text(cls, name: Name, text: str, tags: tuple[torch.Tag, ...], source: str) -> OperatorHandle:
         """Define an op by a schema that torch reads."""
-        check = check_policy(None, name.qualname)
+        options = Options(check_policy(None, name.qualname))
         library, overload = _define(name, text, tags)
-        spec = OpSpec(name, from_dispatcher(overload._schema), tags, text, check=check, source=source)
+        spec = OpSpec(name, from_dispatcher(overload._schema), tags, text, options=options, source=source)
         return cls(spec, overload, library)
 
     @classmethod
     def attach(cls, overload: OpOverload, source: str) -> OperatorHandle:
         """A handle to an op that exists already."""
         name = Name.parse(_torch.library.name_of_overload(overload))
-        check = check_policy(None, name.qualname)
-        spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), check=check, source=source)
+        options = Options(check_policy(None, name.qualname))
+        spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), options=options, source=source)
         return cls(spec, overload)
 
     def impl(

@@ -1,4 +1,4 @@
-"""Who owns an op and its registrations, and the scopes that end them."""
+"""The scopes that end registrations; sample inputs."""
 
 from __future__ import annotations
 
@@ -7,53 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.registrations import Registration, Undo, lock
-from customops._dispatch.spec import OpSpec
-from customops._torch.library import Library
-from customops.errors import ArgumentError, CallbackError, UnregisteredError, brief, where
-
-
-class Owner(Protocol):
-    """What an op tells whoever owns it: a `Registry`."""
-
-    def record(self, registration: Registration) -> bool:
-        """Something was registered on an op. Will it be unregistered when a scope ends?"""
-
-    def add(self, spec: OpSpec, rules: Any = None, make: Any = ...) -> Any:
-        """Define an op whose name is free."""
-
-    def enter(self, op: Any, undo: Undo) -> None:
-        """An op was defined; `undo` undoes it."""
-
-    def apply_settings(self, op: Any) -> None:
-        """Apply the options set by `Registry.configure` to an op."""
-
-    def find(self, qualname: str) -> Any:
-        """The op of a name, if this owner or the default one has it."""
-
-    def remove(self, op: Any) -> None:
-        """Remove an op, or raise UnregisteredError if it is not there any more."""
-
-    def drop(self, op: Any, error: UnregisteredError | None = None) -> bool:
-        """Remove an op if it is there; was it? Calling it raises `error` from then on."""
-
-    def restore(self, op: Any) -> None:
-        """Put a removed op back, with the rules it had."""
-
-    def library_destroyed(self, op: Any, library: Library) -> None:
-        """The library of an op was destroyed, by whomever."""
-
-    def reduce(self, qualname: str) -> tuple[Any, ...]:
-        """How an op is pickled."""
+from customops._dispatch.registrations import Registration, lock
+from customops.errors import ArgumentError, CallbackError, brief, where
 
 
 class Scope(NamedTuple):
     """An open `Registry.scope`."""
 
-    owner: Owner
+    owner: object  #: the registry
     undos: ExitStack  # newest first, all of them even if one raises
 
 
@@ -62,7 +26,7 @@ _scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=
 
 
 @contextmanager
-def open_scope(owner: Owner) -> Iterator[None]:
+def open_scope(owner: object) -> Iterator[None]:
     """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
     scope = Scope(owner, ExitStack())
     token = _scopes.set((*_scopes.get(), scope))
@@ -84,13 +48,13 @@ def outside_scopes() -> Iterator[None]:
         _scopes.reset(token)
 
 
-def in_scope(owner: Owner) -> bool:
-    """Is a scope of `owner` open here?"""
+def in_scope(owner: object) -> bool:
+    """Is a scope of the registry `owner` open here?"""
     return any(scope.owner is owner for scope in _scopes.get())
 
 
-def record_in_scope(owner: Owner, registration: Registration) -> bool:
-    """Unregister something when the innermost open scope of `owner` ends; is there one?"""
+def record_in_scope(owner: object, registration: Registration) -> bool:
+    """Unregister something when the innermost open scope of the registry `owner` ends; is there one?"""
     scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
     if scope is not None:
         scope.undos.callback(registration.unregister)

@@ -20,15 +20,19 @@ from customops.errors import location_of
 class Options(NamedTuple):
     """How an op is called: what its definition says, until `Registry.configure` says something else."""
 
-    check: CheckPolicy
-    bypass: bool
-    eager: bool
-    direct_in_graphs: bool
+    check: CheckPolicy = "always"
+    bypass: bool = False
+    eager: bool = False
+    #: May the code of a graph run the kernel without the dispatcher?
+    direct_in_graphs: bool = True
 
     @property
     def skip_dispatcher(self) -> bool:
         """May calls of the object run the kernel without the dispatcher?"""
         return self.bypass or self.eager
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,8 @@ class OpSpec:
     lowered_fn: Fn | None = None
     #: The devices that `fn` is the kernel of.
     device_types: DeviceTypes = None
-    check: CheckPolicy = "always"
+    options: Options = DEFAULTS
     differentiable: Differentiable = ALL
-    bypass: bool = False
-    eager: bool = False
-    #: May the code of a graph run the kernel without the dispatcher?
-    direct_in_graphs: bool = True
     #: May compilers trace into `fn`, and run it on tensors without data?
     traceable: bool = False
     #: Arguments that calls of the object leave out: what computes them of the others.
@@ -62,14 +62,12 @@ class OpSpec:
     source: str = ""
 
     qualname: str = field(init=False, repr=False, compare=False)
-    options: Options = field(init=False, repr=False, compare=False)
     #: The kernel that comes with the op.
     kernel: Fn | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         vars(self).update(  # the instance is frozen
             qualname=self.name.qualname,
-            options=Options(self.check, self.bypass, self.eager, self.direct_in_graphs),
             kernel=self.lowered_fn or self.fn,
         )
 

@@ -1,11 +1,11 @@
-"""The methods of an op that register its rules; those for gradients are in `gradient_methods`."""
+"""The methods of an op that register its rules, and the table of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Concatenate, overload
+from typing import Any, Concatenate, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from typing_extensions import Never, Unpack
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
 from customops._autograd.recompute import formulas
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn
+from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.devices import DeviceTypes, device_list
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.scopes import Sample, Samples, samples_of
+from customops._dispatch.scopes import Constraints, Sample, Samples, samples_of, samples_with
 from customops._op.callback_types import (
     AnySetupContext,
     Called,
@@ -47,27 +47,57 @@ from customops._schema.model import Names
 from customops._torch.library import Library
 from customops.errors import RegistrationError, UnsupportedError, entries
 
-# The methods of an op that register how it is differentiated ----------------------------------------------------------
-
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-@entries
-class RegisterGradients(Called[P, R]):
-    """``register_autograd``, ``register_jvp`` and ``register_autograd_from`` of `CustomOpDef`."""
+class Row(NamedTuple):
+    """A method of `Register`."""
 
+    #: Where the function stands among the arguments; None: it takes none.
+    function: int | None
+    #: Is there a function of the same name in `customops.library`?
+    in_library: bool = True
+
+
+#: The registrations that an op remembers if it is lazy and not defined yet, and takes no notice of if it is
+#: `customops.Undefined`.
+REGISTRATIONS: dict[str, Row] = {
+    "register_kernel": Row(1),
+    "register_fake": Row(0),
+    "register_out": Row(0),
+    "register_autograd": Row(0),
+    "register_jvp": Row(0),
+    "register_autograd_from": Row(0),
+    "register_autocast": Row(None),
+    "register_vmap": Row(0),
+    "register_torch_dispatch": Row(1),
+    "register_effect": Row(None),
+    "register_samples": Row(0, in_library=False),
+    "register_decomposition": Row(0, in_library=False),
+    "register_lowering": Row(0, in_library=False),
+    "register_replacement": Row(0, in_library=False),
+}
+
+
+@entries
+class Register(Called[P, R]):
+    """The ``register_*`` methods of `CustomOpDef`."""
+
+    _qualname: str
     _definition: OperatorHandle
     _rules: Rules
     #: What callbacks go through, of an op whose signature is not simply its schema.
-    _lowering: Lowering | None = None
-
-    @property
-    def _qualname(self) -> str:
-        return self._definition.qualname
+    _lowering: Lowering | None
+    _samples: Samples | None
 
     def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
         raise NotImplementedError
+
+    def _join_out(self) -> None:
+        """Give the out variant, if there is one, autocast and samples."""
+
+    # Gradients --------------------------------------------------------------------------------------------------
 
     @overload
     def register_autograd(
@@ -236,19 +266,7 @@ class RegisterGradients(Called[P, R]):
             self._register(lib, rule.register, found.backward, found.setup_context, both)
         return fn
 
-
-# The methods of an op that register what compilers may do with it -----------------------------------------------------
-
-
-@entries
-class RegisterForCompilers(RegisterGradients[P, R]):
-    """The ``register_*`` methods of `CustomOpDef` for inductor and export."""
-
-    _samples: Samples | None
-
-    def samples(self) -> Iterator[Sample]:
-        """The op's sample inputs. Each call creates new ones."""
-        raise NotImplementedError
+    # Compilers --------------------------------------------------------------------------------------------------
 
     @overload
     def register_decomposition(
@@ -378,14 +396,6 @@ class RegisterForCompilers(RegisterGradients[P, R]):
 
     def _has_backward(self) -> bool:
         return "backward" in self._rules.autograd.formulas
-
-
-# The methods of an op that register its rules; those for gradients are in `gradient_methods` --------------------------
-
-
-@entries
-class Register(RegisterForCompilers[P, R]):
-    """The ``register_*`` methods of `CustomOpDef`."""
 
     # Kernels ----------------------------------------------------------------------------------------------------
 
@@ -672,3 +682,91 @@ class Register(RegisterForCompilers[P, R]):
     def register_effect(self, effect: Any) -> None:
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or as having none (None)."""
         self._register(None, self._rules.effect.register, effect)
+
+    # Samples ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_samples(
+        self,
+        fn: YieldsArguments,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> YieldsArguments: ...
+    @overload
+    def register_samples(
+        self,
+        fn: None = None,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> Callable[[YieldsArguments], YieldsArguments]: ...
+    def register_samples(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        vary: Mapping[str, Any] | None = None,
+        fixed: str | Iterable[str] = (),
+        constraints: Constraints = (),
+    ) -> Any:
+        """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
+
+        `customops.check` derives further inputs from them, and skips those that the kernel rejects. If a kernel accepts
+        inputs that the op does not support, restrict the derived inputs with these options.
+
+        Args:
+            fn: the function. Without it, a decorator is returned.
+            vary: values to try for an argument (``"dim"``), for the dtype of a tensor (``"x.dtype"``) or for its shape
+                (``"x.shape"``), instead of the derived ones. Either the values, or a function that takes the value in
+                a sample and returns the values to try.
+            fixed: what must not be changed: arguments (``"dim"``), kinds of change (``"size"``, ``"layout"``,
+                ``"dtype"``, ``"value"``, ``"choice"``, ``"optional"``, ``"list"``, ``"same"``, ``"device"``), or a kind
+                of one argument (``"x.layout"``).
+            constraints: conditions on the arguments: a function, or several. Each takes arguments by name and returns
+                a bool; only inputs for which all return True are used.
+
+        Raises:
+            ArgumentError: an option names an argument or a kind that does not exist, or has an invalid value.
+
+        Example:
+            >>> @double.register_samples
+            ... def _():
+            ...     yield (torch.randn(3),)
+            ...     yield (torch.randn(2, 3, requires_grad=True),), {}
+
+            >>> @scatter.register_samples(
+            ...     vary={"dim": lambda dim: range(-2, 2), "x.dtype": [torch.float32, torch.float64]},
+            ...     fixed=("index.value", "layout"),
+            ...     constraints=lambda x, index: len(x) == len(index),
+            ... )
+            ... def _():
+            ...     yield torch.randn(3, 4), torch.tensor([2, 0, 1]), 0
+        """
+        if fn is None:
+            return functools.partial(self.register_samples, vary=vary, fixed=fixed, constraints=constraints)
+        bind(fn, self._qualname, "samples function")
+        samples = samples_with(fn, self._qualname, self._parameters(), vary, fixed, constraints)
+        with lock:
+            before, self._samples = self._samples, samples
+            self._register(None, lambda: Registration(functools.partial(self._unset_samples, samples, before)))
+            self._join_out()
+        return fn
+
+    def _parameters(self) -> dict[str, bool]:
+        """The names of the op's parameters; do they hold tensors?"""
+        if self._lowering is None:
+            return {argument.name: argument.holds_tensors for argument in self._definition.schema.arguments}
+        return {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
+
+    def _unset_samples(self, samples: Samples, before: Samples | None) -> None:
+        if self._samples is samples:
+            self._samples = before
+
+    def samples(self) -> Iterator[Sample]:
+        """The op's sample inputs. Each call creates new ones."""
+        return samples_of(self._samples.fn, self._qualname) if self._samples is not None else iter(())

@@ -1,42 +1,55 @@
-"""`CustomOpDef`: a definition and its rules, as one callable object."""
+"""`CustomOpDef`: a definition and its rules, as one callable object. `Ops`: the ops of a registry."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen import bypass
-from customops._codegen.function import source_of
+from customops._codegen import bypass, computed
+from customops._codegen.function import generate_again, source_of
+from customops._codegen.lowering import Lowering
 from customops._describe import Described
 from customops._dispatch import fingerprint, names
-from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.current_kernel import add_observable, observed_call
-from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.current_kernel import add_observable, observed_call, remove_observable
+from customops._dispatch.devices import DeviceTypes, check_devices, device_list
+from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle, check_library, remove
-from customops._dispatch.registrations import Registration, Undo, lock
-from customops._dispatch.scopes import Constraints, Owner, Sample, Samples, samples_of, samples_with
-from customops._op.callback_types import YieldsArguments
-from customops._op.methods import Register
-from customops._rules import Rules
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.results import of_environment
+from customops._dispatch.scopes import in_scope, outside_scopes, record_in_scope
+from customops._dispatch.spec import OpSpec, Options
+from customops._op.methods import REGISTRATIONS, Register
+from customops._rules import Rules, graph_calls
+from customops._rules.fake import Like
 from customops._rules.out import samples_with_out
 from customops._schema.model import Names, Schema
 from customops._schema.parse import has_signature, signature_of
 from customops._torch.library import Library, OpOverload
 from customops.errors import (
     CustomOpsError,
+    DefinitionError,
+    RegistrationError,
     UnknownAttributeError,
     UnregisteredError,
+    asked_for_at,
+    brief,
     cut,
     did_you_mean,
     entry,
     location_of,
+    name_of,
+    user_source,
+    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -82,30 +95,43 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     __wrapped__: Callable[P, R]
     _opoverload: OpOverload
+    #: What a call of the object runs: outside compilers, and where one traces.
+    _entry: Fn
+    _entry_in_graphs: Fn
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
-    _complete: Callable[..., Any] | None = None
+    _complete: Fn | None
+    #: Of a lazy op that is not defined yet, or is being defined. It has neither `_definition` nor `_rules` then, and
+    #: what asks for them defines it.
+    _declaration: Declaration | None = None
     #: Of an op whose scope has ended: what is restored in its place, if anything is.
     _instead: tuple[CustomOpDef[Any, Any] | None, ...] = ()
 
-    def __init__(self, owner: Owner, operator: OperatorHandle, rules: Rules | None = None) -> None:
-        fn = operator.spec.fn
-        self._owner = owner
-        self._init_fn = fn
-        self._samples: Samples | None = None
-        self._rules = rules or Rules()
-        self.__name__ = operator.name.name
+    def __init__(self, owner: Ops, operator: OperatorHandle, rules: Rules | None = None) -> None:
+        self._begin(owner, operator.name, operator.spec.fn)
+        self._init(operator, rules)
+
+    def _begin(self, owner: Ops, name: Name, fn: Fn | None) -> None:
+        self._owner, self._qualname, self._init_fn = owner, name.qualname, fn
+        self.__name__ = name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
+
+    def _init(self, operator: OperatorHandle, rules: Rules | None = None) -> None:
+        """Be the object of an op that is defined now."""
+        self._samples = None
+        self._rules = rules or Rules()
         self._bind(operator)
         fingerprint.ops.add(self)
         add_observable(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
-            return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
+            return self._entry_in_graphs(*args, **kwargs)  # type: ignore[no-any-return]
         try:
             return self._entry(*args, **kwargs)  # type: ignore[no-any-return]
         except RuntimeError as error:
+            if self._declaration is not None:  # its definition failed
+                raise
             try:
                 self._definition.explain(error, args, kwargs)
                 raise
@@ -120,6 +146,12 @@ class CustomOpDef(Described[P], Register[P, R]):
 
         @entry
         def __getattr__(self, name: str) -> Any:
+            if self._declaration is not None and not self._declaration.defined_here:
+                # No attribute of an op is called like this: notebooks, copy and others ask whether there is one.
+                if name.startswith("__") or name.endswith("_"):
+                    return object.__getattribute__(self, name)
+                self._define()
+                return getattr(self, name)
             if name.startswith("_") or hasattr(type(self), name):  # of the latter, a property raised
                 return object.__getattribute__(self, name)
             public = [each for each in dir(type(self)) if not each.startswith("_")]
@@ -130,6 +162,8 @@ class CustomOpDef(Described[P], Register[P, R]):
             )
 
     def __repr__(self) -> str:
+        if self._declaration is not None:
+            return f"<CustomOpDef({self._qualname}) not defined yet>"
         state = self.schema if self._definition.removed is None else "unregistered"
         return f"<CustomOpDef({self._qualname}) {state}>"
 
@@ -164,11 +198,15 @@ class CustomOpDef(Described[P], Register[P, R]):
     @property
     def source(self) -> str:
         """``file:line`` where the op was defined."""
-        return self._definition.spec.source
+        return self._definition.spec.source if self._declaration is None else self._declaration.source
 
     def _places(self) -> list[str]:
         """Where the op was defined, and where its samples are: a helper may define the ops of a project."""
-        return [self.source, *([] if self._samples is None else [location_of(self._samples.fn)])]
+        if self._declaration is not None:
+            functions = [each.args[0] for each in self._declaration.remembered if each.method == "register_samples"]
+        else:
+            functions = [] if self._samples is None else [self._samples.fn]
+        return [self.source, *map(location_of, functions)]
 
     def explain_call(self) -> str:
         """The Python code that runs between the dispatcher and the kernels in each call.
@@ -182,9 +220,8 @@ class CustomOpDef(Described[P], Register[P, R]):
         options = self._definition.options
         if options.skip_dispatcher and (problem := bypass.obstacle(self.schema, eager=options.eager)):
             texts["eager=True" if options.eager else "bypass=True"] = f"# Calls take the dispatcher: {problem}.\n"
-        if type(self) is not CustomOpDef:
-            calls = [vars(cls)["__call__"] for cls in type(self).__mro__ if issubclass(cls, CustomOpDef)]
-            texts["A call of the object"] = "\n".join(map(source_of, calls[:-1]))
+        if self._calls:
+            texts["A call of the object"] = "\n".join(map(source_of, self._calls))
         for key, kernel in self._definition.newest_kernels().items():
             texts[key] = source_of(kernel.fn)
             if kernel.current_kernel is not None and kernel.current_kernel.direct is not kernel.fn:
@@ -207,94 +244,6 @@ class CustomOpDef(Described[P], Register[P, R]):
             return args, kwargs
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
         return lowered
-
-    # Samples ----------------------------------------------------------------------------------------------------
-
-    @overload
-    def register_samples(
-        self,
-        fn: YieldsArguments,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
-    ) -> YieldsArguments: ...
-    @overload
-    def register_samples(
-        self,
-        fn: None = None,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
-    ) -> Callable[[YieldsArguments], YieldsArguments]: ...
-    def register_samples(
-        self,
-        fn: Any = None,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
-    ) -> Any:
-        """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
-
-        `customops.check` derives further inputs from them, and skips those that the kernel rejects. If a kernel accepts
-        inputs that the op does not support, restrict the derived inputs with these options.
-
-        Args:
-            fn: the function. Without it, a decorator is returned.
-            vary: values to try for an argument (``"dim"``), for the dtype of a tensor (``"x.dtype"``) or for its shape
-                (``"x.shape"``), instead of the derived ones. Either the values, or a function that takes the value in
-                a sample and returns the values to try.
-            fixed: what must not be changed: arguments (``"dim"``), kinds of change (``"size"``, ``"layout"``,
-                ``"dtype"``, ``"value"``, ``"choice"``, ``"optional"``, ``"list"``, ``"same"``, ``"device"``), or a kind
-                of one argument (``"x.layout"``).
-            constraints: conditions on the arguments: a function, or several. Each takes arguments by name and returns
-                a bool; only inputs for which all return True are used.
-
-        Raises:
-            ArgumentError: an option names an argument or a kind that does not exist, or has an invalid value.
-
-        Example:
-            >>> @double.register_samples
-            ... def _():
-            ...     yield (torch.randn(3),)
-            ...     yield (torch.randn(2, 3, requires_grad=True),), {}
-
-            >>> @scatter.register_samples(
-            ...     vary={"dim": lambda dim: range(-2, 2), "x.dtype": [torch.float32, torch.float64]},
-            ...     fixed=("index.value", "layout"),
-            ...     constraints=lambda x, index: len(x) == len(index),
-            ... )
-            ... def _():
-            ...     yield torch.randn(3, 4), torch.tensor([2, 0, 1]), 0
-        """
-        if fn is None:
-            return functools.partial(self.register_samples, vary=vary, fixed=fixed, constraints=constraints)
-        bind(fn, self._qualname, "samples function")
-        samples = samples_with(fn, self._qualname, self._parameters(), vary, fixed, constraints)
-        with lock:
-            before, self._samples = self._samples, samples
-            self._record(functools.partial(self._unset_samples, samples, before))
-            self._join_out()
-        return fn
-
-    def _parameters(self) -> dict[str, bool]:
-        """The names of the op's parameters; do they hold tensors?"""
-        if self._lowering is None:
-            return {argument.name: argument.holds_tensors for argument in self.schema.arguments}
-        return {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
-
-    def _unset_samples(self, samples: Samples, before: Samples | None) -> None:
-        if self._samples is samples:
-            self._samples = before
-
-    def samples(self) -> Iterator[Sample]:
-        """The op's sample inputs. Each call creates new ones."""
-        return samples_of(self._samples.fn, self._qualname) if self._samples is not None else iter(())
 
     # Compilers --------------------------------------------------------------------------------------------------
 
@@ -332,8 +281,8 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _bind(self, operator: OperatorHandle) -> None:
         """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
-        self._definition = operator
-        self._opoverload = operator.overload
+        self._definition, self._opoverload = operator, operator.overload
+        self._choose_call()
         self._compute_entry()
         self._rules.bind(operator, self._compute_entry)
         if operator.has_own_rules and operator.library is not None:
@@ -342,8 +291,62 @@ class CustomOpDef(Described[P], Register[P, R]):
                 operator.library, functools.partial(self._owner.library_destroyed, self, operator.library)
             )
 
+    def _choose_call(self) -> None:
+        """Generate the ``__call__`` of the object, where it has to do more than that of `CustomOpDef`."""
+        spec, options, calls = self._definition.spec, self._definition.options, []
+        self._lowering = self._complete = None
+        if spec.fn is not None:
+            if options.skip_dispatcher and bypass.obstacle(spec.schema, eager=options.eager) is None:
+                call = bypass.call(spec.schema, spec.tags, spec.qualname, options.check, eager=options.eager)
+                calls.append(_torch.dynamo.outside_dynamo(call))
+            parameters = spec.schema
+            if spec.signature is not None:
+                self._lowering = Lowering(spec.signature, spec.schema, spec.qualname)
+                parameters = self._lowering.parameters
+                calls.insert(0, self._lowering.call(*calls))
+            if spec.computed_args:
+                complete = computed.arguments(parameters, spec.computed_args, spec.qualname)
+                self._complete = functools.partial(complete, None)
+                inner = calls[0] if calls else CustomOpDef.__call__
+                call = computed.call(parameters, spec.computed_args, spec.qualname, inner)
+                calls.insert(0, _torch.dynamo.outside_dynamo(call))
+        self._calls = calls
+        if self._declaration is None:
+            self._take_class()
+
+    def _take_class(self) -> None:
+        """Be of the class that has the ``__call__``. A lazy op takes it last: until then, other threads wait."""
+        self._entry_in_graphs = self._opoverload
+        cls: type[CustomOpDef[Any, Any]] = CustomOpDef
+        if self._calls:
+            _torch.dynamo.hidden_files.update(call.__code__.co_filename for call in self._calls)
+            members, spec = {"__call__": self._calls[0]}, self._definition.spec
+            if spec.fn is not None and spec.computed_args and has_signature(spec.fn):
+                members["__signature__"] = computed.signature(spec.fn, spec.computed_args)
+            cls = type(CustomOpDef.__name__, (CustomOpDef,), members)
+        self.__class__ = cast(Any, cls)
+
+    def _set_options(self, options: Options) -> None:
+        """Be called as `options` say, from now on."""
+        operator = self._definition
+        before, operator.options = operator.options, options
+        if before.check != options.check:
+            for kernel in (each for kernels in operator._kernels.values() for each in kernels if not each.raw):
+                generate_again(kernel.fn, when=options.check)
+                if kernel.current_kernel is not None:
+                    kernel.current_kernel.unchecked = True
+                    if kernel.current_kernel.direct is not None:
+                        generate_again(kernel.current_kernel.direct, when=options.check)
+            self._rules.autograd.regenerate()
+        self._choose_call()
+        if before.direct_in_graphs != options.direct_in_graphs:
+            graph_calls.bind(operator)
+        operator.recompile()
+
     def _compute_entry(self) -> None:
         """Compute what a call of this object runs: the C++ function, unless a rule or an observer comes before it."""
+        if self._declaration is not None:
+            return
         entry = _torch.library.entry_of(self._opoverload)
         guarded = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
         self._entry = observed_call(self, guarded)
@@ -362,6 +365,9 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _rebind(self) -> None:
         """Come back after having been removed."""
+        if self._declaration is not None:
+            self._declare()
+            return
         self._bind(OperatorHandle.define(self._definition.spec))
         if self._rules.has_out:
             self._rules.out.restore()
@@ -369,6 +375,11 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _unbind(self, error: UnregisteredError) -> None:
         """Take everything out of the dispatcher and torch's tables; calls raise `error` if the op was one of ours."""
+        if self._declaration is not None:
+            self._declaration.removed = error
+            names.retract(self._qualname)
+            del self._torch_view
+            return
         if self._definition.library is not None:
             _torch.library.disclaim(self._qualname, self._definition.library)
         self._end(error)
@@ -416,5 +427,331 @@ class CustomOpDef(Described[P], Register[P, R]):
             elif not ends_with_scope:
                 registration.keep()
 
-    def _record(self, undo: Undo) -> None:
-        self._owner.record(Registration(undo))
+    # Lazy ops: any use defines them -----------------------------------------------------------------------------
+
+    @staticmethod
+    def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
+        """An op that is defined when it is first used, with what was registered on it until then."""
+        op: CustomOpDef[Any, Any] = CustomOpDef.__new__(CustomOpDef)
+        op._declaration = Declaration(name, make_spec)
+        op._begin(owner, name, fn)
+        op._entry = op._define_and_call
+        op._entry_in_graphs = functools.partial(_call_while_tracing, op._declaration, op)
+        vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
+        op._declare()
+        return op
+
+    def _declare(self) -> None:
+        assert self._declaration is not None
+        self._declaration.removed = None
+        self._torch_view = _torch.library.announce(self._qualname, self)
+        names.declare(self._qualname, self)
+
+    def _defined_here(self) -> bool:
+        """Is this thread defining the op?"""
+        return self._declaration is not None and self._declaration.defined_here
+
+    def _taken(self) -> None:
+        """torch.library.custom_op is defining an op of the name."""
+        self._owner.drop(self, UnregisteredError("torch.library.custom_op redefined the op", op=self._qualname))
+
+    @entry
+    def _remember(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Keep a registration for the definition, after what can be checked without it."""
+        at = REGISTRATIONS[method].function
+        with lock:
+            if kwargs.get("lib") is not None or in_scope(self._owner):
+                self._define()  # what ends earlier than the op is registered now
+            declaration = self._declaration
+            if declaration is None or declaration.defined_here:
+                return getattr(CustomOpDef, method)(self, *args, **kwargs)
+            if declaration.removed is not None:
+                raise declaration.removed
+            if method == "register_kernel" and args:
+                device_list(args[0], self._qualname)
+            fn = args[at] if at is not None and len(args) > at else kwargs.get("func")
+            if at is not None and fn is None:
+                return functools.partial(self._remember, method, *args[:at], **kwargs)
+            _signature(method).bind(self, *args, **kwargs)
+            if not (fn is None or callable(fn) or isinstance(fn, (str, Like, tuple, list))):
+                raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
+            declaration.remembered.append(_Remembered(method, args, kwargs, user_source()))
+        return fn
+
+    def _define_and_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self._defined_here():
+            raise DefinitionError("the op was called while it was being defined", op=self._qualname)
+        self._define()
+        return self(*args, **kwargs)
+
+    def _define(self) -> None:
+        """Be defined, with all that was registered. Where that fails, everything is as before."""
+        with lock:
+            declaration = self._declaration
+            if declaration is None or declaration.defined_here:
+                return
+            if declaration.removed is not None:
+                raise declaration.removed
+            before = dict(vars(self))
+            declaration.definer = threading.get_ident()
+            try:
+                with outside_scopes(), _torch.library.without_modes():
+                    self._define_now(declaration)
+            except BaseException:
+                fingerprint.ops.discard(self)
+                remove_observable(self)
+                vars(self).clear()
+                vars(self).update(before)
+                self._torch_view = _torch.library.announce(self._qualname, self)
+                self._owner.enter(self, nothing)
+                raise
+            finally:
+                declaration.definer = None
+            names.retract(self._qualname)
+            self._declaration = None
+            self._compute_entry()
+            self._take_class()
+            self._owner.apply_settings(self)
+            declaration.call = type(self).__call__
+        names.look_up(self._definition.name.packet, is_use=False)  # the packet is known now, and not asked for again
+
+    def _define_now(self, declaration: Declaration) -> None:
+        name = declaration.name
+        with asked_for_at(declaration.source):
+            spec = declaration.make_spec()
+            if _torch.library.is_defined(name.packet, name.overload):
+                reason = "it was defined after this one was declared"
+                raise conflict(spec.qualname, reason, "choose another name", where(self.__wrapped__))
+            self._owner.add(spec, op=self)
+        try:
+            for method in REGISTRATIONS:
+                del vars(self)[method]
+            for each in declaration.remembered:
+                with asked_for_at(each.source):
+                    getattr(self, each.method)(*each.args, **each.kwargs)
+        except BaseException:
+            self._declaration = None
+            self._owner.drop(self, UnregisteredError("the definition of the op failed", op=self._qualname))
+            raise
+
+
+class _Remembered(NamedTuple):
+    """A registration on an op that is not defined yet."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: str
+
+
+class Declaration:
+    """What a lazy op knows before it is defined."""
+
+    def __init__(self, name: Name, make_spec: Callable[[], OpSpec]) -> None:
+        self.name, self.make_spec, self.source = name, make_spec, user_source()
+        self.remembered: list[_Remembered] = []
+        #: The thread that is defining the op.
+        self.definer: int | None = None
+        #: What to raise for an op that was removed before it was defined.
+        self.removed: UnregisteredError | None = None
+        #: The ``__call__`` of the op once it is defined.
+        self.call: Fn | None = None
+
+    @property
+    def defined_here(self) -> bool:
+        """Is this thread defining the op?"""
+        return self.definer == threading.get_ident()
+
+
+@_torch.dynamo.while_tracing
+def _define_by_name(qualname: str) -> int:
+    """Define a lazy op, if that was not done; the number is of no meaning."""
+    op = names.declared(qualname)
+    if op is not None:
+        op._define()
+    return 0
+
+
+def _call_while_tracing(declaration: Declaration, op: CustomOpDef[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+    _define_by_name(declaration.name.qualname)
+    return declaration.call(op, *args, **kwargs)  # type: ignore[misc]
+
+
+@functools.cache
+def _signature(method: str) -> inspect.Signature:
+    return inspect.signature(getattr(CustomOpDef, method))
+
+
+# The ops of a registry ------------------------------------------------------------------------------------------------
+
+#: The ops of all registries: there is one dispatcher.
+_by_name: weakref.WeakValueDictionary[str, CustomOpDef[Any, Any]] = weakref.WeakValueDictionary()
+
+
+class Ops:
+    """The ops of a registry, how long they last, and how they are called: what an op knows of its `Registry`."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, CustomOpDef[Any, Any]] = {}
+        self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
+        #: What `Registry.configure` was told, by namespace. The environment counts more, the definition of an op less.
+        self._settings: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self, spec: OpSpec, rules: Rules | None = None, op: CustomOpDef[Any, Any] | None = None
+    ) -> CustomOpDef[Any, Any]:
+        """Define an op whose name is free; `op` is its object, if it was declared."""
+        if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
+            self.drop(stale, replaced(spec.qualname, spec.place, spec.fn))
+        gone = _torch.library.torch_library_of(spec.qualname)
+        if gone is not None and not _torch.library.library_alive(gone):
+            _torch.library.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
+        op = self.define_op(spec, rules, op)
+        self.enter(op, functools.partial(end, op))
+        return op
+
+    def define_op(
+        self, spec: OpSpec, rules: Rules | None = None, op: CustomOpDef[Any, Any] | None = None
+    ) -> CustomOpDef[Any, Any]:
+        """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
+        check_spec(spec)
+        known = _torch.library.exists(spec.name.namespace)
+        operator = OperatorHandle.define(spec)
+        try:
+            if op is None:
+                return CustomOpDef(self, operator, rules)
+            op._init(operator, rules)
+            return op
+        except BaseException:
+            remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
+            if not known:
+                _torch.library.forget(spec.name.namespace)
+            raise
+
+    def enter(self, op: CustomOpDef[Any, Any], undo: Undo) -> None:
+        """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
+        self._ops[op._qualname] = _by_name[op._qualname] = op
+        if op._declaration is None:
+            self.apply_settings(op)
+            try:
+                names.defined(op._definition.name.packet)
+            except BaseException:
+                undo()
+                raise
+        self.record(Registration(undo))
+
+    def record(self, registration: Registration) -> bool:
+        """Something was registered, here or on an op. Will it be unregistered when a scope ends?"""
+        return record_in_scope(self, registration)
+
+    def remove(self, op: CustomOpDef[Any, Any]) -> None:
+        with lock:
+            if not self.drop(op):
+                raise UnregisteredError("the op is no longer registered", op=op._qualname)
+
+    def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
+        """Remove an op if it is here; was it? Calling it raises `error` from then on."""
+        for table in (self._ops, self._adopted):
+            if table.get(op._qualname) is op:
+                del table[op._qualname]
+                if _by_name.get(op._qualname) is op:
+                    del _by_name[op._qualname]
+                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN))
+                return True
+        return False
+
+    def restore(self, op: CustomOpDef[Any, Any]) -> None:
+        """Put a removed op back, with the rules it had."""
+        op._rebind()
+        self._ops[op._qualname] = _by_name[op._qualname] = op
+        self.apply_settings(op)
+
+    def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
+        """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""
+        if _torch.library.library_alive(library):
+            return  # the interpreter exits: nobody will call the op any more
+        if op._definition.library is library and self._ops.get(op._qualname) is op:
+            del self._ops[op._qualname], _by_name[op._qualname]
+            op._end(destroyed(op._qualname))
+
+    def reduce(self, qualname: str) -> tuple[Any, ...]:
+        """How an op is pickled."""
+        raise NotImplementedError
+
+    def apply_settings(self, op: CustomOpDef[Any, Any]) -> None:
+        """Let an op be called as was configured. A lazy op that is not defined is left for later."""
+        if op._declaration is not None or op._definition.removed is not None:
+            return
+        options, settings = op._definition.spec.options, self._settings.get(op._qualname.partition("::")[0])
+        if settings:
+            given = {option: of_environment(option, op._qualname) for option in settings}
+            options = options._replace(**{k: settings[k] if value is None else value for k, value in given.items()})
+        if options != op._definition.options:
+            op._set_options(options)
+
+
+def check_spec(spec: OpSpec) -> None:
+    """Raise what can be found wrong without changing anything."""
+    if not isinstance(spec.traceable, bool):
+        raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
+    assert spec.kernel is not None
+    bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
+    if spec.schema.keyword_only:
+        _ = spec.schema.call  # raises for a keyword of Python
+    check_devices(spec.device_types, spec.schema, spec.qualname)
+    if spec.mutation_only is None:
+        return
+    name = spec.mutation_only.name
+    taken = _torch.library.find_overload(name.packet, name.overload)
+    old = _torch.library.torch_op_of(spec.qualname)
+    variant = None
+    if isinstance(old, CustomOpDef) and old._declaration is None:
+        variant = old._definition.mutation_only
+    if taken is not None and (variant is None or variant.overload is not taken):
+        raise DefinitionError(
+            f"an op {name} exists: the variant of this one that returns nothing has that name",
+            op=spec.qualname,
+            fix="rename one of them",
+        )
+
+
+def conflict(qualname: str, reason: str, fix: str, at: str | None, **fields: str) -> DefinitionError:
+    """The error for an op that exists; `at` is where the other one is defined."""
+    problem = f"an op of this name exists, defined at {place(qualname)}: {reason}"
+    return DefinitionError(problem, op=qualname, where=at, fix=fix, **fields)
+
+
+def place(qualname: str) -> str:
+    """``file:line`` where an op was defined."""
+    known = _by_name.get(qualname)
+    return _torch.schema.defined_at(qualname) if known is None else known.source
+
+
+# The ends of ops ------------------------------------------------------------------------------------------------------
+
+AGAIN = "define it again, or use the new object"
+
+
+def replaced(qualname: str, place: str, fn: Any = None) -> UnregisteredError:
+    """What calls of an op raise once the one of this place, and this function, has its name."""
+    by = "" if fn is None else f" ({name_of(fn)})"
+    return UnregisteredError(f"the op was replaced by the definition at {place}{by}", op=qualname, fix=AGAIN)
+
+
+def destroyed(qualname: str) -> UnregisteredError:
+    """What calls of an op raise whose library others destroyed."""
+    problem = "the library of the op was destroyed (torch.library.custom_op redefining its name does that)"
+    return UnregisteredError(problem, op=qualname)
+
+
+def end(op: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any] | None = None) -> None:
+    """Remove an op for good: its scope or library has ended. `old`, which it replaced, comes back.
+
+    If another op has taken the name in the meantime, `old` waits until that one ends, in its own scope.
+    """
+    op._instead = (old,)
+    op._owner.drop(op)
+    while old is not None and old._instead:
+        (old,) = old._instead
+    if old is not None and not names.exists(Name.parse(old._qualname)):
+        old._owner.restore(old)

@@ -29,7 +29,7 @@ from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup
 from customops._dispatch.results import describe, given, tensors_in
-from customops._dispatch.spec import OpSpec
+from customops._dispatch.spec import OpSpec, Options
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import Tags, normalize_tags
@@ -601,7 +601,7 @@ class OutRule:
             fn=fn,
             signature=out_signature(spec.signature, spec.schema),
             lowered_fn=Copies(self, str(name)),
-            check=spec.check,
+            options=Options(spec.options.check),
             source=user_source(),
         )
 

@@ -18,7 +18,7 @@ import torch
 
 from customops._codegen import bypass
 from customops._dispatch.results import CheckPolicy
-from customops._op.definitions import define_op
+from customops._dispatch.spec import Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops.checks._outcome import NotExercised, in_short
@@ -57,9 +57,7 @@ def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[
     spec = op._definition.spec
     name = spec.name._replace(name=f"{spec.name.name}__{when}_checked")
     registry = Registry()
-    twin = define_op(
-        replace(spec, name=name, check=when, signature=None, bypass=False, eager=False, computed_args=()), registry
-    )
+    twin = registry.define_op(replace(spec, name=name, signature=None, computed_args=(), options=Options(when)))
     registry._ops[str(name)] = twin
     try:
         for device, kernel in op._rules.kernel.kernels.items():

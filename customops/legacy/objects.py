@@ -14,9 +14,9 @@ from torch.library import get_ctx as get_ctx
 from customops import _torch
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
-from customops._dispatch.registrations import lock
+from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
-from customops._dispatch.spec import OpSpec
+from customops._dispatch.spec import OpSpec, Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops._rules import Rules
@@ -132,8 +132,8 @@ def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
         raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
         check_signature(fn, schema, op)
-    check, tags = check_policy(None, op), with_pt2_compliant(tags)
-    spec = OpSpec(name, schema, tags, text, MissingKernel(name), check=check, source=user_source())
+    options, tags = Options(check_policy(None, op)), with_pt2_compliant(tags)
+    spec = OpSpec(name, schema, tags, text, MissingKernel(name), options=options, source=user_source())
     with lock:
         if _torch.library.find_overload(name.packet) is not None:
             raise RegistrationError(
@@ -350,7 +350,7 @@ class CustomOp:
         except BaseException:
             setattr(pair, half, None)
             raise
-        self._op._record(functools.partial(setattr, pair, half, None))
+        self._op._owner.record(Registration(functools.partial(setattr, pair, half, None)))
 
     def _destroy(self) -> None:
         """Remove the op and its entry; from an op defined outside customops, what was registered here."""
