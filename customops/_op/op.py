@@ -95,9 +95,8 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     __wrapped__: Callable[P, R]
     _opoverload: OpOverload
-    #: What a call of the object runs: outside compilers, and where one traces.
+    #: What a call of the object runs, outside compilers.
     _entry: Fn
-    _entry_in_graphs: Fn
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
     _complete: Fn | None
     #: Of a lazy op that is not defined yet, or is being defined. It has neither `_definition` nor `_rules` then, and
@@ -126,12 +125,10 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
-            return self._entry_in_graphs(*args, **kwargs)  # type: ignore[no-any-return]
+            return self._opoverload(*args, **kwargs)  # type: ignore[no-any-return]
         try:
             return self._entry(*args, **kwargs)  # type: ignore[no-any-return]
         except RuntimeError as error:
-            if self._declaration is not None:  # its definition failed
-                raise
             try:
                 self._definition.explain(error, args, kwargs)
                 raise
@@ -316,7 +313,6 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _take_class(self) -> None:
         """Be of the class that has the ``__call__``. A lazy op takes it last: until then, other threads wait."""
-        self._entry_in_graphs = self._opoverload
         cls: type[CustomOpDef[Any, Any]] = CustomOpDef
         if self._calls:
             _torch.dynamo.hidden_files.update(call.__code__.co_filename for call in self._calls)
@@ -432,11 +428,9 @@ class CustomOpDef(Described[P], Register[P, R]):
     @staticmethod
     def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
         """An op that is defined when it is first used, with what was registered on it until then."""
-        op: CustomOpDef[Any, Any] = CustomOpDef.__new__(CustomOpDef)
-        op._declaration = Declaration(name, make_spec)
+        op: _DefinedByCall[Any, Any] = _DefinedByCall.__new__(_DefinedByCall)
+        op._lazy = op._declaration = Declaration(name, make_spec)
         op._begin(owner, name, fn)
-        op._entry = op._define_and_call
-        op._entry_in_graphs = functools.partial(_call_while_tracing, op._declaration, op)
         vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
         op._declare()
         return op
@@ -477,12 +471,6 @@ class CustomOpDef(Described[P], Register[P, R]):
                 raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
             declaration.remembered.append(_Remembered(method, args, kwargs, user_source()))
         return fn
-
-    def _define_and_call(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._defined_here():
-            raise DefinitionError("the op was called while it was being defined", op=self._qualname)
-        self._define()
-        return self(*args, **kwargs)
 
     def _define(self) -> None:
         """Be defined, with all that was registered. Where that fails, everything is as before."""
@@ -554,13 +542,17 @@ class Declaration:
         self.definer: int | None = None
         #: What to raise for an op that was removed before it was defined.
         self.removed: UnregisteredError | None = None
-        #: The ``__call__`` of the op once it is defined.
-        self.call: Fn | None = None
+        #: The ``__call__`` of the op, once it is defined.
+        self.call: Fn = _called_too_early
 
     @property
     def defined_here(self) -> bool:
         """Is this thread defining the op?"""
         return self.definer == threading.get_ident()
+
+
+def _called_too_early(op: CustomOpDef[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+    raise DefinitionError("the op was called while it was being defined", op=op._qualname)
 
 
 @_torch.dynamo.while_tracing
@@ -572,9 +564,20 @@ def _define_by_name(qualname: str) -> int:
     return 0
 
 
-def _call_while_tracing(declaration: Declaration, op: CustomOpDef[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-    _define_by_name(declaration.name.qualname)
-    return declaration.call(op, *args, **kwargs)  # type: ignore[misc]
+class _DefinedByCall(CustomOpDef[P, R]):
+    """The class of a lazy op until it is defined, and takes the class that has its ``__call__``."""
+
+    #: Its declaration, for calls that began before it was defined.
+    _lazy: Declaration
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if is_dynamo_compiling():
+            _define_by_name(self._qualname)
+        else:
+            self._define()
+        return self._lazy.call(self, *args, **kwargs)  # type: ignore[no-any-return]
+
+    _torch.dynamo.outside_dynamo(__call__)
 
 
 @functools.cache
