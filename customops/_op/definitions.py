@@ -70,7 +70,7 @@ class OpOptions:
         options = cls(**given)
         mutates_args = options.mutates_args
         check_on_conflict(options.on_conflict, op)
-        if options.lazy not in (True, False, None):
+        if not isinstance(options.lazy, bool | None):
             raise DefinitionError("lazy must be True, False or None", op=op, got=brief(options.lazy))
         return dataclasses.replace(
             options,

@@ -269,8 +269,12 @@ def test_a_process_left_behind_is_not_waited_for() -> None:
 
 
 def test_a_process_that_does_not_end_is_told_from_a_function_that_does_not() -> None:
-    with pytest.raises(IsolationError, match="returned, but the process did not end within 8 seconds"):
-        run_isolated(leave_a_thread_behind, timeout=8)
+    for seconds in (8, 40, 200):  # on a machine under load, the function may not have returned by then
+        with pytest.raises(IsolationError) as caught:
+            run_isolated(leave_a_thread_behind, timeout=seconds)
+        if f"returned, but the process did not end within {seconds} seconds" in str(caught.value):
+            return
+    pytest.fail(str(caught.value))
 
 
 @pytest.mark.parametrize("function", [lambda: 0, print, test_code.__call__])

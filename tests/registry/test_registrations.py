@@ -1,0 +1,117 @@
+"""The table of registrations, and what follows it; the options of `custom_op`, which are said once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+
+import customops
+from customops import CustomOpDef, Registry, Undefined, library
+from customops._op import definitions
+from customops._op.methods import REGISTRATIONS
+from customops.errors import DefinitionError
+
+
+def double_fn(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def setup(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def fill(x: Tensor, *, out: Tensor) -> None:
+    torch.mul(x, 2, out=out)
+
+
+#: Of each registration the arguments of a call that is right.
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "register_kernel": ("cpu", lambda x: x * 2),
+    "register_fake": (torch.empty_like,),
+    "register_out": (fill,),
+    "register_autograd": (lambda ctx, grad: grad * 2,),
+    "register_jvp": (lambda ctx, tangent: tangent * 2,),
+    "register_autograd_from": (lambda x: x * 2,),
+    "register_autocast": ("cpu", torch.bfloat16),
+    "register_vmap": ("sequential",),
+    "register_torch_dispatch": (torch.utils._python_dispatch.TorchDispatchMode, lambda mode, func, types, args, kw: 0),
+    "register_effect": (None,),
+    "register_samples": (lambda: [(torch.ones(2),)],),
+    "register_decomposition": (lambda x: x + x,),
+    "register_lowering": (lambda x: x + x,),
+    "register_replacement": (lambda x: x + x,),
+}
+
+
+def test_the_table_has_all_methods() -> None:
+    methods = [name for name in dir(CustomOpDef) if name.startswith("register_")]
+    assert sorted(REGISTRATIONS) == sorted(methods)
+    functions = [name for name in dir(library) if name.startswith("register_")]
+    assert sorted(name for name, row in REGISTRATIONS.items() if row.in_library) == sorted(functions)
+    assert all(getattr(customops, name) is getattr(library, name) for name in functions)
+
+
+def test_where_the_function_stands() -> None:
+    for name, row in REGISTRATIONS.items():
+        _, *parameters = inspect.signature(getattr(CustomOpDef, name)).parameters
+        if row.function is not None:
+            assert parameters[row.function] in ("fn", "func", "backward", "jvp", "pattern")
+        else:
+            assert not {"fn", "func"} & set(parameters)
+
+
+@pytest.mark.parametrize("name", REGISTRATIONS)
+def test_each_is_remembered_taken_and_ignored(registry: Registry, ns: str, name: str) -> None:
+    """By an op that is defined, by a lazy one, whose definition makes it, and by one that is not to be defined."""
+    args = ARGUMENTS[name]
+    op = registry.custom_op(f"{ns}::double", double_fn, mutates_args=())
+    lazy = registry.custom_op(f"{ns}::lazy", double_fn, mutates_args=(), lazy=True)
+    undefined = registry.custom_op(f"{ns}::undefined", double_fn, mutates_args=(), when=False)
+    assert isinstance(undefined, Undefined)
+    results = []
+    for each in (op, lazy, undefined):
+        each.register_samples(lambda: [(torch.ones(2),)])
+        results.append(getattr(each, name)(*args))
+        at = REGISTRATIONS[name].function
+        if at is not None and name != "register_autograd_from":
+            assert getattr(each, name)(*args[:at])(args[at]) is args[at]
+    assert results[0] is results[1] is results[2]
+    assert not torch._C._jit_get_schemas_for_operator(lazy._qualname)
+    assert lazy(torch.ones(2)).tolist() == undefined(torch.ones(2)).tolist() == [2, 2]
+    rules = [[(rule.kind, rule.origin) for rule in each.describe().rules] for each in (op, lazy)]
+    assert rules[0] == rules[1]
+
+
+@pytest.mark.parametrize("name", [name for name, row in REGISTRATIONS.items() if row.in_library])
+def test_a_function_does_what_the_method_does(registry: Registry, ns: str, name: str) -> None:
+    ops = [registry.custom_op(f"{ns}::{letter}", double_fn, mutates_args=()) for letter in "fg"]
+    assert getattr(ops[0], name)(*ARGUMENTS[name]) is getattr(library, name)(f"{ns}::g", *ARGUMENTS[name])
+    described = [[(rule.kind, rule.origin) for rule in op.describe().rules] for op in ops]
+    assert described[0] == described[1]
+    function, method = (inspect.signature(getattr(holder, name)) for holder in (library, CustomOpDef))
+    assert list(function.parameters.values())[1:] == list(method.parameters.values())[1:]
+    with pytest.raises(TypeError, match=name):
+        getattr(library, name)()
+
+
+def test_the_options_of_custom_op_are_said_once() -> None:
+    fields = {field.name: field for field in dataclasses.fields(definitions.OpOptions)}
+    assert set(get_type_hints(definitions.DefinitionOptions)) == set(fields)
+    parameters = inspect.signature(Registry.custom_op).parameters
+    assert list(parameters) == ["self", "name", "fn", *fields]
+    assert {name: each.default for name, each in parameters.items() if name in fields} == {
+        name: field.default for name, field in fields.items()
+    }
+    documented = str(Registry.custom_op.__doc__)
+    assert [name for name in fields if f"\n            {name}:" not in documented] == []
+    assert inspect.signature(customops.custom_op).parameters.keys() == set(parameters) - {"self"}
+
+
+@pytest.mark.parametrize("option", ["check", "bypass", "eager", "direct_in_graphs", "traceable", "lazy", "on_conflict"])
+def test_a_value_that_no_option_has(registry: Registry, ns: str, option: str) -> None:
+    with pytest.raises(DefinitionError, match=option):
+        registry.custom_op(f"{ns}::f", double_fn, mutates_args=(), **{option: 3})  # type: ignore[call-overload]
