@@ -1,10 +1,12 @@
 """The generated functions, one file of them in tests/generated for each shape of op; and that Python finds their lines.
 
-A change of these files is a change of what runs in each call: ``make generated`` writes them anew, for review.
+A shape that is like another has only its differences from that one, its base, in a file. A change of these files is a
+change of what runs in each call: ``make generated`` writes them anew, for review.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import io
 import os
@@ -32,13 +34,14 @@ def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
 @dataclass(frozen=True)
 class Shape:
-    """An op, and the options of its backward; None for an op without one."""
+    """An op, the options of its backward, None for an op without one, and the shape that it is shown beside."""
 
     schema: str
     tags: tuple[torch.Tag, ...] = ()
     check: str = "always"
     bypass: bool = False
     backward: dict[str, Any] | None = None
+    base: str | None = None
 
     def define(self, registry: Registry, name: str) -> Any:
         op = registry.custom_op(
@@ -66,20 +69,20 @@ class Shape:
 
 SHAPES = {
     "plain": Shape("(Tensor x, Tensor y, float by) -> Tensor", backward={"setup_context": setup_context}),
-    "no_backward": Shape("(Tensor x) -> Tensor"),
+    "no_backward": Shape("(Tensor x) -> Tensor", base="once_differentiable"),
     "once_differentiable": Shape("(Tensor x) -> Tensor", backward={"once_differentiable": True}),
     "defaults": Shape("(Tensor x, float by=1.0, SymInt n=2) -> Tensor", backward={}),
     "list_default": Shape("(Tensor x, int[] sizes=[1, 2], *, float[] more=[3.]) -> Tensor", backward={}),
     "keyword_only": Shape("(Tensor x, *, float by, bool flag=True) -> Tensor", backward={}),
     "keyword_only_tensor": Shape("(Tensor x, *, Tensor? y=None) -> Tensor", backward={}),
-    "optional": Shape("(Tensor? x, Tensor y, float? by=None) -> Tensor", backward={}),
+    "optional": Shape("(Tensor? x, Tensor y, float? by=None) -> Tensor", backward={}, base="plain"),
     "many_tensors": Shape("(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor", backward={}),
     "lists": Shape("(Tensor[] xs, Tensor y) -> Tensor[]", backward={}),
     "list_with_gaps": Shape("(Tensor?[] xs) -> (Tensor, Tensor[])", backward={}),
     "several_returns": Shape("(Tensor x, Tensor y) -> (Tensor, Tensor)", backward={"setup_context": setup_context}),
     "no_returns": Shape("(Tensor x) -> ()"),
-    "number": Shape("(Tensor x) -> float"),
-    "tensor_and_number": Shape("(Tensor x) -> (Tensor, int)", backward={}),
+    "number": Shape("(Tensor x) -> float", base="no_returns"),
+    "tensor_and_number": Shape("(Tensor x) -> (Tensor, int)", backward={}, base="check_never"),
     "inplace": Shape("(Tensor(a!) x, Tensor y, float alpha=1.0) -> Tensor(a!)", (Tag.inplace,), backward={}),
     "out": Shape("(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", (Tag.out,)),
     "several_outs": Shape("(Tensor x, *, Tensor(a!) u, Tensor(b!) v) -> (Tensor(a!), Tensor(b!))", (Tag.out,)),
@@ -89,13 +92,22 @@ SHAPES = {
     "view": Shape("(Tensor(a) x, int dim) -> Tensor(a)", backward={}),
     "no_tensors": Shape("(SymInt[] size, *, Device device) -> Tensor"),
     "keywords_as_names": Shape("(Tensor from, float __debug__, float await=1.0) -> Tensor", backward={}),
-    "names_of_ours": Shape("(Tensor _result, Tensor __fn, int type, int len) -> Tensor", backward={}),
-    "random": Shape("(Tensor x) -> Tensor", (torch.Tag.nondeterministic_seeded,), backward={}),
+    "names_of_ours": Shape(
+        "(Tensor _result, Tensor __fn, int type, int len) -> Tensor", backward={}, base="keywords_as_names"
+    ),
+    "random": Shape(
+        "(Tensor x) -> Tensor", (torch.Tag.nondeterministic_seeded,), backward={}, base="once_differentiable"
+    ),
     "check_first": Shape("(Tensor x) -> (Tensor, Tensor)", check="first", backward={}),
-    "check_never": Shape("(Tensor x) -> (Tensor, Tensor)", check="never", backward={}),
-    "bypass": Shape("(Tensor x, Tensor? y, float by) -> Tensor", bypass=True, backward={}),
+    "check_never": Shape("(Tensor x) -> (Tensor, Tensor)", check="never", backward={}, base="check_first"),
+    "bypass": Shape("(Tensor x, Tensor? y, float by) -> Tensor", bypass=True, backward={}, base="plain"),
     "bypass_mutates": Shape("(Tensor(a!) x, Tensor y, *, int n=1) -> ()", bypass=True),
 }
+
+
+def generated(registry: Registry, ns: str, name: str) -> str:
+    op = SHAPES[name].define(registry, f"{ns}::{name}")
+    return f"{SHAPES[name]}\n{op.explain_call()}"
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -103,21 +115,27 @@ def test_generated_functions_are_those_of_the_file(
     registry: Registry, ns: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUSTOMOPS_CHECK", raising=False)
-    op = SHAPES[name].define(registry, f"{ns}::f")
-    text = f"{SHAPES[name]}\n{op.explain_call()}"
+    text, base = generated(registry, ns, name), SHAPES[name].base
     compile(text, name, "exec")
-    file = FOLDER / f"{name}.py"
+    if base is not None:
+        before = generated(registry, ns, base)
+        difference = difflib.unified_diff(before.splitlines(), text.splitlines(), base, name, n=1, lineterm="")
+        text = "".join(f"{line}\n" for line in difference)
+    file = file_of(name)
     if ACCEPT:
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8"), "make generated, and review what changed"
 
 
+def file_of(name: str) -> Path:
+    return FOLDER / f"{name}.{'py' if SHAPES[name].base is None else 'diff'}"
+
+
 def test_each_file_is_of_a_shape() -> None:
-    files = {file.stem: file for file in FOLDER.glob("*.py")}
-    if ACCEPT:
-        for name in files.keys() - SHAPES.keys():
-            files.pop(name).unlink()
-    assert files.keys() == SHAPES.keys()
+    files, shown = set(FOLDER.iterdir()), {file_of(name) for name in SHAPES}
+    for file in files - shown if ACCEPT else ():
+        file.unlink()
+    assert ACCEPT or files == shown
 
 
 # Reading it in a program ----------------------------------------------------------------------------------------
