@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from customops import CustomOpDef, CustomOpsError
 from customops._cli.targets import TargetError, expand, load, told, trace
 from customops.checking._check import SampleChecks
 from customops.checking._run import INPUTS
-from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
-from customops_pytest.expected import Entry, Key
+from customops_pytest.expected import Key
 from customops_pytest.session import Session, quiet, session_of
 
 Op = CustomOpDef[Any, Any]
@@ -38,13 +37,6 @@ class OpsOf(pytest.Collector):
         self._current: tuple[tuple[str, int], SampleChecks] | None = None
 
     def collect(self) -> Iterator[pytest.Item]:
-        ops = [op for op in self._ops() if self.state.wants(op._qualname)]
-        if not ops:
-            raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
-        for op in ops:
-            yield from self._items(op)
-
-    def _ops(self) -> list[Op]:
         ops: dict[str, Op] = {}
         if str(self.config.rootpath) not in sys.path:
             sys.path.append(str(self.config.rootpath))  # as it is for `python -m pytest` there
@@ -55,27 +47,29 @@ class OpsOf(pytest.Collector):
             raise self.CollectError(str(error)) from None
         if not ops:
             raise self.CollectError(f"{self.target} defines no op itself: name the module or file that does")
-        return list(ops.values())
-
-    def _items(self, op: Op) -> Iterator[pytest.Item]:
-        problem, count = None, 0
-        try:
-            with seeded():
-                count = sum(1 for _ in op.samples())
-        except (Exception, SystemExit) as error:
-            problem = error
-        if problem is not None or not count:
-            name = f"{op._qualname}[samples]"
-            yield NoSamples.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", op=op, problem=problem)
-            return
+        wanted = [op for op in ops.values() if self.state.wants(op._qualname)]
+        if not wanted:
+            raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
         efforts = EFFORTS[: EFFORTS.index(self.state.effort) + 1]
         checks = self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]
-        for number in range(count):
-            for check in (INPUTS, *checks):
-                name = f"{op._qualname}[sample{number + 1}-{check}]"
-                # The id as text: pytest reads back from text what failed last.
-                nodeid = f"{self.nodeid}::{name}"
-                yield CheckItem.from_parent(self, name=name, nodeid=nodeid, op=op, number=number, check=check)
+        for op in wanted:
+            problem, count = None, 0
+            try:
+                with seeded():
+                    count = sum(1 for _ in op.samples())
+            except (Exception, SystemExit) as error:
+                problem = error
+            if problem is not None or not count:
+                yield self._item(NoSamples, "samples", op=op, problem=problem)
+                continue
+            for number in range(count):
+                for check in (INPUTS, *checks):
+                    yield self._item(CheckItem, f"sample{number + 1}-{check}", op=op, number=number, check=check)
+
+    def _item(self, cls: type[OpItem], what: str, *, op: Op, **kwargs: Any) -> pytest.Item:
+        name = f"{op._qualname}[{what}]"
+        # The id as text: pytest reads back from text what failed last.
+        return cls.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", op=op, **kwargs)
 
     def checks_of(self, op: Op, number: int) -> SampleChecks:
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
@@ -128,31 +122,25 @@ class CheckItem(OpItem):
         super().__init__(**kwargs)
         self.number, self.check = number, check
         self.key = Key(self.op._qualname, check, f"sample{number + 1}")
-
-    @property
-    def entry(self) -> Entry | None:
-        return self.state.expected.find(self.key.op, self.key.check, self.key.input)
+        self.entry = self.state.expected.entries.get(self.key)
 
     def setup(self) -> None:
-        entry = self.entry
-        if entry is not None and entry.status == "skip":
-            pytest.skip(entry.reason)
-        if entry is not None and not self.state.updates:
-            self.add_marker(pytest.mark.xfail(reason=entry.reason, raises=Fault, strict=True))
+        if self.entry is not None and self.entry.status == "skip":
+            pytest.skip(self.entry.reason)
+        if self.entry is not None and not self.state.updates:
+            self.add_marker(pytest.mark.xfail(reason=self.entry.reason, raises=Fault, strict=True))
 
     def runtest(self) -> None:
         checks = self.parent.checks_of(self.op, self.number)
         with quiet():
             report = checks.report(self.check)
-        if report.failures:
-            self._fail(checks, report)
-        elif self.check != INPUTS and not report.count("passed"):
-            reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
-            pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
-        elif self.entry is not None and self.state.updates:
-            self.state.findings.refuted.add(self.key)
-
-    def _fail(self, checks: SampleChecks, report: Report) -> None:
+        if not report.failures:
+            if self.check != INPUTS and not report.count("passed"):
+                reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
+                pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
+            if self.entry is not None and self.state.updates:
+                self.state.found.refuted.add(self.key)
+            return
         items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
         others = {item.check for item in items if item.op is self.op and item.number == self.number}
         cause = None if self.check == INPUTS else checks.explained_by(self.check, others)
@@ -161,7 +149,7 @@ class CheckItem(OpItem):
         if self.state.updates:
             problem = report.failures[0].problem
             if self.entry is None:
-                self.state.findings.new[self.key] = problem
+                self.state.found.new[self.key] = problem
             pytest.xfail(problem)
         faults = "\n\n".join(str(failure) for failure in report.failures)
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
@@ -188,20 +176,16 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         nodeid = os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
         collector = OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target, session_state=state)
         items += session.genitems(collector)
-    _find_stale(state, items)
-
-
-def _find_stale(state: Session, items: Iterable[pytest.Item]) -> None:
-    """Entries for samples that an op of this run does not have."""
+    # Entries for samples that an op of this run does not have:
     known = {item.key for item in items if isinstance(item, CheckItem)}
     tried = {(key.op, key.check) for key in known}
     for key in state.expected.entries:
         if key.input.startswith("sample") and (key.op, key.check) in tried and key not in known:
             if state.updates:
-                state.findings.refuted.add(key)
+                state.found.refuted.add(key)
             else:
                 expected = f"{key.check} is expected to fail on {key.input}"
-                state.faults.append(f"{key.op}: {expected}, but the op has no such sample")
+                state.found.faults.append(f"{key.op}: {expected}, but the op has no such sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:
