@@ -108,25 +108,20 @@ def _unseen() -> Iterator[None]:
 
 
 class _Writer:
-    """Writes files to a directory."""
-
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory, self.limit = directory, limit
         self.paths: list[Path] = []
         self._calls, self._numbers = itertools.count(), itertools.count()
 
     def write(self, call: Call, given: Given) -> Given:
-        if next(self._calls) < self.limit:
-            # A file that was not there: neither that of another `dump`, nor of a process that had this number before.
-            while True:
-                path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
-                with suppress(FileExistsError):
-                    path.touch(exist_ok=False)
-                    break
-            self._write(path, call, given)
-        return given
-
-    def _write(self, path: Path, call: Call, given: Given) -> None:
+        if next(self._calls) >= self.limit:
+            return given
+        # A file that was not there: neither that of another `dump`, nor of a process that had this number before.
+        while True:
+            path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                break
         op = default.adopt(call.op)
         told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
         try:
@@ -141,6 +136,7 @@ class _Writer:
             path.unlink(missing_ok=True)
         else:
             self.paths.append(path)
+        return given
 
 
 #: Types that files hold as they are.
@@ -259,7 +255,13 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
             if (damaged := damaged or next(folders, None)) is not None:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
             stream.seek(0)
-            return _read(torch.load(stream, map_location=map_location, weights_only=True))
+            held = dict(torch.load(stream, map_location=map_location, weights_only=True))
+            version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
+            texts = (*held.values(), *kwargs)
+            if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
+                raise ValueError("the format is another")
+            named = {name: _decoded(value) for name, value in kwargs.items()}
+            return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
         except Exception as error:
             is_advice = isinstance(error, pickle.UnpicklingError)  # to run the code in the file
             raise ArgumentError(
@@ -268,17 +270,6 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
                 got=str(file) if is_advice else f"{file}: {brief(error, 300)}",
                 fix='map_location="cpu", if it holds tensors of a device that is not here',
             ) from (None if is_advice else error)
-
-
-def _read(held: Any) -> SavedCall:
-    """The call that a file holds; it raises for everything that `dump` does not write."""
-    held = dict(held)
-    version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
-    texts = (*held.values(), *kwargs)
-    if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("the format is another")
-    named = {name: _decoded(value) for name, value in kwargs.items()}
-    return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
 
 
 def replay(file: str | Path, *, map_location: Any = None, torch_ops: bool = False) -> Any:
