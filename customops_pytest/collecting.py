@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from customops import CustomOpDef, CustomOpsError
+from customops import CustomOpDef, CustomOpsError, Sample
 from customops._cli.targets import TargetError, expand, load, told, trace
 from customops.checking._check import SampleChecks
 from customops.checking._run import INPUTS
@@ -55,8 +54,7 @@ class OpsOf(pytest.Collector):
         for op in wanted:
             problem, count = None, 0
             try:
-                with seeded():
-                    count = sum(1 for _ in op.samples())
+                count = len(samples_of(op))
             except (Exception, SystemExit) as error:
                 problem = error
             if problem is not None or not count:
@@ -75,9 +73,7 @@ class OpsOf(pytest.Collector):
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
         key = (op._qualname, number)
         if self._current is None or self._current[0] != key:
-            with seeded():
-                sample = next(sample for i, sample in enumerate(op.samples()) if i == number)
-            self._current = (key, SampleChecks(op, sample, number, self.state.effort))
+            self._current = (key, SampleChecks(op, samples_of(op)[number], number, self.state.effort))
         return self._current[1]
 
 
@@ -155,15 +151,11 @@ class CheckItem(OpItem):
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 
 
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """A block in which samples are made: the same in each run and each process."""
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+def samples_of(op: Op) -> list[Sample]:
+    """The samples of an op: the same in each run and each process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return list(op.samples())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,6 +19,7 @@ from customops._describe.render import in_words, outlined, seconds_per_call, tab
 from customops._dispatch.callbacks import filler
 from customops._dispatch.results import tensors_in
 from customops._schema.model import REQUIRED
+from customops.checks._trial import Trial
 
 _number = itertools.count()
 
@@ -104,12 +105,10 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
 
 def _cost_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
     args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
-    lowered = op.lower(*args, **kwargs)
-    names = [argument.name for argument in op.schema.positional]
-    named = [*zip(names, lowered[0], strict=False), *lowered[1].items()]
-    sample = ", ".join(f"{name}: {outlined(value)}" for name, value in named)
+    lowered = Trial(op._opoverload, *op.lower(*args, **kwargs))
+    sample = ", ".join(f"{name}: {outlined(value)}" for name, value in lowered.arguments.items())
     call = seconds_per_call(lambda: op(*args, **kwargs), seconds)
-    kernel, bare = _without_op(op, *lowered, seconds)
+    kernel, bare = _without_op(op, lowered, seconds)
     cost = Cost(op._qualname, sample, call, kernel, bare)
     backward = op.describe().rule("backward")
     if backward is None or backward.origin == "missing" or op.schema.mutated:
@@ -126,20 +125,19 @@ def _cost_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: flo
     return replace(cost, with_grad=seconds_per_call(lambda: op(*args, **kwargs), seconds))
 
 
-def _without_op(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | None, float | None]:
+def _without_op(op: Op, call: Trial, seconds: float) -> tuple[float | None, float | None]:
     """The times of the kernel alone, and of a bare op around it; None if it is not a kernel of customops."""
-    schema, fill = op.schema, filler(op.schema)
-    tensors = tensors_in([*args, *kwargs.values()])
+    tensors, fill = call.tensors, filler(op.schema)
     key = _torch.dispatcher.device_key(tensors[0].device.type) if tensors else "CompositeExplicitAutograd"
     current = op._definition.kernel_on(key)
     if current is None:
         return None, None
     fn = current.registered
-    args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
+    args, kwargs = fill(call.args, call.kwargs) if fill is not None else (call.args, call.kwargs)
     with torch.no_grad():
         kernel = seconds_per_call(lambda: fn(*args, **kwargs), seconds)
     # A default would not be passed on, and the kernel may have none.
-    required = replace(schema, arguments=tuple(replace(a, default=REQUIRED) for a in schema.arguments))
+    required = replace(op.schema, arguments=tuple(replace(a, default=REQUIRED) for a in op.schema.arguments))
     library = Library(f"customops_bench_{next(_number)}", "FRAGMENT")
     try:
         library.define(f"bare{required}")

@@ -36,38 +36,29 @@ def argument_type(argument: Argument, codec: Codec | None) -> str:
     while isinstance(codec, SequenceCodec):
         codec = codec.item
     choices = ", ".join(map(expression, codec.choices if codec is not None else ()))
-    return _argument_type(argument.type, f"Literal[{choices}]" if choices else row_of(argument.type).stub)
-
-
-def _argument_type(type_: str, innermost: str) -> str:
-    if type_.endswith("?"):
-        return _optional(_argument_type(type_[:-1], innermost))
-    item = item_type(type_)
-    if item is None:
-        return innermost
-    each = _argument_type(item, innermost)
-    alone = row_of(type_).repeated and not type_.endswith("[]")
-    return f"{each} | Sequence[{each}]" if alone else f"Sequence[{each}]"
+    return _type(argument.type, f"Literal[{choices}]" if choices else row_of(argument.type).stub)
 
 
 def return_type(returns: tuple[Return, ...]) -> str:
-    types = [_return_type(each.type) for each in returns]
+    types = [_type(each.type, None) for each in returns]
     return f"tuple[{', '.join(types)}]" if len(types) > 1 else types[0] if types else "None"
 
 
-def _return_type(type_: str) -> str:
+def _type(type_: str, given: str | None) -> str:
+    """A type of the schema in Python: of an argument whose innermost type is `given`, or of a return."""
     if type_.endswith("?"):
-        return _optional(_return_type(type_[:-1]))
+        text = _type(type_[:-1], given)
+        return text if text == "Any" else f"{text} | None"
     if type_.startswith("(") and type_.endswith(")") and "," not in type_:
-        return f"tuple[{_return_type(type_[1:-1])}]"
+        return f"tuple[{_type(type_[1:-1], given)}]"
     item = item_type(type_)
-    if item is not None:
-        return f"list[{_return_type(item)}]"
-    return row_of(type_).stub_return or row_of(type_).stub
-
-
-def _optional(text: str) -> str:
-    return text if text == "Any" else f"{text} | None"
+    if item is None:
+        return given or row_of(type_).stub_return or row_of(type_).stub
+    each = _type(item, given)
+    if given is None:
+        return f"list[{each}]"
+    may_be_alone = row_of(type_).repeated and not type_.endswith("[]")
+    return f"{each} | Sequence[{each}]" if may_be_alone else f"Sequence[{each}]"
 
 
 def expression(value: Any) -> str:

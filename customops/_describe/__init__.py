@@ -20,11 +20,6 @@ P = ParamSpec("P")
 class Described(Generic[P]):
     """Methods of `CustomOpDef`."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def _qualname(self) -> str: ...
-
     def describe(self) -> Description:
         """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.
 

@@ -1,4 +1,4 @@
-"""`Call`: one call of an op, as plain data."""
+"""`Call`: one call of an op, as plain data; `Watcher` makes them, `log` and `record` show them."""
 
 from __future__ import annotations
 

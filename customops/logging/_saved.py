@@ -24,6 +24,7 @@ from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops.checks._inputs import copy_tensors, quiet
+from customops.checks._trial import Trial
 from customops.errors import ArgumentError, UnsupportedError, brief
 from customops.logging._calls import Call, Given, Ops, Watcher
 
@@ -87,17 +88,11 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
 
 def _with_copies(call: Call, given: Given) -> Given:
     """The arguments, with copies of those that the op writes to."""
-    schema = default.adopt(call.op).schema
-    names = [argument.name for argument in schema.positional]
-    mutated = {argument.name for argument in schema.mutated}
-    if not mutated:
-        return given
-    args, kwargs = given
-    named = [*zip(names, args, strict=False), *kwargs.items()]
-    with _unseen():
-        copies = copy_tensors({name: value for name, value in named if name in mutated}, leaves=True)
-    values = [copies.get(name, value) for name, value in named]
-    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+    trial = Trial(default.adopt(call.op)._opoverload, *given)
+    if trial.mutated:
+        with _unseen():
+            trial = trial.with_arguments(**copy_tensors(trial.mutated, leaves=True))
+    return trial.args, trial.kwargs
 
 
 @contextmanager
@@ -255,6 +250,7 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
             if (damaged := damaged or next(folders, None)) is not None:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
             stream.seek(0)
+            # What `dump` does not write is refused.
             held = dict(torch.load(stream, map_location=map_location, weights_only=True))
             version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
             texts = (*held.values(), *kwargs)
