@@ -18,7 +18,7 @@ from customops.checking._run import INPUTS
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
 from customops_pytest.expected import Key
-from customops_pytest.session import Session, quiet, session_of
+from customops_pytest.session import quiet, session_of
 
 Op = CustomOpDef[Any, Any]
 
@@ -30,9 +30,9 @@ class Fault(Exception):
 class OpsOf(pytest.Collector):
     """The ops that a target defines."""
 
-    def __init__(self, *, target: str, session_state: Session, **kwargs: Any) -> None:
+    def __init__(self, *, target: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.target, self.state = target, session_state
+        self.target, self.state = target, session_of(self.config)
         self._current: tuple[tuple[str, int], SampleChecks] | None = None
 
     def collect(self) -> Iterator[pytest.Item]:
@@ -166,8 +166,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         # A module as it is named; a file or folder from the root directory, whatever directory it was named in.
         path = Path(config.invocation_params.dir, target)
         nodeid = os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
-        collector = OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target, session_state=state)
-        items += session.genitems(collector)
+        items += session.genitems(OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target))
     # Entries for samples that an op of this run does not have:
     known = {item.key for item in items if isinstance(item, CheckItem)}
     tried = {(key.op, key.check) for key in known}

@@ -88,11 +88,7 @@ class Expected:
 
     @staticmethod
     def load(path: str) -> Expected:
-        """Read a file; one that is not there has no entries.
-
-        Raises:
-            ExpectedError: it is not in the form that this module writes.
-        """
+        """Read a file; one that is not there has no entries. Raises ExpectedError if it has another form."""
         if not os.path.exists(path):
             return Expected(path)
         is_json = path.endswith(".json")
@@ -223,11 +219,7 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
-    """What is expected to fail in a test: by its markers, those of its class and module, and by the file.
-
-    Raises:
-        UsageError: a marker has no op, no reason, or names a check that there is not.
-    """
+    """What is expected to fail in a test: by its markers, those of its class and module, and by the file."""
     if _MARKS in item.stash:
         return item.stash[_MARKS]
     marks = []

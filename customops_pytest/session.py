@@ -69,27 +69,18 @@ class Found:
 
 
 class Session:
-    """One run of pytest.
-
-    Attributes:
-        effort: of ``--customops-effort``.
-        checks: those of ``--customops-checks``; none if it is not given.
-        mode: of ``--customops-mode``; None without it.
-        expected: what is expected to fail.
-        updates: is the file to be written, instead of tests to fail?
-        found: what came of it so far.
-    """
+    """One run of pytest: its options, what is expected to fail, and what came of it so far."""
 
     def __init__(self, config: pytest.Config) -> None:
         options = config.option
         self.config, self.mode = config, options.customops_mode
-        self.effort, self.updates = options.customops_effort, options.customops_update
-        self.checks, self.patterns = (
+        self.effort = options.customops_effort
+        self.updates = options.customops_update  #: is the file to be written, instead of tests to fail?
+        self.checks, self.patterns = (  # none if they are not given
             [word.strip() for value in values for word in value.split(",") if word.strip()]
             for values in (options.customops_checks, options.customops_ops)
         )
-        self.found = Found()
-        self._written = ""
+        self.found, self._written = Found(), ""
         unknown = [name for name in self.checks if name not in CHECKS]
         if unknown:
             raise pytest.UsageError(f"--customops-checks: no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")

@@ -26,23 +26,15 @@ _number = itertools.count()
 
 @dataclass(frozen=True)
 class Cost:
-    """The seconds of a call of one op, on one sample.
-
-    Attributes:
-        call: through the op's object, with nothing to differentiate.
-        kernel: of the user's function alone.
-        bare: of the same function in an op of `torch.library.Library`, that checks nothing and has no rules.
-        with_grad: of a call that autograd records; None for an op that has no backward.
-        problem: why there are no figures.
-    """
+    """The seconds of a call of one op, on one sample."""
 
     op: str
     sample: str = ""
-    call: float = 0.0
-    kernel: float | None = None
-    bare: float | None = None
-    with_grad: float | None = None
-    problem: str = ""
+    call: float = 0.0  #: through the op's object, with nothing to differentiate
+    kernel: float | None = None  #: the user's function alone
+    bare: float | None = None  #: the same function in an op of `torch.library.Library` without checks or rules
+    with_grad: float | None = None  #: a call that autograd records; None for an op that has no backward
+    problem: str = ""  #: why there are no figures
 
     @property
     def dispatch(self) -> float | None:

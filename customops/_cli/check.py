@@ -139,10 +139,7 @@ def report_error(problem: object) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text whose lines are no longer than `width`, but for long words and tracebacks; indentation is kept.
-
-    Further lines of a field are indented by its name: ``  got: 2 tensors``.
-    """
+    """A text in lines of `width`, but for long words and tracebacks. What is before a line or field is its margin."""
     lines = text.splitlines()
     for i, line in enumerate(lines):
         if len(line) > width and not line.lstrip().startswith('File "'):  # editors find places by whole lines

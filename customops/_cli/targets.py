@@ -38,10 +38,8 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
     """The ops that targets name: files, folders, modules, packages, and ops (``ns::op`` or a pattern, ``ns::*``).
 
     Ops are looked for among those that the other targets define; where there is no other target, the module that is
-    called as their namespace is imported, if there is one, and torch's own ops are found, too.
-
-    Raises:
-        TargetError: there is no such thing, or none that defines an op.
+    called as their namespace is imported, if there is one, and torch's own ops are found, too. Raises TargetError if
+    there is no such thing, or none that defines an op.
     """
     names = [target for target in targets if "::" in target]
     known: dict[str, Op] = {}
@@ -73,10 +71,7 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
 
 
 def _ops_in(target: str, may_have_none: bool) -> list[Op]:
-    """The ops of one target that is no name of ops.
-
-    It may have none beside such a name: that finds what the target defines by torch.library.
-    """
+    """The ops of one target. It may have none beside a name of ops, which finds what it defines by torch.library."""
     parts = expand(target)
     loaded = [load(part) for part in parts]
     ops = [op for each in loaded for op in each.ops]
@@ -92,11 +87,7 @@ def _ops_in(target: str, may_have_none: bool) -> list[Op]:
 
 
 def defined(ops: Iterable[Op]) -> list[Op]:
-    """The ops, lazy ones defined.
-
-    Raises:
-        TargetError: one of them cannot be defined.
-    """
+    """The ops, lazy ones defined. Raises TargetError if one cannot be."""
     found = list(ops)
     for op in found:
         try:
@@ -107,11 +98,7 @@ def defined(ops: Iterable[Op]) -> list[Op]:
 
 
 def load(target: str) -> Target:
-    """Import a Python file, or a module or package by its name.
-
-    Raises:
-        TargetError: there is no such thing, or importing it, or defining a lazy op of it, raises.
-    """
+    """Import a Python file, or a module or package by its name. Whatever prevents that is a TargetError."""
     path = Path(target)
     is_name = not path.is_file() and path.suffix != ".py" and _is_name(target)
     if path.is_dir() and not (is_name and (path / "__init__.py").exists()):

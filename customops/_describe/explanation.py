@@ -30,13 +30,7 @@ _RESOLVED = {
 
 
 class Route:
-    """The way of one call of an op, a `CustomOpDef`, with lowered arguments.
-
-    Attributes:
-        arguments: by name.
-        steps: in the order of the call.
-        kernel: what runs in the end; None if that cannot be told, or nothing would.
-    """
+    """The way of one call of an op, a `CustomOpDef`, with lowered arguments."""
 
     def __init__(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.op, self.operator = op, op._definition
@@ -47,7 +41,7 @@ class Route:
         self.entries = _torch.dispatcher.runs_at(op._qualname)
         self.kernels = self.operator.newest_kernels()
         self.rules = [rule for rule in rules_of(op) if rule.origin != "missing"]
-        self.kernel: Rule | None = None
+        self.kernel: Rule | None = None  #: what runs in the end; None if that cannot be told, or nothing would
         self.steps = list(self._steps())
 
     def _steps(self) -> Iterator[Step]:
@@ -208,11 +202,7 @@ class Route:
 
 
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The lowered arguments of a call by their names.
-
-    Raises:
-        ArgumentError: they are not those of the op.
-    """
+    """The lowered arguments of a call by their names. Raises ArgumentError if they are not those of the op."""
     schema = op._definition.schema
     names = [argument.name for argument in schema.positional]
     given = dict(zip(names, args, strict=False)) | dict(kwargs)

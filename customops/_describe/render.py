@@ -149,10 +149,7 @@ def _style(status: str, *others: str) -> str:
 
 
 def described(value: Any, *, with_values: bool = True) -> str:
-    """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else.
-
-    Of a list, four items are shown.
-    """
+    """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else."""
     if isinstance(value, (list, tuple)):
         items = [described(item, with_values=with_values) for item in value[:4]]
         return f"[{', '.join([*items, *['...'] * (len(value) > 4)])}]"

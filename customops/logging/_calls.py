@@ -150,11 +150,8 @@ class Watcher:
     A call of an op's object sees all that happens in it. One through ``torch.ops``, a compiled graph or a transform is
     seen when its kernel runs: then the call is what the kernel got.
 
-    Args:
-        done: called with each call when it is over, and its lowered arguments.
-        ops: which ones.
-        begun: called before, if given. What it returns is handed to `done` in the place of the arguments.
-        synchronize: wait for the accelerator before and after.
+    `done` is called with each call when it is over, and its lowered arguments; or with what `begun` made of them, which
+    is called before. With `synchronize`, the accelerator is waited for before and after.
     """
 
     def __init__(
@@ -204,7 +201,8 @@ class Watcher:
         return watched
 
     def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        caller, through = "", "object"
+        caller = ""
+        through: Literal["object", "graph"] = "object"
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not caller:
             file = frame.f_code.co_filename
@@ -218,7 +216,7 @@ class Watcher:
         with _torch.dispatcher.without_torch_function():
             named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | kwargs
             arguments = {name: _outline(value) for name, value in named.items()}
-        return Call(op, arguments, caller, through, thread=threading.current_thread().name)  # type: ignore[arg-type]
+        return Call(op, arguments, caller, through, thread=threading.current_thread().name)
 
     def _run(self, call: Call, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
@@ -260,11 +258,7 @@ class _Open(threading.local):
 
 
 def patterns_of(ops: Ops) -> list[str] | None:
-    """The names, or patterns of names, that a user gave; None for all.
-
-    Raises:
-        ArgumentError: something is neither.
-    """
+    """The names, or patterns of names, that a user gave; None for all. Raises ArgumentError if something is neither."""
     if ops is None:
         return None
     given = [ops] if isinstance(ops, (str, CustomOpDef)) or not isinstance(ops, Iterable) else list(ops)
@@ -302,11 +296,7 @@ def log(level: Level = "calls", ops: Ops = None, *, synchronize: bool = False) -
 
 
 def log_as_environment_says() -> None:
-    """Log from now on what ``CUSTOMOPS_LOG`` asks for.
-
-    Raises:
-        ArgumentError: it has an invalid value.
-    """
+    """Log from now on what ``CUSTOMOPS_LOG`` asks for. Raises ArgumentError if it has an invalid value."""
     variable = "CUSTOMOPS_LOG"
     start(_watcher(os.environ[variable], None, False, variable))
 
