@@ -235,10 +235,9 @@ def users_frames(error: BaseException) -> list[types.TracebackType]:
     """The frames in a traceback that are the user's, outermost first."""
     found, traceback = [], error.__traceback__
     while traceback is not None:
-        if is_users(traceback.tb_frame.f_code.co_filename):
-            found.append(traceback)
+        found.append(traceback)
         traceback = traceback.tb_next
-    return found
+    return [each for each in found if is_users(each.tb_frame.f_code.co_filename)]
 
 
 def cut(error: CustomOpsError) -> None:
@@ -296,14 +295,9 @@ def misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: di
     if given > len(positional) and named:
         problem = f"takes at most {len(positional)} positional arguments, and {given} were given"
         fix = f"give it by name: {name}({', '.join([*positional, named[0]])}=...)"
-    error = CustomOpsError(
-        f"{name}() {problem}",
-        op=getattr(args[0], "_qualname", None) if of_method and args else None,
-        expected=f"{name}({', '.join([*positional, '...'])})",
-        where=user_source(),
-        fix=fix,
-    )
-    return str(error)
+    op = getattr(args[0], "_qualname", None) if of_method and args else None
+    expected = f"{name}({', '.join([*positional, '...'])})"
+    return str(CustomOpsError(f"{name}() {problem}", op=op, expected=expected, where=user_source(), fix=fix))
 
 
 def entries(cls: T) -> T:

@@ -4,5 +4,5 @@
 ``--customops-mode`` `watching`, and the fixture `opcheck` `fixture`; they share the `Session` of `session`: what is
 expected to fail (`expected`), what did, and what is said of it at the end.
 
-PYTEST_DONT_REWRITE: there is no assert here, and a second run in one process would warn.
+PYTEST_DONT_REWRITE: no assert here is one of a test, and a second run in one process would warn.
 """

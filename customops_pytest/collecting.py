@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from customops import CustomOpDef, CustomOpsError
+from customops import CustomOpDef, CustomOpsError, Sample
 from customops._cli.targets import TargetError, expand, load, told, trace
 from customops.checking._check import SampleChecks
 from customops.checking._run import INPUTS
-from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
-from customops_pytest.expected import Entry, Key
-from customops_pytest.session import Session, quiet, session_of
+from customops_pytest.expected import Key
+from customops_pytest.session import quiet, session_of
 
 Op = CustomOpDef[Any, Any]
 
@@ -32,19 +30,12 @@ class Fault(Exception):
 class OpsOf(pytest.Collector):
     """The ops that a target defines."""
 
-    def __init__(self, *, target: str, session_state: Session, **kwargs: Any) -> None:
+    def __init__(self, *, target: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.target, self.state = target, session_state
+        self.target, self.state = target, session_of(self.config)
         self._current: tuple[tuple[str, int], SampleChecks] | None = None
 
     def collect(self) -> Iterator[pytest.Item]:
-        ops = [op for op in self._ops() if self.state.wants(op._qualname)]
-        if not ops:
-            raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
-        for op in ops:
-            yield from self._items(op)
-
-    def _ops(self) -> list[Op]:
         ops: dict[str, Op] = {}
         if str(self.config.rootpath) not in sys.path:
             sys.path.append(str(self.config.rootpath))  # as it is for `python -m pytest` there
@@ -55,35 +46,34 @@ class OpsOf(pytest.Collector):
             raise self.CollectError(str(error)) from None
         if not ops:
             raise self.CollectError(f"{self.target} defines no op itself: name the module or file that does")
-        return list(ops.values())
-
-    def _items(self, op: Op) -> Iterator[pytest.Item]:
-        problem, count = None, 0
-        try:
-            with seeded():
-                count = sum(1 for _ in op.samples())
-        except (Exception, SystemExit) as error:
-            problem = error
-        if problem is not None or not count:
-            name = f"{op._qualname}[samples]"
-            yield NoSamples.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", op=op, problem=problem)
-            return
+        wanted = [op for op in ops.values() if self.state.wants(op._qualname)]
+        if not wanted:
+            raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
         efforts = EFFORTS[: EFFORTS.index(self.state.effort) + 1]
         checks = self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]
-        for number in range(count):
-            for check in (INPUTS, *checks):
-                name = f"{op._qualname}[sample{number + 1}-{check}]"
-                # The id as text: pytest reads back from text what failed last.
-                nodeid = f"{self.nodeid}::{name}"
-                yield CheckItem.from_parent(self, name=name, nodeid=nodeid, op=op, number=number, check=check)
+        for op in wanted:
+            problem, count = None, 0
+            try:
+                count = len(samples_of(op))
+            except (Exception, SystemExit) as error:
+                problem = error
+            if problem is not None or not count:
+                yield self._item(NoSamples, "samples", op=op, problem=problem)
+                continue
+            for number in range(count):
+                for check in (INPUTS, *checks):
+                    yield self._item(CheckItem, f"sample{number + 1}-{check}", op=op, number=number, check=check)
+
+    def _item(self, cls: type[OpItem], what: str, *, op: Op, **kwargs: Any) -> pytest.Item:
+        name = f"{op._qualname}[{what}]"
+        # The id as text: pytest reads back from text what failed last.
+        return cls.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}", op=op, **kwargs)
 
     def checks_of(self, op: Op, number: int) -> SampleChecks:
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
         key = (op._qualname, number)
         if self._current is None or self._current[0] != key:
-            with seeded():
-                sample = next(sample for i, sample in enumerate(op.samples()) if i == number)
-            self._current = (key, SampleChecks(op, sample, number, self.state.effort))
+            self._current = (key, SampleChecks(op, samples_of(op)[number], number, self.state.effort))
         return self._current[1]
 
 
@@ -128,31 +118,25 @@ class CheckItem(OpItem):
         super().__init__(**kwargs)
         self.number, self.check = number, check
         self.key = Key(self.op._qualname, check, f"sample{number + 1}")
-
-    @property
-    def entry(self) -> Entry | None:
-        return self.state.expected.find(self.key.op, self.key.check, self.key.input)
+        self.entry = self.state.expected.entries.get(self.key)
 
     def setup(self) -> None:
-        entry = self.entry
-        if entry is not None and entry.status == "skip":
-            pytest.skip(entry.reason)
-        if entry is not None and not self.state.updates:
-            self.add_marker(pytest.mark.xfail(reason=entry.reason, raises=Fault, strict=True))
+        if self.entry is not None and self.entry.status == "skip":
+            pytest.skip(self.entry.reason)
+        if self.entry is not None and not self.state.updates:
+            self.add_marker(pytest.mark.xfail(reason=self.entry.reason, raises=Fault, strict=True))
 
     def runtest(self) -> None:
         checks = self.parent.checks_of(self.op, self.number)
         with quiet():
             report = checks.report(self.check)
-        if report.failures:
-            self._fail(checks, report)
-        elif self.check != INPUTS and not report.count("passed"):
-            reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
-            pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
-        elif self.entry is not None and self.state.updates:
-            self.state.findings.refuted.add(self.key)
-
-    def _fail(self, checks: SampleChecks, report: Report) -> None:
+        if not report.failures:
+            if self.check != INPUTS and not report.count("passed"):
+                reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
+                pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
+            if self.entry is not None and self.state.updates:
+                self.state.found.refuted.add(self.key)
+            return
         items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
         others = {item.check for item in items if item.op is self.op and item.number == self.number}
         cause = None if self.check == INPUTS else checks.explained_by(self.check, others)
@@ -161,21 +145,17 @@ class CheckItem(OpItem):
         if self.state.updates:
             problem = report.failures[0].problem
             if self.entry is None:
-                self.state.findings.new[self.key] = problem
+                self.state.found.new[self.key] = problem
             pytest.xfail(problem)
         faults = "\n\n".join(str(failure) for failure in report.failures)
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 
 
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """A block in which samples are made: the same in each run and each process."""
-    state = torch.get_rng_state()
-    torch.manual_seed(0)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+def samples_of(op: Op) -> list[Sample]:
+    """The samples of an op: the same in each run and each process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return list(op.samples())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -186,22 +166,17 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         # A module as it is named; a file or folder from the root directory, whatever directory it was named in.
         path = Path(config.invocation_params.dir, target)
         nodeid = os.path.relpath(path, config.rootpath).replace(os.sep, "/") if path.exists() else target
-        collector = OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target, session_state=state)
-        items += session.genitems(collector)
-    _find_stale(state, items)
-
-
-def _find_stale(state: Session, items: Iterable[pytest.Item]) -> None:
-    """Entries for samples that an op of this run does not have."""
+        items += session.genitems(OpsOf.from_parent(session, name=target, nodeid=nodeid, target=target))
+    # Entries for samples that an op of this run does not have:
     known = {item.key for item in items if isinstance(item, CheckItem)}
     tried = {(key.op, key.check) for key in known}
     for key in state.expected.entries:
         if key.input.startswith("sample") and (key.op, key.check) in tried and key not in known:
             if state.updates:
-                state.findings.refuted.add(key)
+                state.found.refuted.add(key)
             else:
                 expected = f"{key.check} is expected to fail on {key.input}"
-                state.faults.append(f"{key.op}: {expected}, but the op has no such sample")
+                state.found.faults.append(f"{key.op}: {expected}, but the op has no such sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:

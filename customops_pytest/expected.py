@@ -15,9 +15,9 @@ names it; in its place `test` may stand, for all calls of the op in that test. A
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -41,6 +41,9 @@ STATUSES: tuple[Status, ...] = ("xfail", "skip")
 _HEAD = """\
 # Checks of ops that are expected to fail. `pytest --customops-update` writes this file; reasons are yours to write.
 """
+_FIX = (
+    'write [[xfail]] or [[skip]], and below it op = "...", check = "...", input = "..." or test = "...", reason = "..."'
+)
 
 
 class ExpectedError(CustomOpsError):
@@ -65,49 +68,31 @@ class Entry:
     reason: str
 
     def __str__(self) -> str:
-        fields = [*self.key._asdict().items(), ("reason", self.reason)]
-        lines = [f"{name} = {_quoted(value)}" for name, value in fields if value]
-        return "\n".join([f"[[{self.status}]]", *lines]) + "\n"
+        lines = [f"[[{self.status}]]"]
+        for name, value in (self.key._asdict() | {"reason": self.reason}).items():
+            if value:  # a basic string of TOML: what JSON escapes is escaped alike there, but for DEL
+                text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+                lines.append(f"{name} = {text}")
+        return "\n".join(lines) + "\n"
 
 
 class Expected:
-    """The entries of a file.
+    """The entries of a file, by what they are about. The file need not exist.
 
-    Attributes:
-        path: the file, which need not exist.
-        entries: by what they are about.
+    A failures dict of torch (`is_json`) is read and converted, and never written.
     """
 
     def __init__(self, path: str, entries: Iterable[Entry] = ()) -> None:
-        self.path = path
+        self.path, self.is_json = path, path.endswith(".json")
         self.entries = {entry.key: entry for entry in entries}
 
     @staticmethod
     def load(path: str) -> Expected:
-        """Read a file; one that is not there has no entries.
-
-        Raises:
-            ExpectedError: it is not in the form that this module writes.
-        """
+        """Read a file; one that is not there has no entries. Raises ExpectedError if it has another form."""
         if not os.path.exists(path):
             return Expected(path)
-        if path.endswith(".json"):
-            return Expected(path, _from_failures_dict(path))
-        return Expected(path, [entry for _, entry in _blocks(path, failures.read(path))])
-
-    @property
-    def is_json(self) -> bool:
-        """Is it a failures dict of torch? It is read and converted, and never written."""
-        return self.path.endswith(".json")
-
-    def find(self, op: str, check: str, input: str, tests: Iterable[str] = ()) -> Entry | None:
-        """What is expected of a check of an op, on an input, in a test that has these names."""
-        keys = [Key(op, check, input), *(Key(op, check, test=test) for test in tests)]
-        return next((self.entries[key] for key in keys if key in self.entries), None)
-
-    def names_test(self, op: str, tests: Collection[str]) -> bool:
-        """Is something expected of an op in this one test?"""
-        return any(key.op == op and key.test in tests for key in self.entries if key.test)
+        is_json = path.endswith(".json")
+        return Expected(path, _from_failures_dict(path) if is_json else _parsed(path, failures.read(path))[1])
 
     def update(self, add: Mapping[Key, str], remove: Collection[Key]) -> str:
         """Write new entries with these reasons, and leave out others; returns the path.
@@ -118,75 +103,64 @@ class Expected:
         path = self.path if not self.is_json else self.path.removesuffix(".json") + ".toml"
 
         def updated(before: str) -> str:
-            before = before or _HEAD
-            blocks = {entry.key: text for text, entry in _blocks(path, before)}
+            head, entries = _parsed(path, before or _HEAD)
+            blocks = {entry.key: text for entry, text in entries.items()}
             if self.is_json:
-                blocks |= {key: f"\n{entry}" for key, entry in self.entries.items() if key not in blocks}
-            for key, reason in add.items():
-                blocks.setdefault(key, f"\n{Entry(key, 'xfail', reason)}")
-            kept = [text for key, text in sorted(blocks.items()) if key not in remove]
-            return "".join([_split(before)[0], *kept])
+                blocks = {key: f"\n{entry}" for key, entry in self.entries.items()} | blocks
+            blocks = {key: f"\n{Entry(key, 'xfail', reason)}" for key, reason in add.items()} | blocks
+            return head + "".join(text for key, text in sorted(blocks.items()) if key not in remove)
 
         failures.rewrite(path, updated)
         return path
 
 
-def _split(text: str) -> list[str]:
-    """The comment at the head of a file, and its entries, each with the comments and empty lines before it."""
-    head = re.match(r"(?:#.*\n)*", text)
-    start = head.end() if head else 0
-    if text.startswith("[["):
-        start = 0
-    blocks, lines = [], text[start:].splitlines(keepends=True)
-    current: list[str] = []
-    for i, line in enumerate(lines):
-        current.append(line if line.endswith("\n") else f"{line}\n")
-        ahead = next((later for later in lines[i + 1 :] if later.strip() and not later.startswith("#")), "")
-        is_last = line.strip() and not line.startswith("#") and (not ahead or ahead.startswith("[["))
-        if is_last:
-            blocks.append("".join(current))
-            current = []
-    return [text[:start], *blocks]
-
-
-def _blocks(path: str, text: str) -> list[tuple[str, Entry]]:
-    """The entries of a file, each with its text."""
-    document = _parsed(path, text)
-    blocks = [(block, _parsed(path, block)) for block in _split(text)[1:]]
-    entries = [(block, _entry(path, parsed)) for block, parsed in blocks]
-    count = sum(len(tables) for tables in document.values() if isinstance(tables, list))
-    if set(document) - set(STATUSES) or count != len(entries):
-        others = ", ".join(sorted(set(document) - set(STATUSES))) or "an entry that is not a table of its own"
-        raise ExpectedError("the file holds other things than expected failures", where=path, got=others, fix=_FIX)
-    seen: set[Key] = set()
-    for _, entry in entries:
-        if entry.key in seen:
-            raise ExpectedError("the file says two things of one check", op=entry.key.op, where=path, got=str(entry))
-        seen.add(entry.key)
-    return entries
-
-
-_FIX = (
-    'write [[xfail]] or [[skip]], and below it op = "...", check = "...", input = "..." or test = "...", reason = "..."'
-)
-
-
-def _parsed(path: str, text: str) -> dict[str, Any]:
+def _parsed(path: str, text: str) -> tuple[str, dict[Entry, str]]:
+    """The comment at the head of a file, and its entries, each with its text and what comments stand before it."""
+    lines = [line + "\n" for line in text.splitlines()]
+    head = [*itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    blocks: list[str] = []
+    before = ""
+    for line in lines[len(head) :]:
+        if not line.strip() or line.startswith("#"):
+            before += line
+            continue
+        if line.startswith("[[") or not blocks:
+            blocks.append("")
+        blocks[-1] += before + line
+        before = ""
     try:
-        document: dict[str, Any] = tomllib.loads(text)
+        tomllib.loads(text)  # its errors name the lines of the file
+        documents = [tomllib.loads(block) for block in blocks]
     except tomllib.TOMLDecodeError as error:
         raise ExpectedError("the file of expected failures is not TOML", where=path, got=str(error)) from None
-    return document
+    entries: dict[Key, tuple[Entry, str]] = {}
+    for block, document in zip(blocks, documents, strict=True):
+        entry = _entry(path, document)
+        if entry.key in entries:
+            raise ExpectedError("the file says two things of one check", op=entry.key.op, where=path, got=str(entry))
+        entries[entry.key] = entry, block
+    return "".join(head), dict(entries.values())
 
 
 def _entry(path: str, document: dict[str, Any]) -> Entry:
-    status = next(iter(document), None)
-    tables = document.get(str(status))
-    if status not in STATUSES or not isinstance(tables, list) or len(tables) != 1 or len(document) != 1:
-        raise ExpectedError("the file holds other things than expected failures", where=path, got=status, fix=_FIX)
+    status = next((status for status in STATUSES if status in document), None)
+    tables = document[status] if status is not None else None
+    if status is None or not isinstance(tables, list) or len(tables) != 1 or len(document) != 1:
+        got = ", ".join(document)
+        raise ExpectedError("the file holds other things than expected failures", where=path, got=got, fix=_FIX)
     fields: dict[str, Any] = tables[0]
-    problem = _problem(fields)
-    if problem:
+    problem = None
+    if unknown := set(fields) - {*Key._fields, "reason"}:
+        problem = f"it has {', '.join(sorted(unknown))}"
+    elif not all(isinstance(value, str) and value for value in fields.values()):
+        problem = "a field is empty, or no string"
+    elif missing := [name for name in ("op", "check", "reason") if name not in fields]:
+        problem = f"it has no {', '.join(missing)}"
+    elif ("input" in fields) == ("test" in fields):
+        problem = "it has to have either input or test"
+    elif fields["check"] not in (*CHECKS, INPUTS):
+        problem = f"there is no check {fields['check']}; there are {', '.join((INPUTS, *CHECKS))}"
+    if problem is not None:
         raise ExpectedError(
             f"an expected failure is not complete: {problem}",
             op=str(fields.get("op", "")) or None,
@@ -198,27 +172,6 @@ def _entry(path: str, document: dict[str, Any]) -> Entry:
     return Entry(Key(**fields), status, reason)
 
 
-def _problem(fields: dict[str, Any]) -> str | None:
-    unknown = set(fields) - {*Key._fields, "reason"}
-    if unknown:
-        return f"it has {', '.join(sorted(unknown))}"
-    if not all(isinstance(value, str) and value for value in fields.values()):
-        return "a field is empty, or no string"
-    missing = [name for name in ("op", "check", "reason") if name not in fields]
-    if missing:
-        return f"it has no {', '.join(missing)}"
-    if ("input" in fields) == ("test" in fields):
-        return "it has to have either input or test"
-    if fields["check"] not in (*CHECKS, INPUTS):
-        return f"there is no check {fields['check']}; there are {', '.join((INPUTS, *CHECKS))}"
-    return None
-
-
-def _quoted(text: str) -> str:
-    """A basic string of TOML: what JSON escapes is escaped alike there, but for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _from_failures_dict(path: str) -> Iterable[Entry]:
     for op, tests in FailuresDict.load(path).data.items():
         for name, said in tests.items():
@@ -227,10 +180,8 @@ def _from_failures_dict(path: str) -> Iterable[Entry]:
             if check is None:
                 raise ExpectedError("a test of the failures dict has none of our checks", op=op, where=path, got=name)
             key = Key(op, check, test=f"{test_class}.{generated.removeprefix(f'{check}__')}")
-            status = said.get("status")
-            if status in STATUSES:
-                reason = said.get("comment") or f"from {os.path.basename(path)}"
-                yield Entry(key, status, reason)
+            if (status := said.get("status")) in STATUSES:
+                yield Entry(key, status, said.get("comment") or f"from {os.path.basename(path)}")
 
 
 NAME = "customops_xfail"
@@ -238,19 +189,13 @@ NAME = "customops_xfail"
 
 @dataclass
 class Mark:
-    """Checks of an op that are expected to fail in one test, and how they went.
+    """Checks of an op that are expected to fail in one test, and how they went."""
 
-    Attributes:
-        op: its name, or a pattern.
-        checks: their names; none for all.
-        entry: where it is from, if that is the file.
-    """
-
-    op: str
-    checks: tuple[str, ...]
+    op: str  #: its name, or a pattern
+    checks: tuple[str, ...]  #: their names; none for all
     reason: str
     status: Status = "xfail"
-    entry: Entry | None = None
+    entry: Entry | None = None  #: where it is from, if that is the file
     failed: int = 0
     passed: int = 0
 
@@ -274,41 +219,34 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
-    """What is expected to fail in a test: by its markers, those of its class and module, and by the file.
-
-    Raises:
-        UsageError: a marker has no op, no reason, or names a check that there is not.
-    """
-    if _MARKS not in item.stash:
-        names = names_of(item)
-        entries = [entry for key, entry in expected.entries.items() if key.test in names]
-        item.stash[_MARKS] = [_mark(item, mark) for mark in item.iter_markers(NAME)] + [
-            Mark(entry.key.op, (entry.key.check,), entry.reason, entry.status, entry) for entry in entries
-        ]
-    return item.stash[_MARKS]
+    """What is expected to fail in a test: by its markers, those of its class and module, and by the file."""
+    if _MARKS in item.stash:
+        return item.stash[_MARKS]
+    marks = []
+    for marker in item.iter_markers(NAME):
+        names, reason, problem = marker.args, marker.kwargs.get("reason"), None
+        if not names or not isinstance(names[0], str):
+            problem = "it has to name an op"
+        elif not isinstance(reason, str) or not reason or set(marker.kwargs) != {"reason"}:
+            problem = "it takes a reason=, and nothing else by name"
+        elif unknown := [str(name) for name in names[1:] if name not in CHECKS]:
+            problem = f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}"
+        if problem is not None:
+            raise UsageError(
+                f"a marker {NAME} makes no sense: {problem}",
+                where=item.nodeid,
+                fix=f'@pytest.mark.{NAME}("ns::op", "test_faketensor", reason="why")',
+            )
+        marks.append(Mark(names[0], tuple(names[1:]), str(reason)))
+    tests = names_of(item)
+    for entry in expected.entries.values():
+        if entry.key.test in tests:
+            marks.append(Mark(entry.key.op, (entry.key.check,), entry.reason, entry.status, entry))
+    item.stash[_MARKS] = marks
+    return marks
 
 
 def covering(marks: Iterable[Mark], op: str, check: str) -> Mark | None:
     """The mark that is about a check of an op."""
-    return next(
-        (mark for mark in marks if fnmatch.fnmatchcase(op, mark.op) and (not mark.checks or check in mark.checks)), None
-    )
-
-
-def _mark(item: pytest.Item, mark: pytest.Mark) -> Mark:
-    names, reason = mark.args, mark.kwargs.get("reason")
-    unknown = [str(name) for name in names[1:] if name not in CHECKS]
-    problem = None
-    if not names or not isinstance(names[0], str):
-        problem = "it has to name an op"
-    elif not isinstance(reason, str) or not reason or set(mark.kwargs) != {"reason"}:
-        problem = "it takes a reason=, and nothing else by name"
-    elif unknown:
-        problem = f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}"
-    if problem:
-        raise UsageError(
-            f"a marker {NAME} makes no sense: {problem}",
-            where=item.nodeid,
-            fix=f'@pytest.mark.{NAME}("ns::op", "test_faketensor", reason="why")',
-        )
-    return Mark(names[0], tuple(names[1:]), str(reason))
+    found = (mark for mark in marks if fnmatch.fnmatchcase(op, mark.op) and (not mark.checks or check in mark.checks))
+    return next(found, None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from customops import CustomOpDef, OpCheckError
 from customops.checks import DEFAULT_CHECKS, UsageError
 from customops.checks._outcome import leave_frames_out
 from customops.checks._trial import resolve
-from customops_pytest.expected import Key, Mark, covering, marks_of
-from customops_pytest.session import Session, session_of
+from customops_pytest.expected import Key, covering, marks_of
+from customops_pytest.session import session_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -22,8 +21,9 @@ __tracebackhide__ = True  # pytest leaves the frames out
 class OpCheck:
     """`customops.opcheck`, with what is expected to fail in a test."""
 
-    def __init__(self, session: Session, item: pytest.Item, marks: list[Mark]) -> None:
-        self.session, self.item, self.marks = session, item, marks
+    def __init__(self, item: pytest.Item) -> None:
+        self.session, self.item = session_of(item.config), item
+        self.marks = marks_of(item, self.session.expected)
 
     def __call__(
         self,
@@ -47,11 +47,20 @@ class OpCheck:
             OpCheckError: checks fail that are not expected to. Its cause is what the first of them found.
             UsageError: there are no `args`, and the op has no samples.
         """
+        if args is not None:
+            inputs = [(args, kwargs or {})]
+        else:
+            inputs = [(each.args, each.kwargs) for each in op.samples()] if isinstance(op, CustomOpDef) else []
+            if not inputs or kwargs:
+                raise UsageError(
+                    "there are no inputs to check the operator on",
+                    op=str(resolve(op).name()),
+                    argument="args",
+                    fix="opcheck(op, (x, y)), or attach some with @op.register_samples",
+                )
         found: dict[str, str | Exception] = {}
-        for sample_args, sample_kwargs in _inputs(op, args, kwargs):
-            results = customops.opcheck(
-                op, sample_args, sample_kwargs, test_utils=test_utils, raise_exception=False, atol=atol, rtol=rtol
-            )
+        for given in inputs:
+            results = customops.opcheck(op, *given, test_utils=test_utils, raise_exception=False, atol=atol, rtol=rtol)
             self._judge(str(resolve(op).name()), results)
             found |= {check: said for check, said in results.items() if found.get(check, "SUCCESS") == "SUCCESS"}
         return found
@@ -68,7 +77,7 @@ class OpCheck:
             test = self.item.nodeid.partition("[")[0]
             for check, error in unexpected.items():
                 problem = str(getattr(error, "problem", "")) or type(error).__name__
-                self.session.findings.new[Key(op, check, test=test)] = problem
+                self.session.found.new[Key(op, check, test=test)] = problem
         elif unexpected:
             told = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
             for error in unexpected.values():
@@ -77,32 +86,7 @@ class OpCheck:
 
     def finish(self) -> None:
         """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
-        for mark in self.marks if self.session.config.option.customops_mode is None else ():
+        for mark in self.marks if self.session.mode is None else ():
             problem = self.session.judge(mark)
             if problem is not None:
                 pytest.fail(problem, pytrace=False)
-
-
-def _inputs(
-    op: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
-    if args is not None:
-        return [(args, kwargs or {})]
-    samples = [(sample.args, sample.kwargs) for sample in op.samples()] if isinstance(op, CustomOpDef) else []
-    if not samples or kwargs:
-        raise UsageError(
-            "there are no inputs to check the operator on",
-            op=str(resolve(op).name()),
-            argument="args",
-            fix="opcheck(op, (x, y)), or attach some with @op.register_samples",
-        )
-    return list(samples)
-
-
-@contextlib.contextmanager
-def checking(item: pytest.Item) -> Iterator[OpCheck]:
-    """What the fixture is while a test runs."""
-    session = session_of(item.config)
-    check = OpCheck(session, item, marks_of(item, session.expected))
-    yield check
-    check.finish()

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-EFFORTS = ("quick", "normal", "thorough")
-MODES = ("sample", "all")
-
 #: What is loaded for an option.
 _MODULES = {
     "customops": "customops_pytest.collecting",
@@ -24,59 +21,29 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # pytest rewrites the asserts of all that is installed with a plugin, at 0.3 s an import: here that is all of
     # customops, where they are not for tests.
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("customops")
-    group = parser.getgroup("customops", "checks of custom operators (customops)")
-    group.addoption(
-        "--customops",
-        action="append",
-        default=[],
-        metavar="TARGET",
-        help="collect the checks of the ops of a module, file or folder, over their samples; may be repeated. Without "
-        "other arguments nothing else is collected.",
-    )
-    group.addoption(
-        "--customops-effort",
-        choices=EFFORTS,
-        default="normal",
-        help='how much --customops tries, as effort= of customops.check; by default "normal"',
-    )
-    group.addoption(
-        "--customops-checks",
-        action="append",
-        default=[],
-        metavar="NAMES",
-        help="only these checks, e.g. test_faketensor,test_gradients; may be repeated",
-    )
-    group.addoption(
-        "--customops-ops",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help='only ops of this name, e.g. "mylib::*"; may be repeated',
-    )
-    group.addoption(
-        "--customops-mode",
-        nargs="?",
-        const="sample",
-        type=_mode,
-        metavar="sample|all",
-        help="check the ops that tests call: each kind of input once (sample), or once in each test (all)",
-    )
-    group.addoption(
-        "--customops-expected",
-        metavar="FILE",
-        help="which checks are expected to fail, a TOML file, or a failures dict of torch in JSON; by default "
-        "customops_expected.toml in the root directory",
-    )
-    group.addoption(
-        "--customops-update",
-        action="store_true",
-        help="write what fails and what does not to the file of --customops-expected, instead of failing",
-    )
+    add = parser.getgroup("customops", "checks of custom operators (customops)").addoption
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    all_of = "collect the checks of the ops of a module, file or folder, over their samples; may be repeated. Without "
+    all_of += "other arguments nothing else is collected."
+    add("--customops", **repeated, metavar="TARGET", help=all_of)
+    effort = 'how much --customops tries, as effort= of customops.check; by default "normal"'
+    add("--customops-effort", choices=("quick", "normal", "thorough"), default="normal", help=effort)
+    checks = "only these checks, e.g. test_faketensor,test_gradients; may be repeated"
+    add("--customops-checks", **repeated, metavar="NAMES", help=checks)
+    ops = 'only ops of this name, e.g. "mylib::*"; may be repeated'
+    add("--customops-ops", **repeated, metavar="PATTERN", help=ops)
+    mode = "check the ops that tests call: each kind of input once (sample), or once in each test (all)"
+    add("--customops-mode", nargs="?", const="sample", type=_mode, metavar="sample|all", help=mode)
+    expected = "which checks are expected to fail, a TOML file, or a failures dict of torch in JSON; by default "
+    expected += "customops_expected.toml in the root directory"
+    add("--customops-expected", metavar="FILE", help=expected)
+    update = "write what fails and what does not to the file of --customops-expected, instead of failing"
+    add("--customops-update", action="store_true", help=update)
     parser.addini("customops_expected", "the file of --customops-expected, relative to the root directory")
 
 
 def _mode(text: str) -> str:
-    if text in MODES:
+    if text in ("sample", "all"):
         return text
     # An option with an optional value takes the word after it, whatever that is.
     raise argparse.ArgumentTypeError(f"it takes sample or all: write --customops-mode=sample {text}")
@@ -89,17 +56,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "strict. It acts on --customops-mode and on the fixture opcheck.",
     )
     config.addinivalue_line("markers", "customops: a check of an op, collected by --customops")
-    if config.option.customops and _is_alone(config):
+    # Is --customops all that was asked for? Not if it is always on, as part of the configuration.
+    given = [str(arg).partition("=")[0] for arg in config.invocation_params.args]
+    if "--customops" in given and config.args_source is not config.ArgsSource.ARGS:
         config.args = []
     for option, module in _MODULES.items():
         if getattr(config.option, option):
             config.pluginmanager.register(importlib.import_module(module), module)
-
-
-def _is_alone(config: pytest.Config) -> bool:
-    """Is --customops all that was asked for? Not if it is always on, as part of the configuration."""
-    given = [str(arg).partition("=")[0] for arg in config.invocation_params.args]
-    return "--customops" in given and config.args_source is not config.ArgsSource.ARGS
 
 
 @pytest.fixture
@@ -108,7 +71,8 @@ def opcheck(request: pytest.FixtureRequest) -> Iterator[Any]:
 
     Without arguments, ``opcheck(op)``, it checks the samples of the op. See `customops_pytest.fixture.OpCheck`.
     """
-    from customops_pytest.fixture import checking
+    from customops_pytest.fixture import OpCheck
 
-    with checking(request.node) as check:
-        yield check
+    check = OpCheck(request.node)
+    yield check
+    check.finish()

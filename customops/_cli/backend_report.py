@@ -10,13 +10,10 @@ from typing import Any
 import torch
 
 from customops._cli import check
-from customops._cli.check import why_not_written
+from customops._cli.check import FAULTY, FINE, NOTHING
 from customops._describe.render import table, width_of_screen
 from customops.backend import coverage, fallbacks
 from customops.backend.errors import BackendError
-
-#: Exit statuses, as for `check`.
-ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
 
 
 def add_parser(commands: Any) -> None:
@@ -31,12 +28,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("module", metavar="MODULE", help="a Python file, or the name of a module")
     parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the program; its options after --")
     parser.add_argument("--opinfo", action="store_true", help="run torch's op tests; each op in a process of its own")
-    parser.add_argument(
-        "--dtype", action="append", metavar="DTYPE", help="with --opinfo: e.g. float32; may be repeated"
-    )
-    parser.add_argument(
-        "--op", action="append", metavar="PATTERN", help='with --opinfo: only ops of this name, e.g. "nn.*"'
-    )
+    of_dtype = "with --opinfo: e.g. float32; may be repeated"
+    parser.add_argument("--dtype", action="append", metavar="DTYPE", help=of_dtype)
+    of_op = 'with --opinfo: only ops of this name, e.g. "nn.*"'
+    parser.add_argument("--op", action="append", metavar="PATTERN", help=of_op)
     parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op, 1 or more")
     parser.add_argument("--forward-only", action="store_true", help="with --opinfo: no gradients")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to a file, too")
@@ -44,55 +39,42 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    _check_options(options, parser)
-    dtypes = [_dtype(name, parser) for name in options.dtype or ["float32"]]
-    try:
-        return _op_tests(options, dtypes) if options.opinfo else _script(options)
-    except BackendError as error:
-        check.report_error(error)
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        return NOTHING_RUN
-
-
-def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """All that can be wrong before something runs, which may take an hour."""
-    only_opinfo = (options.dtype, options.op, options.samples is not None, options.forward_only)
-    if not options.opinfo and any(only_opinfo):
+    # All that can be wrong before something runs, which may take an hour.
+    if not options.opinfo and (options.dtype or options.op or options.samples is not None or options.forward_only):
         parser.error("--dtype, --op, --samples and --forward-only go with --opinfo")
     if options.opinfo and options.arguments:
         parser.error(f"{options.arguments[0]}: with --opinfo no program is run that could have arguments")
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples {options.samples}: at least 1")
-    if options.json is not None:
-        options.json = options.json.absolute()  # the program may go elsewhere
-        problem = why_not_written(options.json)
-        if problem is not None:
-            parser.error(f"--json {options.json}: {problem}")
-
-
-def _dtype(name: str, parser: argparse.ArgumentParser) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        parser.error(f"--dtype {name}: torch has no such dtype")
-    return dtype
-
-
-def _script(options: argparse.Namespace) -> int:
-    backend, record, error = coverage.run_script(options.module, options.arguments)
-    _print_ops(record)
+    file = options.json.absolute() if options.json is not None else None  # the program may go elsewhere
+    check.refuse_unwritable("json", file, parser)
+    dtypes = []
+    for name in options.dtype or ["float32"]:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            parser.error(f"--dtype {name}: torch has no such dtype")
+        dtypes.append(getattr(torch, name))
+    try:
+        if options.opinfo:
+            return _run_op_tests(options, dtypes, file)
+        backend, record, error = coverage.run_script(options.module, options.arguments)
+    except BackendError as refused:
+        check.report_error(refused)
+        if refused.__cause__ is not None:
+            traceback.print_exception(refused.__cause__)
+        return NOTHING
+    _say_ops(record)
     if error is not None:
         traceback.print_exception(error)
         check.say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
     check.say(_summary(backend.name, record))
-    if options.json:
-        options.json.write_text(coverage.as_json(record, []), encoding="utf-8")
-    return SOME_FAILED if error is not None or record.failed else ALL_PASSED
+    if file is not None:
+        file.write_text(coverage.as_json(record, []), encoding="utf-8")
+    return FAULTY if error is not None or record.failed else FINE
 
 
-def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
-    backend = coverage.load_device(options.module)
-    scores, record = [], fallbacks.Journal()
+def _run_op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], file: Path | None) -> int:
+    backend, record = coverage.load_device(options.module), fallbacks.Journal()
+    scores = []
     for score in coverage.run(
         backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
     ):
@@ -102,17 +84,17 @@ def _op_tests(options: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
         record.add(score.journal)
     check.say()
     if record.native or record.failed:  # all else is the CPU's
-        _print_ops(record)
+        _say_ops(record)
     failed = sum(len(score.failed) for score in scores)
     check.say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
-    if options.json:
-        options.json.write_text(coverage.as_json(record, scores), encoding="utf-8")
+    if file is not None:
+        file.write_text(coverage.as_json(record, scores), encoding="utf-8")
     if not any(score.total for score in scores):
-        return NOTHING_RUN
-    return SOME_FAILED if any(score.failed for score in scores) else ALL_PASSED
+        return NOTHING
+    return FAULTY if failed else FINE
 
 
-def _print_ops(record: fallbacks.Journal) -> None:
+def _say_ops(record: fallbacks.Journal) -> None:
     found, width = coverage.rows(record), width_of_screen()
     rows = [(row.op, str(row.native or "-"), str(row.fallback or "-"), row.status) for row in found]
     check.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
@@ -124,11 +106,6 @@ def _print_ops(record: fallbacks.Journal) -> None:
 
 def _summary(name: str, record: fallbacks.Journal) -> str:
     statuses = [row.status for row in coverage.rows(record)]
-    words = {
-        "native": "native",
-        "both": "both native and on the CPU",
-        "fallback": "on the CPU only",
-        "FAILED": "failed",
-    }
-    parts = [f"{statuses.count(status)} {text}" for status, text in words.items()]
-    return f"{len(statuses)} ops on {name}: {', '.join(parts)}"
+    native, both, fallback, failed = map(statuses.count, ("native", "both", "fallback", "FAILED"))
+    text = f"{native} native, {both} both native and on the CPU, {fallback} on the CPU only, {failed} failed"
+    return f"{len(statuses)} ops on {name}: {text}"

@@ -13,39 +13,28 @@ import torch
 
 from customops import Library, _torch
 from customops._cli import check
-from customops._cli.check import TARGET_HELP, selected
+from customops._cli.check import FINE, NOTHING, TARGET_HELP, selected
 from customops._cli.targets import Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
 from customops._dispatch.callbacks import filler
 from customops._dispatch.results import tensors_in
 from customops._schema.model import REQUIRED
+from customops.checks._trial import Trial
 
-#: Exit statuses.
-MEASURED, NOTHING_MEASURED = 0, 2
-
-_HEAD = ("op", "call", "kernel", "dispatch", "bare call", "with grad", "sample")
 _number = itertools.count()
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The seconds of a call of one op, on one sample.
-
-    Attributes:
-        call: through the op's object, with nothing to differentiate.
-        kernel: of the user's function alone.
-        bare: of the same function in an op of `torch.library.Library`, that checks nothing and has no rules.
-        with_grad: of a call that autograd records; None for an op that has no backward.
-        problem: why there are no figures.
-    """
+    """The seconds of a call of one op, on one sample."""
 
     op: str
     sample: str = ""
-    call: float = 0.0
-    kernel: float | None = None
-    bare: float | None = None
-    with_grad: float | None = None
-    problem: str = ""
+    call: float = 0.0  #: through the op's object, with nothing to differentiate
+    kernel: float | None = None  #: the user's function alone
+    bare: float | None = None  #: the same function in an op of `torch.library.Library` without checks or rules
+    with_grad: float | None = None  #: a call that autograd records; None for an op that has no backward
+    problem: str = ""  #: why there are no figures
 
     @property
     def dispatch(self) -> float | None:
@@ -64,9 +53,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
     parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
-    parser.add_argument(
-        "--samples", type=int, default=1, metavar="N", help="the first N samples of each op; default: 1"
-    )
+    samples = "the first N samples of each op; default: 1"
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help=samples)
     parser.add_argument("--seconds", type=float, default=0.1, metavar="S", help="for each figure; default: 0.1")
     parser.add_argument("--json", action="store_true", help="print a list of objects; times in seconds")
     parser.set_defaults(run=run)
@@ -82,19 +70,18 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     measured = [cost for cost in costs if not cost.problem]
     if options.json:
         check.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
-    else:
-        width = width_of_screen()
-        if measured:
-            check.say(table(list(map(_row, measured)), _HEAD, width, right=(1, 2, 3, 4, 5)))
-        for cost in costs:
-            if cost.problem:
-                check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
-    return MEASURED if measured else NOTHING_MEASURED
-
-
-def _row(cost: Cost) -> tuple[str, ...]:
-    times = (cost.call, cost.kernel, cost.dispatch, cost.bare, cost.with_grad)
-    return (cost.op, *("-" if each is None else in_words(each) for each in times), cost.sample)
+        return FINE if measured else NOTHING
+    rows, width = [], width_of_screen()
+    for cost in measured:
+        times = (cost.call, cost.kernel, cost.dispatch, cost.bare, cost.with_grad)
+        rows.append((cost.op, *("-" if each is None else in_words(each) for each in times), cost.sample))
+    if rows:
+        head = ("op", "call", "kernel", "dispatch", "bare call", "with grad", "sample")
+        check.say(table(rows, head, width, right=(1, 2, 3, 4, 5)))
+    for cost in costs:
+        if cost.problem:
+            check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
+    return FINE if measured else NOTHING
 
 
 def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
@@ -103,36 +90,46 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
         return [Cost(op._qualname, problem=f"no samples; attach some with @{op.__name__}.register_samples")]
     try:
         chosen = list(itertools.islice(op.samples(), samples))
-        return [_cost(op, sample.args, sample.kwargs, seconds) for sample in chosen]
+        return [_cost_of(op, sample.args, sample.kwargs, seconds) for sample in chosen]
     except Exception as error:
         return [Cost(op._qualname, problem=f"it could not be measured\n{trace(error)}")]
 
 
-def _cost(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
+def _cost_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
     args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
-    lowered = op.lower(*args, **kwargs)
-    names = [argument.name for argument in op.schema.positional]
-    named = [*zip(names, lowered[0], strict=False), *lowered[1].items()]
-    sample = ", ".join(f"{name}: {outlined(value)}" for name, value in named)
+    lowered = Trial(op._opoverload, *op.lower(*args, **kwargs))
+    sample = ", ".join(f"{name}: {outlined(value)}" for name, value in lowered.arguments.items())
     call = seconds_per_call(lambda: op(*args, **kwargs), seconds)
-    kernel, bare = _without(op, *lowered, seconds)
-    return Cost(op._qualname, sample, call, kernel, bare, _with_grad(op, args, kwargs, seconds))
+    kernel, bare = _without_op(op, lowered, seconds)
+    cost = Cost(op._qualname, sample, call, kernel, bare)
+    backward = op.describe().rule("backward")
+    if backward is None or backward.origin == "missing" or op.schema.mutated:
+        return cost
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            return value.detach().requires_grad_()
+        return value
+
+    args, kwargs = _torch.tensors.tree_map(leaf, (args, kwargs))
+    if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
+        return cost
+    return replace(cost, with_grad=seconds_per_call(lambda: op(*args, **kwargs), seconds))
 
 
-def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | None, float | None]:
+def _without_op(op: Op, call: Trial, seconds: float) -> tuple[float | None, float | None]:
     """The times of the kernel alone, and of a bare op around it; None if it is not a kernel of customops."""
-    schema, fill = op.schema, filler(op.schema)
-    tensors = tensors_in([*args, *kwargs.values()])
+    tensors, fill = call.tensors, filler(op.schema)
     key = _torch.dispatcher.device_key(tensors[0].device.type) if tensors else "CompositeExplicitAutograd"
     current = op._definition.kernel_on(key)
     if current is None:
         return None, None
     fn = current.registered
-    args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
+    args, kwargs = fill(call.args, call.kwargs) if fill is not None else (call.args, call.kwargs)
     with torch.no_grad():
         kernel = seconds_per_call(lambda: fn(*args, **kwargs), seconds)
     # A default would not be passed on, and the kernel may have none.
-    required = replace(schema, arguments=tuple(replace(a, default=REQUIRED) for a in schema.arguments))
+    required = replace(op.schema, arguments=tuple(replace(a, default=REQUIRED) for a in op.schema.arguments))
     library = Library(f"customops_bench_{next(_number)}", "FRAGMENT")
     try:
         library.define(f"bare{required}")
@@ -142,20 +139,3 @@ def _without(op: Op, args: Any, kwargs: Any, seconds: float) -> tuple[float | No
     finally:
         _torch.library.destroy_library(library)
         _torch.library.forget(library.ns)
-
-
-def _with_grad(op: Op, args: Any, kwargs: Any, seconds: float) -> float | None:
-    """The time of a call that is recorded, or None where no gradient is to be had."""
-    backward = op.describe().rule("backward")
-    if backward is None or backward.origin == "missing" or op.schema.mutated:
-        return None
-
-    def leaf(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
-            return value.detach().requires_grad_()
-        return value
-
-    args, kwargs = _torch.tensors.tree_map(leaf, (args, kwargs))
-    if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
-        return None
-    return seconds_per_call(lambda: op(*args, **kwargs), seconds)

@@ -26,9 +26,12 @@ from customops._cli.targets import Op, TargetError, ops_of, told
 from customops._describe.render import filled, plural, shorter_place, width_of_screen
 from customops.checking import report
 from customops.checking._isolated import can_isolate
-from customops.checking.report import Report
+from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
+
+#: The exit statuses of all commands: nothing is wrong, something is, the target is of no use.
+FINE, FAULTY, NOTHING = 0, 1, 2
 
 #: "passed", "failed", "not exercised" (no check had something to try), "no samples", or "broken": there is no report.
 Status = Literal["passed", "failed", "not exercised", "no samples", "broken"]
@@ -54,6 +57,10 @@ class Checked:
     @property
     def is_fault(self) -> bool:
         return self.status in ("failed", "broken")
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return self.report.failures if self.report is not None else ()
 
 
 def check_one(op: Op, choice: dict[str, Any]) -> Checked:
@@ -106,24 +113,18 @@ def _check_by_name(qualname: str, choice: dict[str, Any]) -> bytes:
     return pickle.dumps(check_one(_loaded[qualname], choice))  # as bytes: torch would share the memory of tensors
 
 
+# Lines for terminals.
+
 _CODES = {"red": "1;31", "green": "32", "yellow": "33", "bold": "1"}
-
-#: The start of a line after which its further lines are indented: blanks, and a field with its name.
-_START = re.compile(r"^ *(\w+: +)?")
-
-
-def has_colors(stream: TextIO) -> bool:
-    """Does a stream show colours? ``NO_COLOR`` and ``FORCE_COLOR`` have a say."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def colored(text: str, color: str, stream: TextIO | None = None) -> str:
-    """The text in "red", "green", "yellow" or "bold"."""
-    return f"\x1b[{_CODES[color]}m{text}\x1b[0m" if has_colors(stream or sys.stdout) else text
+    """The text in this colour, if the stream shows colours. ``NO_COLOR`` and ``FORCE_COLOR`` have a say."""
+    stream, environment = stream or sys.stdout, os.environ
+    is_capable = stream.isatty() and environment.get("TERM") != "dumb"
+    if environment.get("NO_COLOR") or not (environment.get("FORCE_COLOR") or is_capable):
+        return text
+    return f"\x1b[{_CODES[color]}m{text}\x1b[0m"
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
@@ -138,14 +139,12 @@ def report_error(problem: object) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """A text whose lines are no longer than `width`, but for long words and tracebacks; indentation is kept."""
+    """A text in lines of `width`, but for long words and tracebacks. What is before a line or field is its margin."""
     lines = text.splitlines()
     for i, line in enumerate(lines):
         if len(line) > width and not line.lstrip().startswith('File "'):  # editors find places by whole lines
-            start = _START.match(line)
-            margin = len(line) - len(line.lstrip())
-            rest = " " * len(start[0] if start is not None else "")
-            lines[i] = filled(line[margin:], width, first=line[:margin], rest=rest)
+            blank, field = re.findall(r"^( *)(\w+: +)?", line)[0]
+            lines[i] = filled(line[len(blank) :], width, first=blank, rest=" " * len(blank + field))
     return "\n".join(lines)
 
 
@@ -156,7 +155,6 @@ _WORDS = {
     "not exercised": ("nothing", "yellow"),
     "no samples": ("no samples", "yellow"),
 }
-_COLUMN = 12
 
 
 def line_of(checked: Checked, width: int) -> str:
@@ -168,63 +166,57 @@ def line_of(checked: Checked, width: int) -> str:
         detail = f"{faults}{plural(found._inputs, 'input')}, {checked.seconds:.1f} s"
     elif checked.status == "no samples":
         detail = f"attach some with @{checked.name}.register_samples"
-    first = f"{word:<{_COLUMN}}{checked.op}"
-    gap = "  " if len(first) + 2 + len(detail) <= width else "\n" + " " * _COLUMN
+    first = f"{word:<12}{checked.op}"
+    gap = "  " if len(first) + 2 + len(detail) <= width else "\n" + " " * 12
     text = f"{first}{gap}{detail}" if detail else first
     return colored(word, color) + text[len(word) :]
-
-
-def details(results: Sequence[Checked], width: int) -> Iterator[str]:
-    """A paragraph for each fault."""
-    for checked in results:
-        head = f"{colored('FAILED', 'red')} {checked.op}  ({shorter_place(checked.source)})"
-        if checked.problem:
-            yield f"{head}\n{wrapped(checked.problem, width)}\n"
-        for failure in checked.report.failures if checked.report is not None else ():
-            text = _PLACE.sub(lambda place: shorter_place(place[1], len(place[1])), str(failure))
-            yield f"{head}\n{wrapped(text, width)}\n"
 
 
 #: A place in a fault: absolute, with a line. Those below the current directory are shown without it.
 _PLACE = re.compile(r"(?<![\w/.])(/[^\s:()]+\.py:\d+)")
 
 
-def not_exercised(results: Sequence[Checked]) -> dict[str, list[str]]:
-    """Reason -> the ops in which a check had nothing to try."""
-    reasons: dict[str, list[str]] = {}
+def say_details(results: Sequence[Checked], verbose: bool, width: int) -> None:
+    """A paragraph for each fault; if asked for, why checks had nothing to try, and in how many ops."""
+    reasons: dict[str, int] = {}
     for checked in results:
-        for name, found in checked.report.by_check().items() if checked.report is not None else ():
+        head = f"{colored('FAILED', 'red')} {checked.op}  ({shorter_place(checked.source)})"
+        if checked.problem:
+            say(f"{head}\n{wrapped(checked.problem, width)}\n")
+        for failure in checked.failures:
+            text = _PLACE.sub(lambda place: shorter_place(place[1], len(place[1])), str(failure))
+            say(f"{head}\n{wrapped(text, width)}\n")
+        for name, found in checked.report.by_check().items() if checked.report is not None and verbose else ():
             if {result.status for result in found} == {"not exercised"}:
-                reasons.setdefault(f"{name}: {found[0].reason}", []).append(checked.op)
-    return reasons
+                reason = f"{name}: {found[0].reason}"
+                reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in reasons.items():
+        say(wrapped(f"not exercised: {reason} ({plural(count, 'op')})", width))
 
 
 def summary(results: Sequence[Checked], stopped: bool, seconds: float) -> str:
     """``3 ops: 1 ok, 1 with faults, 1 without samples, in 3.2 s``."""
     statuses = [checked.status for checked in results]
     faults = sum(checked.is_fault for checked in results)
-    parts = [
-        f"{statuses.count('passed')} ok",
-        f"{faults} with faults",
-        f"{statuses.count('not exercised')} not exercised" if "not exercised" in statuses else "",
-        f"{statuses.count('no samples')} without samples" if "no samples" in statuses else "",
-    ]
-    text = f"{plural(len(results), 'op')}: {', '.join(filter(None, parts))}, in {seconds:.1f} s"
-    text += "; stopped at the first fault" if stopped else ""
+    text = f"{plural(len(results), 'op')}: {statuses.count('passed')} ok, {faults} with faults"
+    for status, words in (("not exercised", "not exercised"), ("no samples", "without samples")):
+        text += f", {statuses.count(status)} {words}" if status in statuses else ""
+    text += f", in {seconds:.1f} s" + ("; stopped at the first fault" if stopped else "")
     return colored(text, "red" if faults else "green" if "passed" in statuses else "yellow")
 
 
+# Files.
+
+
 def as_json(results: Sequence[Checked]) -> str:
-    ops = [
-        {
-            "op": checked.op,
-            "source": checked.source,
-            "status": checked.status,
-            **({"problem": checked.problem} if checked.problem else {}),
-            **({"report": checked.report.to_dict()} if checked.report is not None else {}),
-        }
-        for checked in results
-    ]
+    ops = []
+    for checked in results:
+        entry: dict[str, Any] = {"op": checked.op, "source": checked.source, "status": checked.status}
+        if checked.problem:
+            entry["problem"] = checked.problem
+        if checked.report is not None:
+            entry["report"] = checked.report.to_dict()
+        ops.append(entry)
     return json.dumps({"customops": customops.__version__, "ops": ops}, indent=2) + "\n"
 
 
@@ -246,23 +238,13 @@ def write_programs(results: Sequence[Checked], directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for checked in results:
-        for number, failure in enumerate(checked.report.failures if checked.report is not None else (), 1):
+        for number, failure in enumerate(checked.failures, 1):
             name = re.sub(r"\W+", "_", f"{checked.op}_{number}_{failure.check.removeprefix('test_')}")
             paths.append(failure.save_script(directory / f"{name}.py"))
     return paths
 
 
-def why_not_written(path: Path) -> str | None:
-    """What would be in the way of writing a file."""
-    if path.is_dir():
-        return "this is a directory"
-    if not path.parent.is_dir():
-        return f"there is no directory {path.parent}"
-    return None if os.access(path if path.exists() else path.parent, os.W_OK) else "it cannot be written"
-
-
-#: Exit statuses.
-ALL_PASSED, SOME_FAILED, NOTHING_RUN = 0, 1, 2
+# The options.
 
 TARGET_HELP = "a Python file, a folder, the name of a module or package, or ops: mylib::scale, 'mylib::*'"
 
@@ -291,12 +273,19 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    # All that can be wrong before something runs, which may take an hour.
     only, skip = (_checks(option, getattr(options, option), parser) for option in ("only", "skip"))
-    _check_options(options, parser)
+    if options.jobs < 0:
+        parser.error(f"--jobs {options.jobs}: 0 or more")
+    is_quiet = str(options.json) == "-"
+    refuse_unwritable("json", None if is_quiet else options.json, parser)
+    refuse_unwritable("junit", options.junit, parser)
+    if options.repro is not None and options.repro.exists() and not options.repro.is_dir():
+        parser.error(f"--repro {options.repro}: this is no directory")
     ops = selected(ops_of(options.targets), options.op)
     isolate = False if options.no_isolate else None
     choice = {"only": only or None, "skip": skip, "effort": options.effort, "isolate": isolate}
-    width, is_quiet, start = width_of_screen(), str(options.json) == "-", time.perf_counter()
+    width, start = width_of_screen(), time.perf_counter()
     found: list[Checked] = []
     for checked in check_all(ops, options.targets, choice, options.jobs or os.cpu_count() or 1):
         found.append(checked)
@@ -312,44 +301,35 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         options.junit.write_text(as_junit(found), encoding="utf-8")
     programs = write_programs(found, options.repro) if options.repro is not None else []
     if not is_quiet:
-        _print(found, programs, options.verbose, width)
+        say()
+        say_details(found, options.verbose, width)
+        for path in programs:
+            say(f"wrote {path}")
         say(summary(found, len(found) < len(ops), time.perf_counter() - start))
     if any(checked.is_fault for checked in found):
-        return SOME_FAILED
-    return ALL_PASSED if any(checked.status == "passed" for checked in found) else NOTHING_RUN
+        return FAULTY
+    return FINE if any(checked.status == "passed" for checked in found) else NOTHING
 
 
-def _print(found: list[Checked], programs: list[Path], verbose: bool, width: int) -> None:
-    say()
-    for part in details(found, width):
-        say(part)
-    for reason, ops in not_exercised(found).items() if verbose else ():
-        say(wrapped(f"not exercised: {reason} ({plural(len(ops), 'op')})", width))
-    for path in programs:
-        say(f"wrote {path}")
-
-
-def _check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """All that can be wrong before something runs, which may take an hour."""
-    if options.jobs < 0:
-        parser.error(f"--jobs {options.jobs}: 0 or more")
-    files = {"json": options.json if str(options.json) != "-" else None, "junit": options.junit}
-    for name, path in files.items():
-        problem = why_not_written(path) if path is not None else None
-        if problem is not None:
-            parser.error(f"--{name} {path}: {problem}")
-    if options.repro is not None and options.repro.exists() and not options.repro.is_dir():
-        parser.error(f"--repro {options.repro}: this is no directory")
+def refuse_unwritable(option: str, path: Path | None, parser: argparse.ArgumentParser) -> None:
+    """End the program if the file that an option names could not be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        parser.error(f"--{option} {path}: this is a directory")
+    if not path.parent.is_dir():
+        parser.error(f"--{option} {path}: there is no directory {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        parser.error(f"--{option} {path}: it cannot be written")
 
 
 def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentParser) -> tuple[str, ...]:
     """Names of checks; ``test_`` may be left out, and several be joined with commas."""
-    names = [name for each in given or () for name in each.split(",") if name]
-    full = [name if name in CHECKS else f"test_{name}" for name in names]
-    for name, known in zip(names, full, strict=True):
-        if known not in CHECKS:
+    names = [name for name in ",".join(given or ()).split(",") if name]
+    for name in names:
+        if name not in CHECKS and f"test_{name}" not in CHECKS:
             parser.error(f"--{option} {name}: no such check; there are {', '.join(CHECKS)}")
-    return tuple(dict.fromkeys(full))
+    return tuple(dict.fromkeys(name if name in CHECKS else f"test_{name}" for name in names))
 
 
 def selected(ops: list[Op], patterns: list[str] | None) -> list[Op]:

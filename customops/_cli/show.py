@@ -15,7 +15,7 @@ from customops._cli.check import TARGET_HELP
 from customops._cli.targets import ops_of
 from customops._describe.description import OUTLINE, outline
 from customops._describe.render import table, width_of_screen
-from customops._torch.probes import Probe, is_too_new_for, missing, probes
+from customops._torch.probes import is_too_new_for, missing, probes
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
 from customops.checks import CHECKS
@@ -35,11 +35,9 @@ def add_list(commands: Any) -> None:
 
 def _list(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     rows = [outline(op) for op in ops_of(options.targets)]
-    if options.json:
-        check.say(json.dumps([dict(zip(OUTLINE, row, strict=True)) for row in rows], indent=2))
-    else:
-        check.say(table(rows, OUTLINE, width_of_screen()))
-    return 0
+    objects = [dict(zip(OUTLINE, row, strict=True)) for row in rows]
+    check.say(json.dumps(objects, indent=2) if options.json else table(rows, OUTLINE, width_of_screen()))
+    return check.FINE
 
 
 def add_describe(commands: Any) -> None:
@@ -61,7 +59,7 @@ def _describe(options: argparse.Namespace, parser: argparse.ArgumentParser) -> i
         check.say(json.dumps([each.to_dict() for each in found], indent=2))
     else:
         check.say("\n\n".join(each.text() for each in found))
-    return 0
+    return check.FINE
 
 
 def add_doctor(commands: Any) -> None:
@@ -75,42 +73,42 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    found = [(probe, missing(probe)) for probe in probes()]
+    release, tested = release_of(torch.__version__), f"torch {spelled(OLDEST)} to {spelled(NEWEST)}"
+    rows, later, gone, there = [], [], [], 0
+    for probe in probes():
+        names = missing(probe)
+        if not names:
+            state = f"all {len(probe.names)} there"
+            there += len(probe.names)
+        elif probe.since is not None and is_too_new_for(probe, release):
+            state = f"not yet there: {', '.join(names)}"
+            later.append(f"from torch {spelled(probe.since)} on; until then: {probe.without}")
+        else:
+            state = f"missing: {', '.join(names)}"
+            gone.append(f"missing: {probe.without}")
+        rows.append((probe.subsystem, state, probe.without))
     width = width_of_screen()
-    release = release_of(torch.__version__)
     check.say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-    tested = f"torch {spelled(OLDEST)} to {spelled(NEWEST)}"
     if release is None or release > NEWEST:
         check.say(check.wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
-    rows = [(probe.subsystem, _state(probe, names, release), probe.without) for probe, names in found]
     check.say(table(rows, ("part of torch", "state", "needed, or else"), width))
-    later = [probe for probe, names in found if names and is_too_new_for(probe, release)]
-    gone = [probe for probe, names in found if names and probe not in later]
-    for probe in later:
-        since = spelled(probe.since)  # type: ignore[arg-type]
-        check.say(check.wrapped(f"from torch {since} on; until then: {probe.without}", width))
-    if not gone:
-        count = sum(len(probe.names) for probe in probes() if probe not in later)
-        check.say(f"All of {count} names are there.")
-        return 0
-    for probe in gone:
-        check.say(check.wrapped(f"missing: {probe.without}", width))
     advice = f"Use a torch that customops is tested on, {tested}, or report this output."
-    check.say(check.wrapped(advice, width))
-    return 1
-
-
-def _state(probe: Probe, names: list[str], release: tuple[int, int] | None) -> str:
-    if not names:
-        return f"all {len(probe.names)} there"
-    word = "not yet there" if is_too_new_for(probe, release) else "missing"
-    return f"{word}: {', '.join(names)}"
+    for line in (*later, *gone, advice if gone else f"All of {there} names are there."):
+        check.say(check.wrapped(line, width))
+    return check.FAULTY if gone else check.FINE
 
 
 # Completion of commands, options and names of checks in a shell.
 
-_BASH = """\
+_BASH_HEAD = """\
 # In ~/.bashrc:  eval "$(customops completion bash)"
+"""
+#: zsh runs functions that were written for bash.
+_ZSH_HEAD = """\
+# In ~/.zshrc, after compinit:  eval "$(customops completion zsh)"
+autoload -U +X bashcompinit && bashcompinit
+"""
+_BASH = """\
 _customops() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
     case $before in
@@ -124,14 +122,7 @@ _customops() {{
 {options}
     esac
 }}
-complete -o default -F _customops customops
-"""
-
-#: zsh runs functions that were written for bash.
-_ZSH = """\
-# In ~/.zshrc, after compinit:  eval "$(customops completion zsh)"
-autoload -U +X bashcompinit && bashcompinit
-"""
+complete -o default -F _customops customops"""
 
 
 def add_completion(commands: Any) -> None:
@@ -145,43 +136,38 @@ def add_completion(commands: Any) -> None:
     parser.set_defaults(run=_completion, commands=commands)
 
 
-def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    parsers: dict[str, argparse.ArgumentParser] = options.commands.choices
-    if options.shell == "fish":
-        text = _fish(parsers)
-    else:
-        text = _bash(parsers)
-        if options.shell == "zsh":
-            text = _ZSH + text.partition("\n")[2]
-    check.say(text.rstrip("\n"))
-    return 0
-
-
 def _options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if action.option_strings]
 
 
-def _values(action: argparse.Action) -> list[str]:
+def _values(action: argparse.Action) -> str:
     """What an option takes, if that is known."""
     if action.metavar == "CHECK":
-        return [name.removeprefix("test_") for name in CHECKS]
-    return [str(choice) for choice in action.choices or ()]
+        return " ".join(name.removeprefix("test_") for name in CHECKS)
+    return " ".join(str(choice) for choice in action.choices or ())
 
 
-def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
-    known = {
-        name: _values(action) for parser in parsers.values() for action in _options(parser)
-        for name in action.option_strings if _values(action)
-    }  # fmt: skip
-    values = [f'        {name}) COMPREPLY=($(compgen -W "{" ".join(all_)}" -- "$word")); return ;;'
-              for name, all_ in known.items()]  # fmt: skip
-    options = []
-    for command, parser in parsers.items():
-        words = [name for action in _options(parser) for name in action.option_strings]
-        words += [value for action in parser._actions if not action.option_strings for value in _values(action)]
-        line = f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word") $(compgen -f -- "$word"))'
-        options.append(f"        {command}) {line} ;;")
-    return _BASH.format(commands=" ".join(parsers), values="\n".join(values), options="\n".join(options))
+def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    parsers: dict[str, argparse.ArgumentParser] = options.commands.choices
+    if options.shell == "fish":
+        check.say(_fish(parsers))
+        return check.FINE
+    values: dict[str, str] = {}
+    commands = []
+    for command, of in parsers.items():
+        words: list[str] = []
+        for action in _options(of):
+            words += action.option_strings
+            if known := _values(action):
+                line = f'COMPREPLY=($(compgen -W "{known}" -- "$word")); return ;;'
+                values |= {name: f"        {name}) {line}" for name in action.option_strings}
+        words += filter(None, (_values(action) for action in of._actions if not action.option_strings))
+        line = f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word") $(compgen -f -- "$word")) ;;'
+        commands.append(f"        {command}) {line}")
+    head = _BASH_HEAD if options.shell == "bash" else _ZSH_HEAD
+    lines = {"values": "\n".join(values.values()), "options": "\n".join(commands)}
+    check.say(head + _BASH.format(commands=" ".join(parsers), **lines))
+    return check.FINE
 
 
 def _fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
@@ -190,10 +176,7 @@ def _fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
         about = (parser.description or "").partition(":")[0].partition(".")[0].replace("'", "")
         lines.append(f"complete -c customops -n __fish_use_subcommand -f -a {command} -d '{about}'")
         for action in _options(parser):
-            names = " ".join(
-                f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in action.option_strings
-            )
-            values = f" -x -a '{' '.join(_values(action))}'" if _values(action) else ""
-            seen = f"'__fish_seen_subcommand_from {command}'"
-            lines.append(f"complete -c customops -n {seen} {names}{values}")
-    return "\n".join(lines) + "\n"
+            names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in action.option_strings)
+            values = f" -x -a '{_values(action)}'" if _values(action) else ""
+            lines.append(f"complete -c customops -n '__fish_seen_subcommand_from {command}' {names}{values}")
+    return "\n".join(lines)

@@ -10,20 +10,22 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from customops import _torch
+from customops._cli.check import FAULTY, FINE, NOTHING
 from customops._cli.targets import Op, TargetError, defined, load
 from customops._describe.description import doc_of
-from customops._schema.model import Argument, Return, Schema
+from customops._schema.model import Argument, Return
 from customops._schema.parse import from_dispatcher
 from customops._schema.structure import Codec, Leaf, SequenceCodec
 from customops._schema.types import dispatched, item_type, row_of
 from customops._torch.library import OpOverload, OpOverloadPacket
+
+# Types and values, as source.
 
 #: A default of which only is known that there is one.
 UNKNOWN = "..."
@@ -31,47 +33,32 @@ UNKNOWN = "..."
 
 def argument_type(argument: Argument, codec: Codec | None) -> str:
     """What can be given for an argument; `codec` says how the parameter that it is of travels."""
-    choices = ", ".join(map(expression, _choices(codec)))
-    return _argument_type(argument.type, f"Literal[{choices}]" if choices else row_of(argument.type).stub)
-
-
-def _argument_type(type_: str, innermost: str) -> str:
-    if type_.endswith("?"):
-        return _optional(_argument_type(type_[:-1], innermost))
-    item = item_type(type_)
-    if item is None:
-        return innermost
-    each = _argument_type(item, innermost)
-    alone = row_of(type_).repeated and not type_.endswith("[]")
-    return f"{each} | Sequence[{each}]" if alone else f"Sequence[{each}]"
+    while isinstance(codec, SequenceCodec):
+        codec = codec.item
+    choices = ", ".join(map(expression, codec.choices if codec is not None else ()))
+    return _type(argument.type, f"Literal[{choices}]" if choices else row_of(argument.type).stub)
 
 
 def return_type(returns: tuple[Return, ...]) -> str:
-    types = [_return_type(each.type) for each in returns]
-    if not types:
-        return "None"
-    return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
+    types = [_type(each.type, None) for each in returns]
+    return f"tuple[{', '.join(types)}]" if len(types) > 1 else types[0] if types else "None"
 
 
-def _return_type(type_: str) -> str:
+def _type(type_: str, given: str | None) -> str:
+    """A type of the schema in Python: of an argument whose innermost type is `given`, or of a return."""
     if type_.endswith("?"):
-        return _optional(_return_type(type_[:-1]))
+        text = _type(type_[:-1], given)
+        return text if text == "Any" else f"{text} | None"
     if type_.startswith("(") and type_.endswith(")") and "," not in type_:
-        return f"tuple[{_return_type(type_[1:-1])}]"
+        return f"tuple[{_type(type_[1:-1], given)}]"
     item = item_type(type_)
-    if item is not None:
-        return f"list[{_return_type(item)}]"
-    return row_of(type_).stub_return or row_of(type_).stub
-
-
-def _optional(text: str) -> str:
-    return text if text == "Any" else f"{text} | None"
-
-
-def _choices(codec: Codec | None) -> Iterable[Any]:
-    if isinstance(codec, SequenceCodec):
-        return _choices(codec.item)
-    return () if codec is None else codec.choices
+    if item is None:
+        return given or row_of(type_).stub_return or row_of(type_).stub
+    each = _type(item, given)
+    if given is None:
+        return f"list[{each}]"
+    may_be_alone = row_of(type_).repeated and not type_.endswith("[]")
+    return f"{each} | Sequence[{each}]" if may_be_alone else f"Sequence[{each}]"
 
 
 def expression(value: Any) -> str:
@@ -104,15 +91,12 @@ def quoted(text: str) -> str:
 
 def docstring(text: str) -> list[str]:
     """The lines of a docstring. Quotes are escaped where they would end it, or touch those that do."""
-    first, *others = (escaped(line).rstrip(" ") for line in text.split("\n"))
-    if not others:
-        return ['"""' + re.sub('"{3,}|^"+|"+$', _escaped_quotes, first) + '"""']
-    others = [re.sub('"{3,}', _escaped_quotes, line) for line in others]
-    return ['"""' + re.sub('"{3,}|^"+', _escaped_quotes, first), *others, '"""']
-
-
-def _escaped_quotes(quotes: re.Match[str]) -> str:
-    return '\\"' * len(quotes[0])
+    lines = [escaped(line).rstrip(" ") for line in text.split("\n")]
+    for i, line in enumerate(lines):
+        touching = ['"{3,}', *(['^"+'] if i == 0 else []), *(['"+$'] if len(lines) == 1 else [])]
+        lines[i] = re.sub("|".join(touching), lambda quotes: '\\"' * len(quotes[0]), line)
+    lines[0] = f'"""{lines[0]}'
+    return [f'{lines[0]}"""'] if len(lines) == 1 else [*lines, '"""']
 
 
 def escaped(text: str) -> str:
@@ -144,113 +128,87 @@ class _Packet(OpOverloadPacket[..., Any]):
 """
 
 
-@dataclass
-class StubFile:
-    """The stub of some ops."""
+def stub_of(title: str, ops: Iterable[Op]) -> str:
+    """The stub of some ops: for each a class with its overloads, of which each has a class whose call is typed."""
+    known: dict[Any, Op] = {op._opoverload: op for op in ops}
+    packets = {op._definition.name[:2]: overload.overloadpacket for overload, op in known.items()}
+    taken = {"_Ops", "_Overload", "_Packet"}
+    for (namespace, name), packet in packets.items():
+        taken |= {namespace, name, *packet.overloads()}
 
-    title: str
-    taken: set[str] = field(default_factory=lambda: {"_Ops", "_Overload", "_Packet"})
-    #: Namespace -> name of an op -> its class.
-    namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
-    classes: list[str] = field(default_factory=list)
-    #: All types and defaults, to see what has to be imported.
-    code: list[str] = field(default_factory=list)
-    overlaps: bool = False
-
-    def text(self, ops: Iterable[Op]) -> str:
-        known: dict[Any, Op] = {op._opoverload: op for op in ops}
-        packets = {op._definition.name[:2]: overload.overloadpacket for overload, op in known.items()}
-        for (namespace, name), packet in packets.items():
-            self.taken |= {namespace, name, *packet.overloads()}
-        for (namespace, name), packet in sorted(packets.items(), key=lambda item: item[0]):
-            overloads = [Overload.of(each, known.get(each)) for each in _torch.library.overloads_of(packet)]
-            cls = self.add_packet(f"_{namespace}_{name}", overloads)
-            self.namespaces.setdefault(namespace, {})[name] = cls
-        return "\n".join(self.parts())
-
-    def parts(self) -> Iterator[str]:
-        ops = {namespace: self.unique(f"_{namespace}") for namespace in self.namespaces}
-        yield _HEAD.format(title=self.title, options=_OVERLAP if self.overlaps else "")
-        yield self.imports() + _BASES
-        yield from self.classes
-        for namespace, classes in self.namespaces.items():
-            yield class_(ops[namespace], "", [f"{name}: {cls}" for name, cls in classes.items()])
-        yield class_("_Ops", "", [f"{namespace}: {cls}" for namespace, cls in ops.items()])
-        yield "ops: _Ops\n"
-
-    def add_packet(self, prefix: str, overloads: list[Overload]) -> str:
-        """Add the classes of an op; returns the name of that which has its overloads."""
-        packet, call = self.unique(prefix), ""
-        attributes = []
-        for each in overloads:
-            cls = self.unique(f"{prefix}_{each.name}")
-            call = self.unique(f"{cls}_call")
-            self.classes.append(class_(call, "", each.call()))
-            self.classes.append(class_(cls, f"({call}, _Overload)", []))
-            attributes += [] if keyword.iskeyword(each.name) else [f"{each.name}: {cls}"]
-            self.code += each.signature()
-        if len(overloads) > 1:
-            self.overlaps = True
-            call = self.unique(f"{prefix}_call")
-            self.classes.append(class_(call, "", [line for each in overloads for line in ("@overload", *each.call())]))
-        self.classes.append(class_(packet, f"({call}, _Packet)", attributes))
-        return packet
-
-    def unique(self, name: str) -> str:
+    def unique(name: str) -> str:
         """A name for a class that no other class has, nor an attribute: in classes these would hide it."""
-        while name in self.taken:
+        while name in taken:
             name += "_"
-        self.taken.add(name)
+        taken.add(name)
         return name
 
-    def imports(self) -> str:
-        used = set(re.findall(r"\w+", "\n".join(self.code)))
-        typing = ["Any", *(["Literal"] if "Literal" in used else []), *(["overload"] if self.overlaps else [])]
-        torch = [name for name in ("SymInt", "Tensor") if name in used]
-        lines = ["from collections.abc import Sequence"] if "Sequence" in used else []
-        lines += [f"from typing import {', '.join(typing)}", ""]
-        lines += ["import torch"] if "torch" in used else []
-        lines += [f"from torch import {', '.join(torch)}"] if torch else []
-        lines += [f"from {OpOverload.__module__} import {OpOverload.__name__}, {OpOverloadPacket.__name__}"]
-        return "\n".join([*lines, ""])
+    classes: list[str] = []
+    code: list[str] = []  # all types and defaults, to see what has to be imported
+    namespaces: dict[str, list[str]] = {}
+    overlaps = False
+    for (namespace, name), packet in sorted(packets.items(), key=lambda item: item[0]):
+        overloads = [Overload(each, known.get(each)) for each in _torch.library.overloads_of(packet)]
+        prefix = f"_{namespace}_{name}"
+        of_packet, call, attributes = unique(prefix), "", []
+        for each in overloads:
+            cls = unique(f"{prefix}_{each.name}")
+            call = unique(f"{cls}_call")
+            classes += [class_(call, "", each.call()), class_(cls, f"({call}, _Overload)", [])]
+            attributes += [] if keyword.iskeyword(each.name) else [f"{each.name}: {cls}"]
+            code += each.signature()
+        if len(overloads) > 1:
+            overlaps, call = True, unique(f"{prefix}_call")
+            classes.append(class_(call, "", [line for each in overloads for line in ("@overload", *each.call())]))
+        classes.append(class_(of_packet, f"({call}, _Packet)", attributes))
+        namespaces.setdefault(namespace, []).append(f"{name}: {of_packet}")
+    named = {namespace: unique(f"_{namespace}") for namespace in namespaces}
+    classes += [class_(named[namespace], "", attributes) for namespace, attributes in namespaces.items()]
+    classes.append(class_("_Ops", "", [f"{namespace}: {cls}" for namespace, cls in named.items()]))
+
+    used = set(re.findall(r"\w+", "\n".join(code)))
+    typing = ["Any", *(["Literal"] if "Literal" in used else []), *(["overload"] if overlaps else [])]
+    of_torch = [name for name in ("SymInt", "Tensor") if name in used]
+    imports = ["from collections.abc import Sequence"] if "Sequence" in used else []
+    imports += [f"from typing import {', '.join(typing)}", ""]
+    imports += ["import torch"] if "torch" in used else []
+    imports += [f"from torch import {', '.join(of_torch)}"] if of_torch else []
+    imports += [f"from {OpOverload.__module__} import {OpOverload.__name__}, {OpOverloadPacket.__name__}"]
+    head = _HEAD.format(title=title, options=_OVERLAP if overlaps else "")
+    return "\n".join([head, *imports, _BASES, *classes, "ops: _Ops\n"])
 
 
 def class_(name: str, bases: str, body: list[str]) -> str:
-    if not body:
-        return f"class {name}{bases}: ...\n"
-    return "\n".join([f"class {name}{bases}:", *indented(body), ""])
+    return "\n".join([f"class {name}{bases}:", *indented(body), ""]) if body else f"class {name}{bases}: ...\n"
 
 
 def indented(lines: Iterable[str]) -> list[str]:
     return [textwrap.indent(line, "    ") for line in lines]
 
 
-@dataclass(frozen=True)
 class Overload:
-    """An overload of an op: one schema."""
+    """An overload of an op: one schema. It may be of another library: then `op` is None."""
 
-    name: str
-    schema: Schema
-    doc: str = ""
-    #: Name of an argument -> the part of a parameter that it is.
-    leaves: dict[str, Leaf] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, overload: Any, op: Op | None) -> Overload:
-        """From the object in `torch.ops`, which may be of another library, and ours."""
-        name = overload.name().partition("::")[2].partition(".")[2] or "default"
-        if op is None:
-            return cls(name, from_dispatcher(overload._schema))
-        spec = op._definition.spec
-        parameters = spec.signature.parameters if spec.signature is not None else ()
-        leaves = {leaf.name: leaf for parameter in parameters for leaf in parameter.node.leaves}
-        return cls(name, op.schema, doc_of(spec.fn), leaves)
+    def __init__(self, overload: Any, op: Op | None) -> None:
+        self.name = overload.name().partition("::")[2].partition(".")[2] or "default"
+        self.schema = from_dispatcher(overload._schema) if op is None else op.schema
+        self.names = {argument.name for argument in self.schema.arguments}
+        #: Name of an argument -> the part of a parameter that it is.
+        self.leaves: dict[str, Leaf] = {}
+        self.doc = ""
+        if op is not None:
+            spec = op._definition.spec
+            self.doc = doc_of(spec.fn)
+            parameters = spec.signature.parameters if spec.signature is not None else ()
+            self.leaves = {leaf.name: leaf for parameter in parameters for leaf in parameter.node.leaves}
+        if self.schema.mutated:
+            written = f"Writes to {', '.join(argument.name for argument in self.schema.mutated)}."
+            self.doc = f"{self.doc}\n\n{written}" if self.doc else written
 
     def call(self) -> list[str]:
         """The lines of its ``__call__``."""
-        doc = indented(docstring(self.full_doc)) if self.full_doc else []
         *start, end = self.signature()
-        return [*start, f"{end}:", *doc] if doc else [*start, f"{end}: ..."]
+        return [*start, f"{end}:", *indented(docstring(self.doc))] if self.doc else [*start, f"{end}: ..."]
 
     def signature(self) -> list[str]:
         receiver = self.free("_self") if "self" in self.names else "self"
@@ -259,16 +217,17 @@ class Overload:
 
     def parameters(self) -> Iterator[str]:
         """A line for each. One whose name is a keyword of Python, as ``from``, can be given by its position only."""
-        unnamed = [a for a in self.schema.positional if _is_keyword(a.name)]
-        for argument in self.schema.positional:
+        positional, named = self.schema.positional, self.schema.keyword_only
+        unnamed = [argument for argument in positional if _is_keyword(argument.name)]
+        for argument in positional:
             yield self.parameter(argument)
             if unnamed and argument is unnamed[-1]:
                 yield "/,"
-        named = [a for a in self.schema.keyword_only if not _is_keyword(a.name)]
-        yield from ["*,"] if named else []
-        yield from map(self.parameter, named)
-        if len(named) < len(self.schema.keyword_only):
-            others = ", ".join(a.name for a in self.schema.keyword_only if _is_keyword(a.name))
+        typed = [argument for argument in named if not _is_keyword(argument.name)]
+        yield from ["*,"] if typed else []
+        yield from map(self.parameter, typed)
+        if len(typed) < len(named):
+            others = ", ".join(argument.name for argument in named if _is_keyword(argument.name))
             yield f"**{self.free('kwargs')}: Any,  # {others}"
 
     def parameter(self, argument: Argument) -> str:
@@ -279,30 +238,18 @@ class Overload:
             text += f" = {expression(dispatched(argument.type, argument.default))}"
         return f"{text}," if leaf is None or leaf.path == leaf.name else f"{text},  # {leaf.path}"
 
-    @property
-    def names(self) -> set[str]:
-        return {a.name for a in self.schema.arguments}
-
     def free(self, name: str) -> str:
         """A name for a parameter that no other has."""
         while name in self.names or _is_keyword(name):
             name += "_"
         return name
 
-    @property
-    def full_doc(self) -> str:
-        written = ", ".join(argument.name for argument in self.schema.mutated)
-        return "\n\n".join(part for part in (self.doc, written and f"Writes to {written}.") if part)
-
 
 def _is_keyword(name: str) -> bool:
     return keyword.iskeyword(name) or name == "__debug__"
 
 
-#: Exit statuses.
-UP_TO_DATE, STALE, NOTHING_WRITTEN = 0, 1, 2
-#: How many lines of a difference are printed.
-_LINES = 12
+# The command.
 
 
 def add_parser(commands: Any) -> None:
@@ -330,36 +277,35 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ops = loaded.ops or defined(loaded.imported)
     if not ops:
         raise TargetError(f"{options.module} defines no op")
-    text = StubFile(f"The ops of {loaded.module.__name__}, as torch.ops has them.").text(ops)
+    text = stub_of(f"The ops of {loaded.module.__name__}, as torch.ops has them.", ops)
     if output is None:
         sys.stdout.write(text)
-        return UP_TO_DATE
-    return _compare(output, text, options.module) if options.check else _write(output, text)
-
-
-def _write(output: Path, text: str) -> int:
+        return FINE
+    if options.check:
+        return _compare(output, text, options.module)
     try:
         output.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         print(f"error: {output} cannot be written: {error.strerror}", file=sys.stderr)
-        return NOTHING_WRITTEN
-    if not output.with_suffix(".py").exists():
-        module = output.with_suffix(".py")
+        return NOTHING
+    module = output.with_suffix(".py")
+    if not module.exists():
         print(f"note: Python itself imports {module}; write there: from torch import ops as ops", file=sys.stderr)
-    return UP_TO_DATE
+    return FINE
 
 
 def _compare(output: Path, text: str, module: str) -> int:
     again = f"python -m customops stubs {module} -o {output}"
     if not output.is_file():
         print(f"{output} is not there; write it: {again}")
-        return STALE
+        return FAULTY
     old = output.read_text(encoding="utf-8")
     if old == text:
-        return UP_TO_DATE
+        return FINE
     print(f"{output} is stale; write it anew: {again}")
     lines = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "there", "now", n=1, lineterm=""))
-    print("\n".join(lines[:_LINES]))
-    if lines[_LINES:]:
-        print(f"... and {len(lines) - _LINES} lines more")
-    return STALE
+    shown = 12
+    print("\n".join(lines[:shown]))
+    if lines[shown:]:
+        print(f"... and {len(lines) - shown} lines more")
+    return FAULTY

@@ -38,39 +38,56 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
     """The ops that targets name: files, folders, modules, packages, and ops (``ns::op`` or a pattern, ``ns::*``).
 
     Ops are looked for among those that the other targets define; where there is no other target, the module that is
-    called as their namespace is imported, if there is one, and torch's own ops are found, too.
-
-    Raises:
-        TargetError: there is no such thing, or none that defines an op.
+    called as their namespace is imported, if there is one, and torch's own ops are found, too. Raises TargetError if
+    there is no such thing, or none that defines an op.
     """
     names = [target for target in targets if "::" in target]
-    loaded: dict[str, Op] = {}
+    known: dict[str, Op] = {}
     for target in targets:
-        # What a file defines by torch.library is found by its name, so that the file may define nothing else.
         for op in _ops_in(target, may_have_none=bool(names)) if target not in names else ():
-            if loaded.setdefault(op._qualname, op) is not op:
-                older = loaded[op._qualname].source
+            if known.setdefault(op._qualname, op) is not op:
+                older = known[op._qualname].source
                 raise TargetError(f"{target} replaces {op._qualname} ({older})", fix="name them in two runs")
     if not names:
-        return list(loaded.values())
+        return list(known.values())
     only_names = len(names) == len(targets)
     if only_names:
         for namespace in dict.fromkeys(name.partition("::")[0] for name in names):
             if namespace.isidentifier() and importlib.util.find_spec(namespace) is not None:
                 load(namespace)
-        loaded = {op._qualname: op for op in default_registry}
+        known = {op._qualname: op for op in default_registry}
     found: dict[str, Op] = {}
     for name in names:
-        found |= _matching(name, loaded, only_names)
+        matching = [op for qualname, op in known.items() if fnmatch.fnmatchcase(qualname, name)]
+        if not matching:
+            try:
+                matching = [default_registry.adopt(name)]
+            except CustomOpsError as error:
+                got = ", ".join([*known][:5]) + (", ..." if len(known) > 5 else "") or "no ops"
+                fix = f"name the file or module that defines it as well: {name} ops.py" if only_names else error.fix
+                raise TargetError(f"there is no op {name}", got=got, fix=fix) from None
+        found |= {op._qualname: op for op in matching}
     return defined(found.values())
 
 
-def defined(ops: Iterable[Op]) -> list[Op]:
-    """The ops, lazy ones defined.
+def _ops_in(target: str, may_have_none: bool) -> list[Op]:
+    """The ops of one target. It may have none beside a name of ops, which finds what it defines by torch.library."""
+    parts = expand(target)
+    loaded = [load(part) for part in parts]
+    ops = [op for each in loaded for op in each.ops]
+    if ops or may_have_none:
+        return ops
+    if parts != [target]:
+        raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
+    elsewhere = loaded[0].imported
+    if not elsewhere:
+        raise TargetError(f"{target} defines no op")
+    names = ", ".join(f"{op._qualname} ({op.source})" for op in elsewhere[:3]) + (", ..." if elsewhere[3:] else "")
+    raise TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
 
-    Raises:
-        TargetError: one of them cannot be defined.
-    """
+
+def defined(ops: Iterable[Op]) -> list[Op]:
+    """The ops, lazy ones defined. Raises TargetError if one cannot be."""
     found = list(ops)
     for op in found:
         try:
@@ -80,53 +97,63 @@ def defined(ops: Iterable[Op]) -> list[Op]:
     return found
 
 
-def _ops_in(target: str, may_have_none: bool) -> list[Op]:
-    """The ops of one target that is no name of ops."""
-    parts = expand(target)
-    loaded = [load(part) for part in parts]
-    ops = [op for each in loaded for op in each.ops]
-    if ops or may_have_none:
-        return ops
-    if parts != [target]:
-        raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
-    (elsewhere,) = (each.imported for each in loaded)
-    if not elsewhere:
-        raise TargetError(f"{target} defines no op")
-    names = ", ".join(f"{op._qualname} ({op.source})" for op in elsewhere[:3]) + (", ..." if elsewhere[3:] else "")
-    raise TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
-
-
-def _matching(name: str, ops: dict[str, Op], only_names: bool) -> dict[str, Op]:
-    found = {qualname: op for qualname, op in ops.items() if fnmatch.fnmatchcase(qualname, name)}
-    if found:
-        return found
-    try:
-        op = default_registry.adopt(name)
-    except CustomOpsError as error:
-        raise TargetError(
-            f"there is no op {name}",
-            got=", ".join([*ops][:5]) + (", ..." if len(ops) > 5 else "") or "no ops",
-            fix=f"name the file or module that defines it as well: {name} ops.py" if only_names else error.fix,
-        ) from None
-    return {op._qualname: op}
-
-
 def load(target: str) -> Target:
-    """Import a Python file, or a module or package by its name.
-
-    Raises:
-        TargetError: there is no such thing, or importing it, or defining a lazy op of it, raises.
-    """
+    """Import a Python file, or a module or package by its name. Whatever prevents that is a TargetError."""
     path = Path(target)
-    is_file = path.is_file() or path.suffix == ".py"
-    is_name = not is_file and _is_name(target)
+    is_name = not path.is_file() and path.suffix != ".py" and _is_name(target)
     if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
         raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
+    if not is_name and not path.is_file():
+        raise TargetError(f"no such file: {path}")
     before = set(default_registry)
-    module = _import_module(target) if is_name else _import_file(path)
+    try:
+        module = importlib.import_module(target) if is_name else _import_file(path.resolve())
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TargetError):
+            raise
+        missing = error.name if is_name and isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{target}.".startswith(f"{missing}."):  # and not something that it imports
+            fix = f"the file is {target}.py" if Path(f"{target}.py").exists() else None
+            raise TargetError(f"no module named {missing!r}", fix=fix) from None
+        is_relative = isinstance(error, ImportError) and "attempted relative import" in str(error)
+        fix = "name the module instead of the file: package.module" if is_relative else None
+        shown = target if is_name else path.resolve()
+        raise TargetError(f"{shown} cannot be imported\n\n{trace(error)}", fix=fix) from error
     defined(op for op in default_registry if _is_inside(module, op))
     ops = [op for op in default_registry if _is_inside(module, op)]  # with the out variants that came just now
     return Target(module, ops, [op for op in default_registry if op not in before])
+
+
+def _import_file(path: Path) -> ModuleType:
+    # Its stem is the name of the module, so that pickle and torch.compile find its names; numbered if another has it.
+    name, number = path.stem, 1
+    while name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).resolve() == path:
+            return sys.modules[name]
+        number += 1
+        name = f"{path.stem}_{number}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"not a Python file: {path}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    _import_from(path.parent)  # as for `python FILE`: it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_inside(module: ModuleType, op: Op) -> bool:
+    """Was the op defined, or given its samples, in the module's file, or in a package's directory?"""
+    sources = [Path(place.rpartition(":")[0]).resolve() for place in op._places()]
+    if hasattr(module, "__path__"):
+        roots = [Path(directory).resolve() for directory in module.__path__]
+        return any(source.is_relative_to(root) for source in sources for root in roots)
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() in sources
 
 
 def expand(target: str) -> list[str]:
@@ -163,66 +190,6 @@ def _is_name(target: str) -> bool:
 def _import_from(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _import_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _import_failed(name, error) from error  # something that the module imports is missing
-        is_file = Path(f"{name}.py").exists()
-        raise TargetError(
-            f"no module named {error.name!r}", fix=f"the file is {name}.py" if is_file else None
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise _import_failed(name, error) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise TargetError(f"no such file: {path}")
-    path = path.resolve()
-    name = _module_name(path)
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TargetError(f"not a Python file: {path}")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    _import_from(path.parent)  # as for `python FILE`: it may import its neighbours
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_failed(str(path), error) from error
-    return module
-
-
-def _module_name(path: Path) -> str:
-    """The stem of the file, so that pickle and torch.compile find its names; numbered if another module has it."""
-    for name in (path.stem, *(f"{path.stem}_{i}" for i in range(2, 1000))):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if name not in sys.modules or (file is not None and Path(file).resolve() == path):
-            return name
-    raise TargetError(f"too many modules are called {path.stem}")
-
-
-def _is_inside(module: ModuleType, op: Op) -> bool:
-    """Was the op defined, or given its samples, in the module's file, or in a package's directory?"""
-    sources = [Path(place.rpartition(":")[0]).resolve() for place in op._places()]
-    if hasattr(module, "__path__"):
-        roots = [Path(directory).resolve() for directory in module.__path__]
-        return any(source.is_relative_to(root) for source in sources for root in roots)
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() in sources
-
-
-def _import_failed(target: str, error: BaseException) -> TargetError:
-    """An error that shows the traceback from the user's code on."""
-    is_relative = isinstance(error, ImportError) and "attempted relative import" in str(error)
-    fix = "name the module instead of the file: package.module" if is_relative else None
-    return TargetError(f"{target} cannot be imported\n\n{trace(error)}", fix=fix)
 
 
 def told(error: BaseException) -> str:

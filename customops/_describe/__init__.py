@@ -1,9 +1,8 @@
 """What an op is, and where a call of it goes: as data, as text of 60 to 120 columns, as HTML.
 
-`rules` reads a line for each rule off an op, `needs` what each feature has or lacks; `description` puts them together.
-`route` follows a call from key to key, `explanation` says where it ends. `data` is plain data, `screen` lays text out,
-`html` makes tables for notebooks. Here are the methods that ops and registries get of it; they load the rest when they
-are called.
+`rules` reads a line for each rule off an op, and what each feature has or lacks; `description` puts them together.
+`explanation` follows a call from key to key. `render` lays text out, and makes tables for notebooks. Here are the
+methods that ops and registries get of it; they load the rest when they are called.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ P = ParamSpec("P")
 
 class Described(Generic[P]):
     """Methods of `CustomOpDef`."""
-
-    if TYPE_CHECKING:
-        _qualname: str
 
     def describe(self) -> Description:
         """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.

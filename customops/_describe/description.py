@@ -61,7 +61,7 @@ class Description(render.Shown):
             doc_of(spec.fn).partition("\n")[0],
             spec.place if op._definition.library is not None else place_of_others(op._qualname),
             tuple(str(tag).rpartition(".")[2] for tag in op._definition.tags),
-            tuple(_options(op)),
+            _options(op),
             tuple(rules),
             () if removed else tuple(supports_of(op, rules)),
             removed,
@@ -81,7 +81,7 @@ class Description(render.Shown):
         yield entry(self.op, self.schema, width, column=4, indent="")
         if self.removed:
             yield entry("unregistered", f"{self.why}; calls of it raise UnregisteredError", width)
-        for label, text in self._head():
+        for label, text in self._head().items():
             yield entry(label, text, width)
         if self.rules:
             yield ""
@@ -91,18 +91,17 @@ class Description(render.Shown):
             yield ""
         for support in self.supports:
             why = f"{support.state}: {support.why}" if support.why else support.state
-            yield entry(support.feature, "; ".join(filter(None, (why, support.fix))), width)
+            yield entry(support.feature, f"{why}; {support.fix}" if support.fix else why, width)
 
-    def _head(self) -> Iterator[tuple[str, str]]:
-        if self.doc:
-            yield "doc", self.doc
-        if self.signature:
-            yield "signature", self.signature
-        yield "defined", shorter_place(self.source)
-        if self.tags:
-            yield "tags", ", ".join(self.tags)
-        if self.options:
-            yield "options", ", ".join(self.options)
+    def _head(self) -> dict[str, str]:
+        lines = {
+            "doc": self.doc,
+            "signature": self.signature,
+            "defined": shorter_place(self.source),
+            "tags": ", ".join(self.tags),
+            "options": ", ".join(self.options),
+        }
+        return {label: text for label, text in lines.items() if text or label == "defined"}
 
     def _repr_html_(self) -> str:
         rules = [
@@ -110,7 +109,7 @@ class Description(render.Shown):
             for r in self.rules
         ]
         supports = [(s.feature, s.state, s.why, s.fix) for s in self.supports]
-        head = "; ".join(f"{label}: {text}" for label, text in self._head())
+        head = "; ".join(f"{label}: {text}" for label, text in self._head().items())
         return render.page(
             f"{self.op}{self.schema}",
             render.paragraph(head),
@@ -119,16 +118,11 @@ class Description(render.Shown):
         )
 
 
-#: What Python writes for ``Mut[Tensor]`` and for a member of an enum, and the modules before names.
-_MUT = re.compile(r"typing\.Annotated\[([^][]*), <class '[\w.]*\.Mutates'>\]")
-_MEMBER = re.compile(r"<(\w+)\.(\w+): [^>]*>")
-_MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+")
-
-
 def _signature(fn: Any) -> str:
     """The signature of a function, in fewer words than Python's."""
-    text = _MEMBER.sub("\\1\0\\2", _MUT.sub(r"Mut[\1]", str(inspect.signature(fn))))
-    return _MODULES.sub("", text.replace("'", "")).replace("\0", ".")
+    text = re.sub(r"typing\.Annotated\[([^][]*), <class '[\w.]*\.Mutates'>\]", r"Mut[\1]", str(inspect.signature(fn)))
+    text = re.sub(r"<(\w+)\.(\w+): [^>]*>", "\\1\0\\2", text)  # a member of an enum; its dot is put back below
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+", "", text.replace("'", "")).replace("\0", ".")
 
 
 def place_of_others(qualname: str) -> str:
@@ -143,24 +137,20 @@ def doc_of(fn: Any) -> str:
     return inspect.cleandoc(doc) if isinstance(doc, str) and doc != type(fn).__doc__ else ""
 
 
-def _options(op: Any) -> Iterator[str]:
+def _options(op: Any) -> tuple[str, ...]:
     """What is not the default: as the op was defined, or as `Registry.configure` says."""
     spec, current = op._definition.spec, op._definition.options
-    for name in ("bypass", "eager"):
-        if getattr(current, name):
-            yield f"{name}=True"
-    if current.check != "always":
-        yield f'check="{current.check}"'
-    if not current.direct_in_graphs:
-        yield "direct_in_graphs=False"
-    if spec.traceable:
-        yield "traceable=True"
-    if spec.computed_args:
-        yield f"computed_args={tuple(name for name, _ in spec.computed_args)}"
-    if not spec.differentiable.op:
-        yield "differentiable=False"
-    if spec.differentiable.nondiff_args:
-        yield f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}"
+    texts = {
+        "bypass=True": current.bypass,
+        "eager=True": current.eager,
+        f'check="{current.check}"': current.check != "always",
+        "direct_in_graphs=False": not current.direct_in_graphs,
+        "traceable=True": spec.traceable,
+        f"computed_args={tuple(name for name, _ in spec.computed_args)}": spec.computed_args,
+        "differentiable=False": not spec.differentiable.op,
+        f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}": spec.differentiable.nondiff_args,
+    }
+    return tuple(text for text, holds in texts.items() if holds)
 
 
 def in_words(rule: Rule, width: int = 100) -> str:
@@ -192,9 +182,8 @@ def outline(op: Any) -> tuple[str, ...]:
     has = [kind for kind in kinds if any(r.kind == kind and r.origin != "missing" for r in found.rules)]
     if (vmap := found.rule("vmap")) is not None and vmap.origin == "derived" and vmap.name.startswith("one call"):
         has.remove("vmap")
-    samples = found.rule("samples")
-    has_samples = "yes" if samples is not None and samples.origin != "missing" else "no"
-    return found.op, found.schema, kernels, ", ".join(has) or "none", has_samples, shorter_place(found.source)
+    samples = "yes" if any(r.kind == "samples" and r.origin != "missing" for r in found.rules) else "no"
+    return found.op, found.schema, kernels, ", ".join(has) or "none", samples, shorter_place(found.source)
 
 
 #: The titles of `outline`.

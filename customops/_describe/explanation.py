@@ -30,13 +30,7 @@ _RESOLVED = {
 
 
 class Route:
-    """The way of one call of an op, a `CustomOpDef`, with lowered arguments.
-
-    Attributes:
-        arguments: by name.
-        steps: in the order of the call.
-        kernel: what runs in the end; None if that cannot be told, or nothing would.
-    """
+    """The way of one call of an op, a `CustomOpDef`, with lowered arguments."""
 
     def __init__(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.op, self.operator = op, op._definition
@@ -45,8 +39,9 @@ class Route:
         #: Those that the dispatcher looks at: not those of optional lists.
         self.tensors = tensors_in([v for name, v in self.arguments.items() if not types[name].endswith("]?")])
         self.entries = _torch.dispatcher.runs_at(op._qualname)
-        self.rules = rules_of(op)
-        self.kernel: Rule | None = None
+        self.kernels = self.operator.newest_kernels()
+        self.rules = [rule for rule in rules_of(op) if rule.origin != "missing"]
+        self.kernel: Rule | None = None  #: what runs in the end; None if that cannot be told, or nothing would
         self.steps = list(self._steps())
 
     def _steps(self) -> Iterator[Step]:
@@ -61,111 +56,100 @@ class Route:
                 yield Step("call", "handles", f"{said}: runs the kernel without the dispatcher", self.kernel.where)
                 return
             yield Step("call", "redispatches", f"{said}, but this call is not plain: the dispatcher is asked")
-        names = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
-        while names:
-            for step in self._step(names.pop(0), names):
-                yield step
-                if step.action in ("handles", "raises"):
-                    return
+        keys = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
+        while keys:
+            step = self._step(keys.pop(0), keys)
+            yield step
+            if step.action in ("handles", "raises"):
+                return
         yield self._backend("Undefined")
 
-    def _step(self, key: str, rest: list[str]) -> Iterator[Step]:
+    def _step(self, key: str, rest: list[str]) -> Step:
         """What is done at a key; `rest` are the keys after it, which may be changed."""
-        entry = self.entries.get(key)
+        entry, schema = self.entries.get(key), self.operator.schema
         if entry is None:
-            yield self._no_kernel(key)
-        elif entry.falls_through:
-            yield Step(key, "falls through", "nothing is there")
-        elif entry.kind == "math kernel":
-            yield self._backend(key)
-        elif key.startswith("FuncTorch"):
-            yield from self._transform(key, rest)
-        elif key in _RESOLVED:
-            yield Step(key, "redispatches", _RESOLVED[key])
-        elif key.startswith("Autocast"):
-            yield self._autocast(key, entry)
-        elif key.startswith("Autograd"):
-            yield self._autograd(key, entry, rest)
-        elif key == "ADInplaceOrView":
-            yield self._inplace_or_view(key, entry)
-        elif key == "Python":
-            yield self._python(key)
-        elif key == "BackendSelect":
-            yield self._select(key, rest)
-        else:
-            yield self._backend(key)
+            return self._no_kernel(key)
+        if entry.falls_through:
+            return Step(key, "falls through", "nothing is there")
+        if entry.kind == "math kernel":
+            return self._backend(key)
+        if key.startswith("FuncTorch"):
+            return self._transform(key)
+        if key in _RESOLVED:
+            return Step(key, "redispatches", _RESOLVED[key])
+        if key.startswith("Autograd"):
+            return self._autograd(key, entry, rest)
+        if key.startswith("Autocast"):
+            rule = self._rule("autocast", _torch.dispatcher.device_of_key(key.removeprefix("Autocast")) or "")
+            if rule is not None:
+                return Step(key, "redispatches", f"casts floating tensors to {rule.name}", rule.registered)
+            return self._of_others(key, entry)
+        if key == "ADInplaceOrView":
+            if schema.mutated:
+                return Step(key, "redispatches", f"counts the write to {', '.join(a.name for a in schema.mutated)}")
+            if schema.is_view:
+                return Step(key, "redispatches", "makes the result a view of its argument")
+            return self._of_others(key, entry)
+        if key == "Python":
+            return self._python(key)
+        if key == "BackendSelect":
+            value = self.arguments.get(schema.device_argument.name) if schema.device_argument is not None else None
+            if self.tensors or value is None:
+                return Step(key, "falls through", "tensors say the device")
+            rest[:] = [_torch.dispatcher.device_key(torch.device(value).type)]
+            return Step(key, "redispatches", f"no tensor says the device, so the argument does: {value}")
+        return self._backend(key)
 
     def _rule(self, kind: str, target: str | None = None) -> Rule | None:
-        found = (rule for rule in self.rules if rule.kind == kind and target in (None, rule.target))
-        return next((rule for rule in found if rule.origin != "missing"), None)
+        return next((rule for rule in self.rules if rule.kind == kind and target in (None, rule.target)), None)
 
     # Above the devices ------------------------------------------------------------------------------------------
 
-    def _transform(self, key: str, rest: list[str]) -> Iterator[Step]:
+    def _transform(self, key: str) -> Step:
         transform = _torch.dispatcher.transform()
         if key == "FuncTorchDynamicLayerFrontMode":
-            yield Step(key, "redispatches", f"torch.func: {str(transform).lower()} is the innermost transform")
-        elif key == "FuncTorchDynamicLayerBackMode":
-            yield Step(key, "redispatches", "goes on with the tensors inside, in the next transform if there is one")
-        elif key == "FuncTorchBatched" and transform == "Vmap":
+            return Step(key, "redispatches", f"torch.func: {str(transform).lower()} is the innermost transform")
+        if key == "FuncTorchDynamicLayerBackMode":
+            return Step(key, "redispatches", "goes on with the tensors inside, in the next transform if there is one")
+        if key == "FuncTorchBatched" and transform == "Vmap":
             rule = self._rule("vmap")
             what = f"the vmap rule: {rule.name}" if rule is not None and rule.name else "torch's fallback for vmap"
-            yield Step(key, "handles", f"{what}; it calls the op again, with less", rule.where if rule else "")
-        elif key == "FuncTorchVmapMode" and self.operator.newest_kernels().get(key) is not None:
-            yield Step(key, "redispatches", "looks whether a random op may be called here")
-        else:
-            yield Step(key, "falls through", "left out of this transform")
-
-    def _autocast(self, key: str, entry: Entry) -> Step:
-        device = _torch.dispatcher.device_of_key(key.removeprefix("Autocast")) or ""
-        rule = self._rule("autocast", device)
-        if rule is None:
-            return self._of_others(key, entry)
-        return Step(key, "redispatches", f"casts floating tensors to {rule.name}", rule.registered)
+            return Step(key, "handles", f"{what}; it calls the op again, with less", rule.where if rule else "")
+        if key == "FuncTorchVmapMode" and self.kernels.get(key) is not None:
+            return Step(key, "redispatches", "looks whether a random op may be called here")
+        return Step(key, "falls through", "left out of this transform")
 
     def _autograd(self, key: str, entry: Entry, rest: list[str]) -> Step:
-        own = self.operator.newest_kernels().get("Autograd") or self.operator.newest_kernels().get(key)
+        own = self.kernels.get("Autograd") or self.kernels.get(key)
         if own is None or autograd_of_others(self.operator):
             if entry.kind == "backend fallback":
                 return Step(key, "redispatches", "torch's fallback: no gradient is recorded", entry.place)
             return self._of_others(key, entry)
         if own.raw:
             return Step(key, "handles", f"{where(own.fn)}, put there with impl", location_of(own.fn))
-        differentiable = self.operator.differentiable.differentiable_args(self.operator.schema)
         requiring = [
             argument.name
-            for argument in differentiable
+            for argument in self.operator.differentiable.differentiable_args(self.operator.schema)
             if any(tensor.requires_grad for tensor in tensors_in([self.arguments.get(argument.name)]))
         ]
-        needs_grad, rule = bool(requiring) and torch.is_grad_enabled(), self._rule("backward")
-        if needs_grad and rule is not None:
-            what, place = f"{requiring[0]} requires grad: records a node, with the backward {rule.name}", rule.where
-        elif needs_grad:
-            what, place = f"{requiring[0]} requires grad: records a node whose backward raises: there is none", ""
+        rule, place = self._rule("backward"), ""
+        if not requiring:
+            what = "nothing requires grad"
+        elif not torch.is_grad_enabled():
+            what = f"{requiring[0]} requires grad, but gradient mode is off"
+        elif rule is None:
+            what = f"{requiring[0]} requires grad: records a node whose backward raises: there is none"
         else:
-            what = f"{requiring[0]} requires grad, but gradient mode is off" if requiring else "nothing requires grad"
-            place = ""
-        if self._goes_to_kernel([key, *rest]):
+            what, place = f"{requiring[0]} requires grad: records a node, with the backward {rule.name}", rule.where
+        # Does the function of autograd call the kernel without the keys between?
+        keyset = _torch.dispatcher.key_set(key)
+        for other in (key, *rest):
+            if other in self.entries and not self.entries[other].falls_through:
+                keyset = keyset | _torch.dispatcher.key_set(other)
+        if not _torch.autograd.forward_ad_active() and self.operator.find_fast_path(keyset) is not None:
             rest[:] = rest[-1:]
-            return Step(key, "redispatches", f"{what}; calls the kernel of the device directly", place)
+            what += "; calls the kernel of the device directly"
         return Step(key, "redispatches", what, place)
-
-    def _goes_to_kernel(self, keys: list[str]) -> bool:
-        """Does the function at the first of these keys, one of autograd, call the kernel without the keys between?"""
-        entries, keyset = self.entries, _torch.dispatcher.key_set(keys[0])
-        for key in keys:
-            if key in entries and not entries[key].falls_through:
-                keyset = keyset | _torch.dispatcher.key_set(key)
-        forward = _torch.autograd.forward_ad_active()
-        return not forward and self.operator.find_fast_path(keyset) is not None
-
-    def _inplace_or_view(self, key: str, entry: Entry) -> Step:
-        schema = self.operator.schema
-        if schema.mutated:
-            return Step(key, "redispatches", f"counts the write to {', '.join(a.name for a in schema.mutated)}")
-        if schema.is_view:
-            return Step(key, "redispatches", "makes the result a view of its argument")
-        return self._of_others(key, entry)
 
     def _python(self, key: str) -> Step:
         mode = _torch.dispatcher.infra_mode() or _torch.dispatcher.innermost_mode()
@@ -175,29 +159,19 @@ class Route:
         if rule is not None:
             return Step(key, "handles", f"the rule for {who}: {rule.name}", rule.where)
         if mode == "FakeTensorMode" or (mode is None and who == "FakeTensor"):
-            return self._fake(key, who)
+            return self._fake(key, f"{who}: ")
         what = f"the __torch_dispatch__ of {who}"
         return Step(key, "redispatches", f"{what}; if it calls the op again, the call goes on below")
 
     def _fake(self, key: str, who: str = "") -> Step:
-        rule, prefix = self._rule("fake"), f"{who}: " * bool(who)
+        self.kernel = rule = self._rule("fake")
         if rule is None:
-            return Step(key, "raises", f"{prefix}there is no fake impl to call; fix: op.register_fake(fn)")
-        self.kernel = rule
-        return Step(key, "handles", f"{prefix}the fake impl, {rule.name or 'registered outside customops'}", rule.where)
-
-    def _select(self, key: str, rest: list[str]) -> Step:
-        device = self.operator.schema.device_argument
-        value = self.arguments.get(device.name) if device is not None else None
-        if self.tensors or value is None:
-            return Step(key, "falls through", "tensors say the device")
-        rest[:] = [_torch.dispatcher.device_key(torch.device(value).type)]
-        return Step(key, "redispatches", f"no tensor says the device, so the argument does: {value}")
+            return Step(key, "raises", f"{who}there is no fake impl to call; fix: op.register_fake(fn)")
+        return Step(key, "handles", f"{who}the fake impl, {rule.name or 'registered outside customops'}", rule.where)
 
     def _of_others(self, key: str, entry: Entry) -> Step:
-        return Step(
-            key, "redispatches", "a kernel registered outside customops, which mostly goes on below", entry.place
-        )
+        what = "a kernel registered outside customops, which mostly goes on below"
+        return Step(key, "redispatches", what, entry.place)
 
     # Devices ----------------------------------------------------------------------------------------------------
 
@@ -205,17 +179,16 @@ class Route:
         entry = self.entries.get(key)
         if entry is None:
             return self._no_kernel(key)
-        device = _torch.dispatcher.device_of_key(key) or key
-        table = self.operator.newest_kernels()
         if key == "Meta":
             # Is the function there that of customops or torch alone, which calls the fake impl or raises?
             name = self.op._qualname
             has_one = self.operator.has_own_rules or _torch.library.made_by_torch(name) is not None
-            is_alone = "Meta" not in table and len(_torch.dispatcher.registered_at(name).get("Meta", ())) == 1
+            is_alone = "Meta" not in self.kernels and len(_torch.dispatcher.registered_at(name).get("Meta", ())) == 1
             if self._rule("fake") is not None or (has_one and is_alone):
                 return self._fake(key)
+        device = _torch.dispatcher.device_of_key(key) or key
         at = key if entry.kind == "kernel" else "CompositeExplicitAutograd"
-        kernel = table.get(at)
+        kernel = self.kernels.get(at)
         if kernel is None or (kernel.current_kernel is None and not kernel.raw):
             self.kernel = Rule("kernel", device, where=entry.place, origin="others")
             return Step(key, "handles", "a kernel registered outside customops", entry.place)
@@ -225,29 +198,22 @@ class Route:
         return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
 
     def _no_kernel(self, key: str) -> Step:
-        error = self.operator._no_kernel(key)
-        return Step(key, "raises", f"no kernel here; fix: {error.fix}")
+        return Step(key, "raises", f"no kernel here; fix: {self.operator._no_kernel(key).fix}")
 
 
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The lowered arguments of a call by their names.
-
-    Raises:
-        ArgumentError: they are not those of the op.
-    """
+    """The lowered arguments of a call by their names. Raises ArgumentError if they are not those of the op."""
     schema = op._definition.schema
     names = [argument.name for argument in schema.positional]
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    known = {argument.name for argument in schema.arguments}
-    required = [argument.name for argument in schema.arguments if not argument.has_default]
-    problem = None
     if len(args) > len(names):
-        problem = f"{len(args)} arguments by position, of {len(names)}"
-    elif unknown := [name for name in kwargs if name not in known]:
+        problem: str | None = f"{len(args)} arguments by position, of {len(names)}"
+    elif unknown := [name for name in kwargs if name not in {argument.name for argument in schema.arguments}]:
         problem = f"there is no argument {unknown[0]!r}"
-    elif lacking := [name for name in required if name not in given]:
+    elif lacking := [a.name for a in schema.arguments if not a.has_default and a.name not in given]:
         problem = f"{lacking[0]!r} is missing"
-    problem = problem or _torch.library.why_refused(op._definition.name.packet, args, kwargs)
+    else:
+        problem = _torch.library.why_refused(op._definition.name.packet, args, kwargs)
     if problem is not None:
         raise ArgumentError("the arguments are not those of the op", op=op._qualname, expected=str(schema), got=problem)
     return given

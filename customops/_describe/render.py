@@ -100,13 +100,10 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str], width: int, *, rig
             blocks += [first, *(entry(title, cell, width, column=column) for title, cell in pairs)]
         return "\n".join(blocks)
     lines.insert(1, ["-" * each for each in widths])
-    return "\n".join(
-        "  ".join(
-            cell.rjust(size) if i in right and cell.strip("-") else cell.ljust(size)
-            for i, (cell, size) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    for line in lines:
+        for i, size in enumerate(widths):
+            line[i] = line[i].rjust(size) if i in right and line[i].strip("-") else line[i].ljust(size)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 # Tables for notebooks: plain HTML without scripts or style sheets.
@@ -151,15 +148,11 @@ def _style(status: str, *others: str) -> str:
     return f' style="{";".join(styles)}"' if styles else ""
 
 
-_ITEMS = 4  #: of a list that are shown
-_ELEMENTS = 8  #: of a tensor whose values are shown
-
-
 def described(value: Any, *, with_values: bool = True) -> str:
     """``float32[2, 3] strides=[1, 2]`` for a tensor, with its values if they are few; the start of the repr else."""
     if isinstance(value, (list, tuple)):
-        items = [described(item, with_values=with_values) for item in value[:_ITEMS]]
-        return f"[{', '.join([*items, *['...'] * (len(value) > _ITEMS)])}]"
+        items = [described(item, with_values=with_values) for item in value[:4]]
+        return f"[{', '.join([*items, *['...'] * (len(value) > 4)])}]"
     if not isinstance(value, torch.Tensor):
         return brief(value)
     text = str(value.dtype).removeprefix("torch.")
@@ -184,7 +177,7 @@ def outlined(value: Any) -> str:
 
 
 def _values(tensor: torch.Tensor) -> str:
-    if not 0 < tensor.numel() <= _ELEMENTS or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not 0 < tensor.numel() <= 8 or tensor.layout is not torch.strided or tensor.is_quantized:
         return ""
     try:
         with torch.no_grad():
@@ -201,9 +194,6 @@ def _values(tensor: torch.Tensor) -> str:
     return f" = {brief(rounded(values))}"
 
 
-_ROUNDS = 9  #: of which the median counts: what disturbs the machine disturbs few of them
-
-
 def synchronize() -> None:
     """Wait for the accelerator, if there is one: what was launched there may still run."""
     if torch.accelerator.is_available():
@@ -212,23 +202,23 @@ def synchronize() -> None:
 
 def seconds_per_call(fn: Callable[[], Any], seconds: float = 0.1) -> float:
     """The time of a call of `fn`, as the median of rounds that take `seconds` together. It is called at least once."""
-    fn()
-    synchronize()
-    count, taken = 1, _time(fn, 1)
-    while taken < seconds / _ROUNDS and count < 1_000_000:
-        count = max(count + 1, min(count * 10, int(count * seconds / _ROUNDS / max(taken, 1e-9))))
-        taken = _time(fn, count)
+
+    def time_of(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            fn()
+        synchronize()
+        return time.perf_counter() - start
+
+    rounds = 9  # of which the median counts: what disturbs the machine disturbs few of them
+    time_of(1)  # what is made on the first call is there
+    count, taken = 1, time_of(1)
+    while taken < seconds / rounds and count < 1_000_000:
+        count = max(count + 1, min(count * 10, int(count * seconds / rounds / max(taken, 1e-9))))
+        taken = time_of(count)
     if taken > seconds:
         return taken / count
-    return statistics.median([taken, *(_time(fn, count) for _ in range(_ROUNDS - 1))]) / count
-
-
-def _time(fn: Callable[[], Any], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        fn()
-    synchronize()
-    return time.perf_counter() - start
+    return statistics.median([taken, *(time_of(count) for _ in range(rounds - 1))]) / count
 
 
 def in_words(seconds: float) -> str:

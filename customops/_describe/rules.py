@@ -88,7 +88,6 @@ class Step:
 
 #: Where an op has a kernel for many devices, besides that of `register_kernel`.
 _FOR_MANY = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-_BUILT_IN = "<built-in>"
 
 
 def rules_of(op: Any) -> list[Rule]:
@@ -101,10 +100,10 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
     where = location_of(fn)
     if origin == "registered" and not registered:
         origin = "with the op"
-    return Rule(kind, target, name_of(fn), "" if where == _BUILT_IN else where, registered, origin)
+    return Rule(kind, target, name_of(fn), "" if where == "<built-in>" else where, registered, origin)
 
 
-def _kernels(op: Any) -> Iterator[Rule]:
+def _own_kernels(op: Any) -> Iterator[Rule]:
     rule = op._rules.kernel
     for device, fn in rule.kernels.items():
         target = device or ("other devices" if len(rule.kernels) > 1 else "any device")
@@ -118,20 +117,20 @@ def _kernels(op: Any) -> Iterator[Rule]:
             yield replace(found, note=note)
 
 
-def _kernels_of_others(op: Any) -> Iterator[Rule]:
-    """Kernels that were not registered through customops; the newest one of each key."""
-    operator = op._definition
+def _kernels(op: Any) -> Iterator[Rule]:
+    yield from _own_kernels(op)
+    # Those that were not registered through customops; the newest one of each key.
     for key, places in _torch.dispatcher.registered_at(op._qualname).items():
-        ours = len(operator._kernels.get(key, ())) + (key == "Meta" and op._rules.fake.fn is not None)
+        ours = len(op._definition._kernels.get(key, ())) + (key == "Meta" and op._rules.fake.fn is not None)
         device = _torch.dispatcher.device_of_key(key)
         if len(places) > ours and (device is not None or key in _FOR_MANY):
             yield Rule("kernel", device or key, where=places[0], origin="others")
-
-
-def _out(op: Any) -> Iterator[Rule]:
-    variant = op._rules.out_variant
-    for rule in _kernels(variant) if variant is not None else ():
-        yield replace(rule, kind="out")
+    if op._rules.out_variant is not None:
+        yield from (replace(rule, kind="out") for rule in _own_kernels(op._rules.out_variant))
+    raw = op._rules._others.get(RawRule)
+    for kernel in raw._kernels if raw else ():
+        for key in kernel.keys:
+            yield of_function("impl", kernel.fn, kernel.source, target=key)
 
 
 def _fake(op: Any) -> Iterator[Rule]:
@@ -214,7 +213,7 @@ def _vmap(op: Any) -> Iterator[Rule]:
 
 
 def _special(op: Any) -> Iterator[Rule]:
-    """The rules that most ops do not have."""
+    """The rules that most ops do not have, and the samples."""
     rules = op._rules._others
     if (autocast := rules.get(AutocastRule)) is not None:
         for device, dtype in autocast.dtypes.items():
@@ -237,42 +236,17 @@ def _special(op: Any) -> Iterator[Rule]:
     if (effects := rules.get(EffectRule)) is not None:
         for effect in effects.effects.values():
             yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects._slots.source(None))
-
-
-def _raw(op: Any) -> Iterator[Rule]:
-    rule = op._rules._others.get(RawRule)
-    for kernel in rule._kernels if rule else ():
-        for key in kernel.keys:
-            yield of_function("impl", kernel.fn, kernel.source, target=key)
-
-
-def _samples(op: Any) -> Iterator[Rule]:
+    sharding = _torch.dispatcher.sharding_of(op._opoverload)
+    if sharding is not None:  # that of DTensor, which most programs do not use
+        yield of_function("sharding", sharding, "", target="DTensor", origin="others")
     if op._samples is None:
         yield Rule("samples", origin="missing")
     else:
         yield of_function("samples", op._samples.fn, location_of(op._samples.fn))
 
 
-def _sharding(op: Any) -> Iterator[Rule]:
-    """The rule of DTensor, where there is one: most programs use none."""
-    fn = _torch.dispatcher.sharding_of(op._opoverload)
-    if fn is not None:
-        yield of_function("sharding", fn, "", target="DTensor", origin="others")
-
-
 #: In the order of a description. A new kind of rule gets a function here.
-_READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (
-    _kernels,
-    _kernels_of_others,
-    _out,
-    _raw,
-    _fake,
-    _gradients,
-    _vmap,
-    _special,
-    _sharding,
-    _samples,
-)
+_READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (_kernels, _fake, _gradients, _vmap, _special)
 
 
 def supports_of(op: Any, rules: Sequence[Rule]) -> list[Support]:
@@ -298,48 +272,37 @@ def _tracing(op: Any, fake: Rule) -> Iterator[Support]:
             fix = "return a copy" if operator.schema.is_view else "define it with customops.Tag.inplace or Tag.out"
             yield Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
         else:
-            yield Support(feature, "yes", "")
+            yield Support(feature, "yes")
 
 
 def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
-    reason = _why_not_differentiable(op, rule.kind)
-    if reason is not None:
-        return Support(feature, "not applicable", reason)
+    operator, schema = op._definition, op._definition.schema
+    reasons = {
+        "out variants have no gradient": Tag.out in operator.tags,
+        "declared with differentiable=False": not operator.differentiable.op,
+        "no argument is a tensor": not any(argument.holds_tensors for argument in schema.arguments),
+        "no result is a tensor": not (schema.mutated or any(ret.holds_tensors for ret in schema.returns)),
+        "it returns views in a way that autograd has no rule for": not schema.is_differentiable,
+        "it returns a view": rule.kind == "jvp" and schema.is_view,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return Support(feature, "not applicable", reason)
     if rule.origin == "others" and rule.kind == "jvp" and not _is_composite(op):
         return Support(feature, "unknown", "as the autograd kernel of others has it")
-    if rule.origin != "missing":
-        return Support(feature, "yes", "")
-    return Support(feature, "no", f"there is no {rule.kind}", f"op.{method}(fn)")
-
-
-def _why_not_differentiable(op: Any, kind: str) -> str | None:
-    operator = op._definition
-    schema = operator.schema
-    if Tag.out in operator.tags:
-        return "out variants have no gradient"
-    if not operator.differentiable.op:
-        return "declared with differentiable=False"
-    if not any(argument.holds_tensors for argument in schema.arguments):
-        return "no argument is a tensor"
-    if not (schema.mutated or any(ret.holds_tensors for ret in schema.returns)):
-        return "no result is a tensor"
-    if not schema.is_differentiable:
-        return "it returns views in a way that autograd has no rule for"
-    if kind == "jvp" and schema.is_view:
-        return "it returns a view"
-    return None
+    if rule.origin == "missing":
+        return Support(feature, "no", f"there is no {rule.kind}", f"op.{method}(fn)")
+    return Support(feature, "yes")
 
 
 def _batching(op: Any, rule: Rule) -> Support:
-    feature = "vmap"
     if not any(argument.holds_tensors for argument in op._definition.schema.arguments):
-        return Support(feature, "not applicable", "no argument is a tensor")
-    if rule.origin == "missing":
-        state: State = "yes" if _is_composite(op) else "slow"
-        return Support(feature, state, "" if state == "yes" else "torch's fallback, one call for each element")
+        return Support("vmap", "not applicable", "no argument is a tensor")
+    if rule.origin == "missing" and not _is_composite(op):
+        return Support("vmap", "slow", "torch's fallback, one call for each element")
     if rule.origin == "derived" and rule.name.startswith("one call"):
-        return Support(feature, "slow", "one call for each element", "op.register_vmap(fn)")
-    return Support(feature, "yes", "")
+        return Support("vmap", "slow", "one call for each element", "op.register_vmap(fn)")
+    return Support("vmap", "yes")
 
 
 def _is_composite(op: Any) -> bool:

@@ -1,8 +1,9 @@
-"""`Call`: one call of an op, as plain data."""
+"""`Call`: one call of an op, as plain data; `Watcher` makes them, `log` and `record` show them."""
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -28,11 +29,6 @@ from customops.errors import ArgumentError, brief, is_users, location_of, name_o
 
 #: How much a line says; each level says what those before it say.
 Level = Literal["calls", "kernels", "times"]
-
-LEVELS: tuple[Level, ...] = ("calls", "kernels", "times")
-
-#: How many tensors of a list are described.
-_ITEMS = 16
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
         return TensorInfo.of(value)
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
-        return [_outline(item) for item in value[:_ITEMS]] + ["..."] * (len(value) > _ITEMS)
+        return [_outline(item) for item in value[:16]] + ["..."] * (len(value) > 16)
     return brief(value)
 
 
@@ -154,11 +150,8 @@ class Watcher:
     A call of an op's object sees all that happens in it. One through ``torch.ops``, a compiled graph or a transform is
     seen when its kernel runs: then the call is what the kernel got.
 
-    Args:
-        done: called with each call when it is over, and its lowered arguments.
-        ops: which ones.
-        begun: called before, if given. What it returns is handed to `done` in the place of the arguments.
-        synchronize: wait for the accelerator before and after.
+    `done` is called with each call when it is over, and its lowered arguments; or with what `begun` made of them, which
+    is called before. With `synchronize`, the accelerator is waited for before and after.
     """
 
     def __init__(
@@ -170,20 +163,10 @@ class Watcher:
         synchronize: bool = False,
     ) -> None:
         self.done, self.begun, self.synchronize = done, begun, synchronize
-        self.patterns = patterns_of(ops)
-        self._state = threading.local()
+        self.patterns, self._open = patterns_of(ops), _Open()
 
     def _is_chosen(self, op: str) -> bool:
         return self.patterns is None or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
-
-    @property
-    def _open(self) -> list[Call | None]:
-        """The calls that are going on in this thread, outermost first; None above one whose kernel is running."""
-        try:
-            calls: list[Call | None] = self._state.calls
-        except AttributeError:
-            calls = self._state.calls = []
-        return calls
 
     def around_call(self, op: Any, fn: Fn) -> Fn:
         qualname = op._qualname
@@ -192,9 +175,7 @@ class Watcher:
         names = [argument.name for argument in op.schema.positional]
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            call = self._new(qualname, names, args, kwargs)
-            given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
-            return self._run(call, given, fn, args, kwargs)
+            return self._run(self._new(qualname, names, args, kwargs), fn, args, kwargs)
 
         return _torch.dynamo.outside_dynamo(watched)
 
@@ -204,34 +185,42 @@ class Watcher:
             return fn
         names = [each.name for each in current.schema.positional] if current.schema is not None else []
         kernel, where = name_of(current.registered), location_of(current.registered)
-        device_type = current.device_type or ""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            calls = self._open
-            call = calls[-1] if calls else None
-            if call is not None and call.op == op:
-                call.kernel, call.where, call.device_type = kernel, where, device_type
-                return self._run_kernel(call, fn, args, kwargs)
-            call = self._new(op, names, args, kwargs)
-            if call.through == "object":
-                call.through = "dispatcher"
-            call.kernel, call.where, call.device_type = kernel, where, device_type
-            given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
-            return self._run(call, given, self._run_kernel, (call, fn, args, kwargs), {})
+            call = self._open.calls[-1] if self._open.calls else None
+            is_inside = call is not None and call.op == op
+            if call is None or not is_inside:
+                call = self._new(op, names, args, kwargs)
+                if call.through == "object":
+                    call.through = "dispatcher"
+            call.kernel, call.where, call.device_type = kernel, where, current.device_type or ""
+            run = functools.partial(self._run_kernel, call, fn)
+            return run(*args, **kwargs) if is_inside else self._run(call, run, args, kwargs)
 
         watched.__wrapped__ = fn  # type: ignore[attr-defined]
         return watched
 
     def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        caller, in_graph = _caller()
+        caller = ""
+        through: Literal["object", "graph"] = "object"
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not caller:
+            file = frame.f_code.co_filename
+            if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
+                through = "graph"  # code that inductor has written
+            elif file.startswith("<eval_with_key>"):
+                through = "graph"  # that of a torch.fx.GraphModule
+            elif is_users(file) and not file.startswith("<frozen "):
+                caller = f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
         with _torch.dispatcher.without_torch_function():
             named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | kwargs
             arguments = {name: _outline(value) for name, value in named.items()}
-        through: Literal["object", "graph"] = "graph" if in_graph else "object"
         return Call(op, arguments, caller, through, thread=threading.current_thread().name)
 
-    def _run(self, call: Call, given: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        calls = self._open
+    def _run(self, call: Call, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = self.begun(call, (args, kwargs)) if self.begun is not None else (args, kwargs)
+        calls = self._open.calls
         calls.append(call)
         start = self._now()
         try:
@@ -244,9 +233,9 @@ class Watcher:
             calls.pop()
             self.done(call, given)
 
-    def _run_kernel(self, call: Call, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_kernel(self, call: Call, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
         call.runs += 1
-        calls = self._open
+        calls = self._open.calls
         calls.append(None)  # what the kernel calls are calls of their own, those of the same op, too
         start = self._now()
         try:
@@ -261,12 +250,15 @@ class Watcher:
         return time.perf_counter()
 
 
-def patterns_of(ops: Ops) -> list[str] | None:
-    """The names, or patterns of names, that a user gave; None for all.
+class _Open(threading.local):
+    """The calls that are going on in this thread, outermost first; None above one whose kernel is running."""
 
-    Raises:
-        ArgumentError: something is neither.
-    """
+    def __init__(self) -> None:
+        self.calls: list[Call | None] = []
+
+
+def patterns_of(ops: Ops) -> list[str] | None:
+    """The names, or patterns of names, that a user gave; None for all. Raises ArgumentError if something is neither."""
     if ops is None:
         return None
     given = [ops] if isinstance(ops, (str, CustomOpDef)) or not isinstance(ops, Iterable) else list(ops)
@@ -282,25 +274,7 @@ def patterns_of(ops: Ops) -> list[str] | None:
     return patterns
 
 
-def _caller() -> tuple[str, bool]:
-    """``file:line`` of the user's code that is running, and whether the code of a compiled graph is between."""
-    frame: FrameType | None = sys._getframe(2)
-    in_graph = False
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
-            in_graph = True  # code that inductor has written
-        elif file.startswith("<eval_with_key>"):
-            in_graph = True  # that of a torch.fx.GraphModule
-        elif is_users(file) and not file.startswith("<frozen "):
-            return f"{file}:{frame.f_lineno}", in_graph
-        frame = frame.f_back
-    return "", in_graph
-
-
 logger = logging.getLogger("customops.calls")
-
-_VARIABLE = "CUSTOMOPS_LOG"
 
 
 @contextmanager
@@ -322,22 +296,15 @@ def log(level: Level = "calls", ops: Ops = None, *, synchronize: bool = False) -
 
 
 def log_as_environment_says() -> None:
-    """Log from now on what ``CUSTOMOPS_LOG`` asks for.
-
-    Raises:
-        ArgumentError: it has an invalid value.
-    """
-    start(_watcher(os.environ[_VARIABLE], None, False, _VARIABLE))
+    """Log from now on what ``CUSTOMOPS_LOG`` asks for. Raises ArgumentError if it has an invalid value."""
+    variable = "CUSTOMOPS_LOG"
+    start(_watcher(os.environ[variable], None, False, variable))
 
 
 def _watcher(level: Any, ops: Ops, synchronize: bool, argument: str) -> Watcher:
-    if level not in LEVELS:
-        raise ArgumentError(
-            "there is no such level of logging",
-            argument=argument,
-            expected=" or ".join(map(repr, LEVELS)),
-            got=repr(level),
-        )
+    if level not in get_args(Level):
+        levels = " or ".join(map(repr, get_args(Level)))
+        raise ArgumentError("there is no such level of logging", argument=argument, expected=levels, got=repr(level))
     if not logger.hasHandlers():
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("customops: %(message)s"))

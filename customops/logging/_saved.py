@@ -24,6 +24,7 @@ from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops.checks._inputs import copy_tensors, quiet
+from customops.checks._trial import Trial
 from customops.errors import ArgumentError, UnsupportedError, brief
 from customops.logging._calls import Call, Given, Ops, Watcher
 
@@ -87,17 +88,11 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
 
 def _with_copies(call: Call, given: Given) -> Given:
     """The arguments, with copies of those that the op writes to."""
-    schema = default.adopt(call.op).schema
-    names = [argument.name for argument in schema.positional]
-    mutated = {argument.name for argument in schema.mutated}
-    if not mutated:
-        return given
-    args, kwargs = given
-    named = [*zip(names, args, strict=False), *kwargs.items()]
-    with _unseen():
-        copies = copy_tensors({name: value for name, value in named if name in mutated}, leaves=True)
-    values = [copies.get(name, value) for name, value in named]
-    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+    trial = Trial(default.adopt(call.op)._opoverload, *given)
+    if trial.mutated:
+        with _unseen():
+            trial = trial.with_arguments(**copy_tensors(trial.mutated, leaves=True))
+    return trial.args, trial.kwargs
 
 
 @contextmanager
@@ -108,25 +103,20 @@ def _unseen() -> Iterator[None]:
 
 
 class _Writer:
-    """Writes files to a directory."""
-
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory, self.limit = directory, limit
         self.paths: list[Path] = []
         self._calls, self._numbers = itertools.count(), itertools.count()
 
     def write(self, call: Call, given: Given) -> Given:
-        if next(self._calls) < self.limit:
-            # A file that was not there: neither that of another `dump`, nor of a process that had this number before.
-            while True:
-                path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
-                with suppress(FileExistsError):
-                    path.touch(exist_ok=False)
-                    break
-            self._write(path, call, given)
-        return given
-
-    def _write(self, path: Path, call: Call, given: Given) -> None:
+        if next(self._calls) >= self.limit:
+            return given
+        # A file that was not there: neither that of another `dump`, nor of a process that had this number before.
+        while True:
+            path = self.directory / f"{call.op.replace('::', '.')}-{os.getpid()}-{next(self._numbers)}.pt"
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                break
         op = default.adopt(call.op)
         told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
         try:
@@ -141,6 +131,7 @@ class _Writer:
             path.unlink(missing_ok=True)
         else:
             self.paths.append(path)
+        return given
 
 
 #: Types that files hold as they are.
@@ -259,7 +250,14 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
             if (damaged := damaged or next(folders, None)) is not None:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
             stream.seek(0)
-            return _read(torch.load(stream, map_location=map_location, weights_only=True))
+            # What `dump` does not write is refused.
+            held = dict(torch.load(stream, map_location=map_location, weights_only=True))
+            version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
+            texts = (*held.values(), *kwargs)
+            if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
+                raise ValueError("the format is another")
+            named = {name: _decoded(value) for name, value in kwargs.items()}
+            return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
         except Exception as error:
             is_advice = isinstance(error, pickle.UnpicklingError)  # to run the code in the file
             raise ArgumentError(
@@ -268,17 +266,6 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
                 got=str(file) if is_advice else f"{file}: {brief(error, 300)}",
                 fix='map_location="cpu", if it holds tensors of a device that is not here',
             ) from (None if is_advice else error)
-
-
-def _read(held: Any) -> SavedCall:
-    """The call that a file holds; it raises for everything that `dump` does not write."""
-    held = dict(held)
-    version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
-    texts = (*held.values(), *kwargs)
-    if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("the format is another")
-    named = {name: _decoded(value) for name, value in kwargs.items()}
-    return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
 
 
 def replay(file: str | Path, *, map_location: Any = None, torch_ops: bool = False) -> Any:
