@@ -15,12 +15,13 @@ import torch
 
 from customops.checks._fills import is_filled
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, compare, first_difference, require_comparable
+from customops.checks._runs import attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
 
-_TAG = torch.Tag.nondeterministic_seeded
-_IGNORES_GENERATOR = "a call that is given a generator depends on torch's default generator"
-_PASS_IT_ON = "pass generator=generator on to each function of torch that draws numbers"
+_IGNORES_GENERATOR = (
+    "a call that is given a generator depends on torch's default generator",
+    "pass generator=generator on to each function of torch that draws numbers",
+)
 
 
 def check(trial: Trial) -> None:
@@ -33,49 +34,36 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator neither returns nor writes anything")
     found = first_difference(second, first, rtol=trial.rtol)
     if found:
-        _judge_repeated(trial, found)
+        with is_filled():
+            first, second = attempt(trial), attempt(trial)
+        if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
+            raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
+        raise trial.fault(
+            "two calls with equal inputs and the same torch seed have different results",
+            got=": ".join(found),
+            fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy "
+            "or random; and have nothing kept from earlier calls",
+        )
+    if trial.is_builtin:
+        return
     other = attempt(trial, moved=True)
-    if other is not None:
-        _judge_seeded(trial, first, other)
-    _judge_generator(trial)
-
-
-def _judge_repeated(trial: Trial, found: tuple[str, str]) -> None:
-    with is_filled():
-        first, second = attempt(trial), attempt(trial)
-    if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
-        raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
-    raise trial.fault(
-        "two calls with equal inputs and the same torch seed have different results",
-        got=": ".join(found),
-        fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy or "
-        "random; and have nothing kept from earlier calls",
-    )
-
-
-def _judge_seeded(trial: Trial, first: Results, other: Results) -> None:
-    found = first_difference(other, first, rtol=trial.rtol)
-    if not found or _TAG in trial.op.tags or trial.op.namespace in ("aten", "prims"):
-        return
-    if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
-        raise trial.fault(_IGNORES_GENERATOR, ": ".join(found), _PASS_IT_ON)
-    raise trial.fault(
-        "results are random, and the operator has no tag that says so",
-        expected="the tag nondeterministic_seeded, or the same result whatever the seed",
-        got=": ".join(found),
-        fix="define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
-        "or compute one again in the backward",
-    )
-
-
-def _judge_generator(trial: Trial) -> None:
-    """Does a call that is given a generator depend on another?"""
-    if trial.op.namespace in ("aten", "prims"):
-        return
+    if other is not None and torch.Tag.nondeterministic_seeded not in trial.op.tags:
+        if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
+            compare(trial, other, first, *_IGNORES_GENERATOR)
+        compare(
+            trial,
+            other,
+            first,
+            "results are random, and the operator has no tag that says so",
+            "define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
+            "or compute one again in the backward",
+            expected="the tag nondeterministic_seeded, or the same result whatever the seed",
+        )
+    # Does a call that is given a generator depend on another?
     names = [a.name for a in trial.schema.arguments if a.type.startswith("Generator")]
     if not names or (trial.tensors and trial.tensors[0].device.type != "cpu"):
         return
     given = trial.with_arguments(**{name: torch.Generator().manual_seed(1) for name in names})
     first, other = attempt(given), attempt(given, moved=True)
     if first is not None and other is not None:
-        compare(trial, other, first, _IGNORES_GENERATOR, _PASS_IT_ON)
+        compare(trial, other, first, *_IGNORES_GENERATOR)

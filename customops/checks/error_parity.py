@@ -13,23 +13,21 @@ of dimensions, numbers of dimensions that are out of range, other dtypes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 
 from customops import _torch
-from customops.checks._fills import Surrounded, can_surround
-from customops.checks._inputs import quiet, seeded
+from customops.checks._fills import can_surround, surrounded
+from customops.checks._inputs import quiet
 from customops.checks._outcome import NotExercised, in_short, user_line
+from customops.checks._runs import call
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, resized
 from customops.errors import CheckError, CustomOpsError
 
-_UNDEFINED = (NameError, UnboundLocalError)
-
 #: What is wrong in calls that a fake impl can tell as well as a kernel.
-_SURELY_WRONG = ("sizes of two tensors differ", "a dimension is out of range")
+_SIZES_DIFFER, _OUT_OF_RANGE = "sizes of two tensors differ", "a dimension is out of range"
 
 
 def check(trial: Trial, *, late: bool = False) -> None:
@@ -42,94 +40,74 @@ def check(trial: Trial, *, late: bool = False) -> None:
         raise NotExercised("no input is a plain strided tensor")
     trial = trial.detached()
     tried = 0
-    with torch.no_grad(), quiet():
-        for call in _wrong_calls(trial):
+    with torch.no_grad():
+        for what, name, value in _wrong_values(trial):
             tried += 1
-            (_judge_late if late else _judge)(call)
+            _judge(trial.with_arguments(**{name: value}), what, name, late=late)
     if not tried:
         raise NotExercised("there is no tensor or dimension to make a wrong call of")
 
 
-@dataclass(frozen=True)
-class _WrongCall:
-    trial: Trial
-    what: Literal["sizes of two tensors differ", "a dimension is out of range", "other dimensions", "another dtype"]
-    argument: str
-
-
-def _wrong_calls(trial: Trial) -> Iterator[_WrongCall]:
-    yield from _other_sizes(trial)
-    yield from _dims_out_of_range(trial)
-    for name, tensor in _single_tensors(trial):
-        if tensor.dim():
-            changed = trial.with_arguments(**{name: tensor[0].clone()})
-            yield _WrongCall(changed, "other dimensions", name)
-        yield _WrongCall(trial.with_arguments(**{name: torch.stack([tensor, tensor])}), "other dimensions", name)
-    for name, tensor in _single_tensors(trial):
-        if not tensor.is_complex():
-            other = torch.int64 if tensor.is_floating_point() else torch.float32
-            yield _WrongCall(trial.with_arguments(**{name: tensor.to(other)}), "another dtype", name)
-
-
-def _single_tensors(trial: Trial) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value) for name, value in trial.arguments.items() if isinstance(value, torch.Tensor)]
-
-
-def _other_sizes(trial: Trial) -> Iterator[_WrongCall]:
-    """One size that another tensor has, too, made larger by one."""
-    tensors = _single_tensors(trial)
-    for name, tensor in tensors:
-        of_others = {size for other, value in tensors if other != name for size in value.shape}
+def _wrong_values(trial: Trial) -> Iterator[tuple[str, str, Any]]:
+    """What is wrong, with which argument, and its value."""
+    tensors = {name: value for name, value in trial.arguments.items() if isinstance(value, torch.Tensor)}
+    # One size that another tensor has, too, made larger by one.
+    for name, tensor in tensors.items():
+        of_others = {size for other, value in tensors.items() if other != name for size in value.shape}
         for dim, size in enumerate(tensor.shape):
             if size > 1 and size in of_others:
                 shape = (*tensor.shape[:dim], size + 1, *tensor.shape[dim + 1 :])
-                changed = trial.with_arguments(**{name: resized(tensor, shape)})
-                yield _WrongCall(changed, "sizes of two tensors differ", name)
-
-
-def _dims_out_of_range(trial: Trial) -> Iterator[_WrongCall]:
-    ranks = {tensor.dim() for tensor in trial.tensors}
+                yield _SIZES_DIFFER, name, resized(tensor, shape)
+    most = max(tensor.dim() for tensor in trial.tensors)
     for name, value in trial.arguments.items():
-        is_dim = isinstance(value, int) and not isinstance(value, bool)
-        if is_dim and ("dim" in name or "axis" in name) and -max(ranks) <= value < max(ranks):
-            for wrong in (max(ranks), -max(ranks) - 1):
-                yield _WrongCall(trial.with_arguments(**{name: wrong}), "a dimension is out of range", name)
+        is_dim = isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name)
+        if is_dim and -most <= value < most:
+            yield from ((_OUT_OF_RANGE, name, wrong) for wrong in (most, -most - 1))
+    for name, tensor in tensors.items():
+        if tensor.dim():
+            yield "other dimensions", name, tensor[0].clone()
+        yield "other dimensions", name, torch.stack([tensor, tensor])
+    for name, tensor in tensors.items():
+        if not tensor.is_complex():
+            yield "another dtype", name, tensor.to(torch.int64 if tensor.is_floating_point() else torch.float32)
 
 
-def _judge(call: _WrongCall) -> None:
-    error = _kernel_error(call.trial)
-    if isinstance(error, _UNDEFINED) and user_line(error):
-        raise failed_call(
-            call.trial.name, "the kernel uses a name that is not defined there", error, fix=f"at {user_line(error)}"
-        ) from error
-    fake_error = _fake_error(call.trial) if error is None else None
-    if fake_error is not None and not isinstance(fake_error, NotExercised):
-        raise _refused(call, fake_error)
-
-
-def _judge_late(call: _WrongCall) -> None:
-    error = _kernel_error(call.trial) if call.what in _SURELY_WRONG else None
-    if error is not None and _fake_error(call.trial) is None:
+def _judge(trial: Trial, what: str, argument: str, *, late: bool) -> None:
+    if late and what not in (_SIZES_DIFFER, _OUT_OF_RANGE):
+        return
+    # A kernel that does not look at sizes reads, and writes, past the end: let it be memory that nobody uses.
+    copy = surrounded(trial, 0)[0] if can_surround(trial) else trial.copy()
+    error: Exception | None = None
+    try:
+        call(copy)
+    except Exception as raised:
+        error = raised
+    if late and error is not None and _fake_error(trial) is None:
         raise CheckError(
-            f"the fake impl accepts a call that the kernel refuses: {call.what}",
-            op=call.trial.name,
-            argument=call.argument,
+            f"the fake impl accepts a call that the kernel refuses: {what}",
+            op=trial.name,
+            argument=argument,
             expected=f"{in_short(error, 200)} (the kernel)",
             got="a result (its fake impl), so that torch.compile takes it, and the error comes when it runs",
             fix="check sizes in the fake impl as the kernel does, with torch._check(x.shape == y.shape, ...)",
         )
-
-
-def _kernel_error(trial: Trial) -> Exception | None:
-    """What the kernel raises, if anything."""
-    # A kernel that does not look at sizes reads, and writes, past the end: let it be memory that nobody uses.
-    copy = Surrounded(trial, 0).trial if can_surround(trial) else trial.copy()
-    try:
-        with seeded((copy.args, copy.kwargs)):
-            copy.op(*copy.args, **copy.kwargs)
-    except Exception as error:
-        return error
-    return None
+    if late:
+        return
+    if isinstance(error, NameError) and user_line(error):
+        problem = "the kernel uses a name that is not defined there"
+        raise failed_call(trial.name, problem, error, fix=f"at {user_line(error)}") from error
+    fake_error = _fake_error(trial) if error is None else None
+    if fake_error is not None and not isinstance(fake_error, NotExercised):
+        problem = fake_error.problem if isinstance(fake_error, CustomOpsError) else in_short(fake_error, 200)
+        raise CheckError(
+            "the fake impl refuses a call that the kernel accepts",
+            op=trial.name,
+            argument=argument,
+            expected="a result, as in eager mode",
+            got=f"{problem} (its fake impl, {what})",
+            fix="torch.compile fails where eager mode works: make the kernel refuse it, too, or the fake impl accept "
+            "it",
+        )
 
 
 def _fake_error(trial: Trial) -> Exception | None:
@@ -140,21 +118,9 @@ def _fake_error(trial: Trial) -> Exception | None:
     except _torch.tensors.NoFakeTensor:
         return NotExercised("torch cannot make a fake of an input")
     try:
-        with mode:
+        with mode, quiet():
             fake.op(*fake.args, **fake.kwargs)
     except Exception as error:
         is_absent = isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)
         return NotExercised("no fake impl") if is_absent or _torch.tensors.needs_data(error) else error
     return None
-
-
-def _refused(call: _WrongCall, error: Exception) -> CheckError:
-    problem = error.problem if isinstance(error, CustomOpsError) else in_short(error, 200)
-    return CheckError(
-        "the fake impl refuses a call that the kernel accepts",
-        op=call.trial.name,
-        argument=call.argument,
-        expected="a result, as in eager mode",
-        got=f"{problem} (its fake impl, {call.what})",
-        fix="torch.compile fails where eager mode works: make the kernel refuse it, too, or the fake impl accept it",
-    )

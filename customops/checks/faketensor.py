@@ -54,63 +54,31 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     except _torch.tensors.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
     real_outputs = real.run()
-    with mode:
-        fake_outputs = _run_fake(fake, is_composite=is_composite)
-    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
-    return real_outputs
-
-
-def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
     try:
-        return trial.op(*trial.args, **trial.kwargs)
+        with mode:
+            fake_outputs = fake.op(*fake.args, **fake.kwargs)
     except Exception as error:
         if _torch.tensors.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
-            if is_untraceable(trial.op):
+            if is_untraceable(fake.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
         if isinstance(error, (_torch.tensors.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
-                trial.name,
-                f"{trial.op} has no fake impl, so that nothing that calls it can be traced or compiled",
+                fake.name,
+                f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled",
                 error,
                 fix="register one with register_fake",
             ) from error
         raise failed_call(
-            trial.name,
-            f"{trial.op} fails on fake tensors, and not on real ones",
+            fake.name,
+            f"{fake.op} fails on fake tensors, and not on real ones",
             error,
             fix="a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go "
             "by; there is no data, and real tensors may not be used",
         ) from error
-
-
-class _OpenSizes:
-    """The real values of the sizes that a fake impl left open."""
-
-    def __init__(self) -> None:
-        self.values: dict[Any, int] = {}
-
-    def agree(self, fake: Any, real: Any) -> bool:
-        if isinstance(real, torch.SymInt):
-            return True  # a ragged dimension, which has no one size
-        if not isinstance(fake, torch.SymInt):
-            return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
-        expression = fake.node.expr
-        known = expression.subs(self.values)
-        bounds = fake.node.shape_env.bound_sympy(expression)
-        if known.is_number:
-            return bool(known == real)
-        if expression.is_symbol and real in bounds:
-            self.values[expression] = real
-        return real in bounds
-
-    def explain(self, sizes: tuple[Any, ...]) -> Iterator[str]:
-        for size in sizes:
-            if isinstance(size, torch.SymInt):
-                known = size.node.expr.subs(self.values)
-                bounds = size.node.shape_env.bound_sympy(size.node.expr)
-                yield f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
+    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
+    return real_outputs
 
 
 class _Comparison:
@@ -118,15 +86,32 @@ class _Comparison:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sizes = _OpenSizes()
+        self.sizes: dict[Any, int] = {}  # the real values of the sizes that a fake impl left open
 
     def compare(self, real: Trial, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
         pairs = list(self._pairs("output", real.by_return(real_outputs), fake.by_return(fake_outputs)))
         for where, ours, promised in pairs:
-            self._compare_values(where, ours, promised)
-        tensors = [(where, ours, promised) for where, ours, promised in pairs if isinstance(ours, torch.Tensor)]
-        inputs = list(_inputs(real, fake))
-        self._compare_aliases(tensors, inputs)
+            if any(isinstance(ours, kind) != isinstance(promised, kind) for kind in (torch.Tensor, type(None))):
+                raise self._error(f"{where}: the kinds differ", type(ours).__name__, type(promised).__name__)
+            if isinstance(ours, torch.Tensor):
+                self._compare_tensors(where, ours, promised)
+            elif not isinstance(promised, (torch.SymBool, torch.SymFloat)) and not self._agree(promised, ours):
+                raise self._error(f"{where}: the values differ", ours, promised)
+
+        outputs = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
+        inputs = [
+            (f"argument {name}", ours, promised)
+            for name, value in real.arguments.items()
+            for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True)
+        ]
+        for one, other in [*itertools.product(outputs, inputs), *itertools.combinations(outputs, 2)]:
+            ours, promised = _relation(one[1], other[1]), _relation(one[2], other[2])
+            if one[1].numel() and ours != promised:
+                raise self._error(
+                    f"{one[0]} and {other[0]}: the aliasing differs",
+                    f"{one[0]} {ours} {other[0]}",
+                    f"{one[0]} {promised} {other[0]}",
+                )
         for where, ours, promised in inputs:
             self._compare_tensors(f"{where} after the call", ours, promised)
 
@@ -140,14 +125,6 @@ class _Comparison:
         for i, (one, other) in enumerate(zip(real, fake, strict=True)):
             yield from self._pairs(f"{where} {i}" if where == "output" else f"{where}[{i}]", one, other)
 
-    def _compare_values(self, where: str, real: Any, fake: Any) -> None:
-        if isinstance(real, torch.Tensor) != isinstance(fake, torch.Tensor) or (real is None) != (fake is None):
-            raise self._error(f"{where}: the kinds differ", type(real).__name__, type(fake).__name__)
-        if isinstance(real, torch.Tensor):
-            self._compare_tensors(where, real, fake)
-        elif not isinstance(fake, (torch.SymBool, torch.SymFloat)) and not self.sizes.agree(fake, real):
-            raise self._error(f"{where}: the values differ", real, fake)
-
     def _compare_tensors(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
         for what, ours, promised in [
             ("Layouts", real.layout, fake.layout),
@@ -158,21 +135,17 @@ class _Comparison:
         ]:
             if ours != promised:
                 raise self._error(f"{where}: {what} {ours} and {promised} are not equal", ours, promised)
-        self._compare_shapes(where, real, fake)
-        if real.layout is torch.strided and real.numel():
-            self._compare_strides(where, real, fake)
-
-    def _compare_shapes(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
-        ours, promised = tuple(real.shape), tuple(fake.shape)
-        equal = len(ours) == len(promised) and all(map(self.sizes.agree, promised, ours))
-        if not equal:
-            sizes = [str(promised), *self.sizes.explain(promised)]
-            raise self._error(f"{where}: Shapes {ours} and {promised} are not equal", ours, ", ".join(sizes))
-
-    def _compare_strides(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
+        shape: tuple[Any, ...] = tuple(real.shape)
+        fake_shape: tuple[Any, ...] = tuple(fake.shape)
+        if len(shape) != len(fake_shape) or not all(map(self._agree, fake_shape, shape)):
+            open_sizes = [self._explained(size) for size in fake_shape if isinstance(size, torch.SymInt)]
+            problem = f"{where}: Shapes {shape} and {fake_shape} are not equal"
+            raise self._error(problem, shape, ", ".join([str(fake_shape), *open_sizes]))
+        if real.layout is not torch.strided or not real.numel():
+            return
         # The stride of a dimension of one element is never used.
-        used = [dim for dim, size in enumerate(real.shape) if size > 1]
-        if not all(self.sizes.agree(fake.stride(dim), real.stride(dim)) for dim in used):
+        used = [dim for dim, size in enumerate(shape) if size > 1]
+        if not all(self._agree(fake.stride(dim), real.stride(dim)) for dim in used):
             raise self._error(
                 f"{where}: Stride mismatch",
                 real.stride(),
@@ -180,23 +153,27 @@ class _Comparison:
                 "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
                 "is contiguous",
             )
-        if not self.sizes.agree(fake.storage_offset(), real.storage_offset()):
+        if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())
 
-    def _compare_aliases(
-        self, outputs: list[tuple[str, Any, Any]], inputs: list[tuple[str, torch.Tensor, torch.Tensor]]
-    ) -> None:
-        others = [(output, other) for output in outputs for other in inputs]
-        for (where, real, fake), (other, real_other, fake_other) in [*others, *itertools.combinations(outputs, 2)]:
-            if not real.numel():
-                continue
-            ours, promised = _relation(real, real_other), _relation(fake, fake_other)
-            if ours != promised:
-                raise self._error(
-                    f"{where} and {other}: the aliasing differs",
-                    f"{where} {ours} {other}",
-                    f"{where} {promised} {other}",
-                )
+    def _agree(self, fake: Any, real: Any) -> bool:
+        if isinstance(real, torch.SymInt):
+            return True  # a ragged dimension, which has no one size
+        if not isinstance(fake, torch.SymInt):
+            return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
+        expression = fake.node.expr
+        known = expression.subs(self.sizes)
+        bounds = fake.node.shape_env.bound_sympy(expression)
+        if known.is_number:
+            return bool(known == real)
+        if expression.is_symbol and real in bounds:
+            self.sizes[expression] = real
+        return real in bounds
+
+    def _explained(self, size: torch.SymInt) -> str:
+        known = size.node.expr.subs(self.sizes)
+        bounds = size.node.shape_env.bound_sympy(size.node.expr)
+        return f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
 
     def _error(self, problem: str, real: Any, fake: Any, fix: str | None = None) -> CheckError:
         return CheckError(
@@ -206,12 +183,6 @@ class _Comparison:
             got=f"{fake} (its fake impl)",
             fix=fix,
         )
-
-
-def _inputs(real: Trial, fake: Trial) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    for name, value in real.arguments.items():
-        for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True):
-            yield f"argument {name}", ours, promised
 
 
 def _relation(tensor: torch.Tensor, other: torch.Tensor) -> str:

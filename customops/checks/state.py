@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ import torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, call, compare, first_difference, results_in, steady_results
-from customops.checks._state import Caches, Settings, emptied, functions_of, reseeds
+from customops.checks._runs import Results, attempt, call, compare, copied, first_difference, results_in, steady_results
+from customops.checks._state import Settings, caches_of, emptied, functions_of, reseeds, size_of
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
 
@@ -82,12 +82,31 @@ def _check_settings(trial: Trial) -> None:
         )
 
 
+def _check_caches(trial: Trial, other: Trial) -> None:
+    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
+    caches = caches_of(functions_of(trial))
+    if not caches or trial.mutated:
+        return
+    sizes = list(map(size_of, caches))
+    for first, second in ((trial, other), (_enlarged(trial), _enlarged(other))):
+        if attempt(first) is None:
+            continue
+        kept = attempt(second)
+        grown = [cache for cache, size in zip(caches, sizes, strict=True) if size_of(cache) > size]
+        if kept is None or not grown:
+            continue
+        with emptied(grown):
+            fresh = attempt(second)
+        if fresh is not None:
+            compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
+
+
 def _check_kept(trial: Trial, other: Trial) -> None:
     """A second call changes neither what the first returned nor what it was given; what a user does neither."""
     first, second = trial.copy(), other.copy()
     try:
         outputs = call(first)
-        results, given = results_in(first, outputs), results_in(first, None) | _inputs(first)
+        results, given = results_in(first, outputs), copied(first.arguments)
         later = call(second)
     except Exception as error:
         raise NotExercised("a second call with other values fails") from error
@@ -97,13 +116,21 @@ def _check_kept(trial: Trial, other: Trial) -> None:
             "the first result, after a second call with other values, has other elements",
             "return new memory from each call, not a buffer that is kept",
         )
-    if first_difference(_inputs(first), {name: given[name] for name in _inputs(first)}, exact=True):
+    if first_difference(first.arguments, given, exact=True):
         raise trial.fault(
             "a call writes to a tensor that an earlier call was given",
             "an argument of the first call, after a second call with tensors of its own, has other elements",
             "keep no tensors that a call was given",
         )
-    _check_returned_again(trial, first, outputs, later)
+    returned = [one for one in tensors_in(outputs) if not any(_memory.share_memory(one, x) for x in first.tensors)]
+    # Who writes to a result would change the next one.
+    if any(_memory.share_memory(one, two) for one in returned for two in tensors_in(later)):
+        raise trial.fault(
+            "two calls return the same memory",
+            "a tensor that the second call returned shares memory with one of the first",
+            "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
+            "results",
+        )
 
 
 def _check_released(trial: Trial) -> None:
@@ -137,29 +164,6 @@ def _are_alive(calls: list[list[weakref.ref[torch.Tensor]]]) -> bool:
     return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
 
-def _inputs(trial: Trial) -> Results:
-    return results_in(trial, None) | {name: _clones(value) for name, value in trial.arguments.items()}
-
-
-def _clones(value: Any) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in tensors_in(value)]
-
-
-def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) -> None:
-    """Is memory of one result that of the next, so that who writes to it changes that?"""
-    given = first.tensors
-    for one in tensors_in(outputs):
-        if any(_memory.share_memory(one, tensor) for tensor in given):
-            continue
-        if any(_memory.share_memory(one, two) for two in tensors_in(later)):
-            raise trial.fault(
-                "two calls return the same memory",
-                "a tensor that the second call returned shares memory with one of the first",
-                "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
-                "results",
-            )
-
-
 def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
     if trial.mutated:
@@ -171,23 +175,19 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
     fresh = other.copy(unseen=True)
     try:
         expected = results_in(fresh, call(fresh))
-    except Exception:  # a derived input need not be accepted
-        return
-    del spares
-    try:
-        found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
-    except Exception:  # tensors whose elements overlap cannot be written
+        del spares
+        for copy in reused:
+            call(copy)
+            with torch.no_grad():
+                for tensor, values in zip(copy.tensors, other.tensors, strict=True):
+                    tensor.copy_(values)
+            found = first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
+            if found:
+                break
+    except Exception:  # a derived input need not be accepted, and tensors whose elements overlap cannot be written
         return
     if found:
         raise trial.fault(_EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
-
-
-def _rewritten(copy: Trial, other: Trial, expected: Results) -> Any:
-    call(copy)
-    with torch.no_grad():
-        for tensor, values in zip(copy.tensors, other.tensors, strict=True):
-            tensor.copy_(values)
-    return first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
@@ -197,17 +197,20 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
     if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
         return
-    truth = attempt(other_enlarged.in_float64())
-    first, second = attempt(enlarged), attempt(other_enlarged)
-    near = attempt(other_enlarged.in_float64().map_tensors(_nudged))
+
+    def nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
+
+    in_order = (other_enlarged.in_float64(), enlarged, other_enlarged, other_enlarged.in_float64().map_tensors(nudged))
+    truth, first, second, near = map(_attempt_in_float64, in_order)
     if truth is None or first is None or second is None or near is None:
         return
-    if first_difference(_widened(near), _widened(truth), rtol=1e-4):
+    if first_difference(near, truth, rtol=1e-4):
         return  # too steep to tell
-    stale = first_difference(_widened(second), _widened(truth), rtol=1e-2)
-    if stale and not first_difference(_widened(attempt(enlarged) or first), _widened(first), rtol=1e-4):
-        started = attempt(enlarged.in_float64())
-        if started is None or first_difference(_widened(first), _widened(started), rtol=1e-2):
+    stale = first_difference(second, truth, rtol=1e-2)
+    if stale and not first_difference(_attempt_in_float64(enlarged) or first, first, rtol=1e-4):
+        started = _attempt_in_float64(enlarged.in_float64())
+        if started is None or first_difference(first, started, rtol=1e-2):
             return  # float32 and float64 differ in any case
         raise trial.fault(_EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
 
@@ -226,31 +229,13 @@ def _enlarged(trial: Trial) -> Trial:
     return trial.map_tensors(larger)
 
 
-def _nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
-
-
-def _widened(results: Results) -> Results:
-    """Floating-point results as float64; what is no tensor of floating point is left out."""
+def _attempt_in_float64(trial: Trial) -> Results | None:
+    """The floating-point results of a call, as float64."""
+    results = attempt(trial)
+    if results is None:
+        return None
     floating = {n: v for n, v in results.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return {name: value.double() for name, value in floating.items()}
-
-
-def _check_caches(trial: Trial, other: Trial) -> None:
-    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
-    caches = Caches(functions_of(trial))
-    if not caches.found or trial.mutated:
-        return
-    for first, second in ((trial, other), (_enlarged(trial), _enlarged(other))):
-        if attempt(first) is None:
-            continue
-        kept, grown = attempt(second), caches.grown()
-        if kept is None or not grown:
-            continue
-        with emptied(grown):
-            fresh = attempt(second)
-        if fresh is not None:
-            compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
 
 
 def _check_again(trial: Trial, expected: Results) -> None:
@@ -269,27 +254,33 @@ def _check_numbers(trial: Trial) -> None:
         expected = attempt(other)
         if expected is None:
             continue
-        tensors = trial.copy()
-        reused = [tensors, other.map_tensors(_those_of(other, tensors))]
+        first = trial.copy()
+        copies = {id(tensor): copy for tensor, copy in zip(trial.tensors, first.tensors, strict=True)}
+        second = other.map_tensors(lambda _, tensor, copies=copies: copies[id(tensor)])  # type: ignore[misc]
         try:
-            actual = [results_in(each, call(each)) for each in reused][-1]
+            call(first)
+            actual = results_in(second, call(second))
         except Exception as error:
             raise NotExercised("a call with another number fails the second time") from error
-        how = "called with the same tensors and another number: "
-        compare(trial, actual, expected, _EARLIER, _KEPT, how=how)
-
-
-def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    by_id = {id(tensor): copy for tensor, copy in zip(trial.tensors, copies.tensors, strict=True)}
-    return lambda _name, tensor: by_id[id(tensor)]
+        compare(trial, actual, expected, _EARLIER, _KEPT, how="called with the same tensors and another number: ")
 
 
 def _check_states(trial: Trial, expected: Results) -> None:
-    for name, state in _states(trial).items():
-        with state():
+    if trial.is_builtin:
+        return
+    states: list[tuple[str, contextlib.AbstractContextManager[Any]]] = [
+        ("whether gradients are recorded", torch.no_grad()),
+        ("inference mode", torch.inference_mode()),
+    ]
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
+        states.append(("the default dtype", _default_float64()))
+    for name, state in states:
+        with state:
             actual = attempt(trial)
-        if actual is None or (state is _default_float64 and _of_same_dtypes(actual, expected)):
-            continue  # with another dtype by default: random numbers of its own, say, or tables of another precision
+        # With another dtype by default: random numbers of its own, say, or tables of another precision.
+        of_same_dtypes = actual is not None and _dtypes(actual) == _dtypes(expected)
+        if actual is None or (name == "the default dtype" and of_same_dtypes):
+            continue
         compare(
             trial,
             actual,
@@ -301,20 +292,8 @@ def _check_states(trial: Trial, expected: Results) -> None:
         )
 
 
-def _of_same_dtypes(actual: Results, expected: Results) -> bool:
-    return [tensor.dtype for tensor in tensors_in(actual)] == [tensor.dtype for tensor in tensors_in(expected)]
-
-
-def _states(trial: Trial) -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
-    if trial.op.namespace in ("aten", "prims"):
-        return {}
-    states: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-        "whether gradients are recorded": torch.no_grad,
-        "inference mode": torch.inference_mode,
-    }
-    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
-        states["the default dtype"] = _default_float64
-    return states
+def _dtypes(results: Results) -> list[torch.dtype]:
+    return [tensor.dtype for tensor in tensors_in(results)]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ user's code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import call
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt_run, other_sizes
+from customops.checks._variants import are_plain, other_sizes
 from customops.errors import CheckError, is_users
 
 _INT = re.compile(r"\bint\(")
@@ -39,40 +39,30 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     run = _torch.tensors.SymbolicRun()
     with torch.no_grad(), quiet():
-        originals, outputs, fake = _run_fake(run, trial)
+        try:
+            fake = trial.map_tensors(lambda _, tensor: run.fake(tensor))
+        except _torch.tensors.NoFakeTensor as error:
+            raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
+        try:
+            with run.mode, _torch.tensors.as_if_compiling():
+                outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
+        except Exception as error:
+            if _torch.tensors.needs_data(error) or trial.is_builtin or not _runs_on_numbers(trial):
+                raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
+            raise failed_call(
+                trial.name,
+                "the fake impl fails on sizes that are symbols, and not on numbers",
+                error,
+                fix="torch.compile and torch.export pass symbols (SymInt) for sizes: use arithmetic and torch "
+                "functions on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
+            ) from error
+        promised = _torch.tensors.tree_leaves([outputs, fake.mutated])
         seen = 0
         for other in (trial, *other_sizes(trial)):
-            seen += _compare(run, trial, other, originals, outputs, fake)
+            seen += _compare(run, trial, other, promised)
             if seen > _ENOUGH:
                 break
-        _judge_constants(run, trial, originals)
-
-
-def _run_fake(run: Any, trial: Trial) -> tuple[list[torch.Tensor], list[Any], Trial]:
-    originals: list[torch.Tensor] = []
-
-    def to_fake(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        originals.append(tensor)
-        return run.fake(tensor)  # type: ignore[no-any-return]
-
-    try:
-        fake = trial.map_tensors(to_fake)
-    except _torch.tensors.NoFakeTensor as error:
-        raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
-    try:
-        with run.mode, _torch.tensors.as_if_compiling():
-            outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
-    except Exception as error:
-        if _torch.tensors.needs_data(error) or trial.is_builtin or not _runs_on_numbers(trial):
-            raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
-        raise failed_call(
-            trial.name,
-            "the fake impl fails on sizes that are symbols, and not on numbers",
-            error,
-            fix="torch.compile and torch.export pass symbols (SymInt) for sizes: use arithmetic and torch functions "
-            "on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
-        ) from error
-    return originals, outputs, fake
+        _judge_constants(run, trial)
 
 
 def _runs_on_numbers(trial: Trial) -> bool:
@@ -87,54 +77,40 @@ def _runs_on_numbers(trial: Trial) -> bool:
     return True
 
 
-def _sizes(run: Any, originals: list[torch.Tensor], trial: Trial, other: Trial) -> dict[Any, int]:
-    """The values of the symbols in another call."""
-    pairs = zip(tensors_in(_in_order(trial)), tensors_in(_in_order(other)), strict=True)
-    same = {id(one): two for one, two in pairs}
-    return run.values([same[id(tensor)] for tensor in originals])  # type: ignore[no-any-return]
+def _leaves_of_a_call(trial: Trial) -> list[Any] | None:
+    """What a call of the operator returned and wrote, as it is; None if it does not take the inputs."""
+    copy = trial.copy()
+    try:
+        return _torch.tensors.tree_leaves([copy.by_return(call(copy)), copy.mutated])
+    except Exception:  # a derived input need not be accepted
+        return None
 
 
-def _in_order(trial: Trial) -> list[Any]:
-    return [trial.args, trial.kwargs]
-
-
-def _compare(
-    run: Any, trial: Trial, other: Trial, originals: list[torch.Tensor], outputs: list[Any], fake: Trial
-) -> bool:
+def _compare(run: Any, trial: Trial, other: Trial, promised: list[Any]) -> bool:
     """Compare with one call of the operator; False if it says nothing."""
-    values = _sizes(run, originals, trial, other)
-    if not run.holds_for(values):
-        return False
-    real = attempt_run(other)
-    if real is None:
+    values = run.values(other.distinct)
+    leaves = _leaves_of_a_call(other) if run.holds_for(values) else None
+    if leaves is None:
         return False
     # What was promised of strides and offsets is for inputs that lie in memory in the same way.
-    lies_alike = other is trial or (_offsets(trial) == _offsets(other) and all(map(_is_dense, trial.tensors)))
-    for where, ours, promised in _pairs([real.outputs, real.written], [outputs, fake.mutated]):
-        found = _differ(run, values, ours, promised, lies_alike)
+    offsets, other_offsets = ([int(tensor.storage_offset()) for tensor in each.tensors] for each in (trial, other))
+    lies_alike = other is trial or (offsets == other_offsets and all(map(_is_dense, trial.tensors)))
+    # Else the number of tensors depends on a size.
+    pairs = zip(leaves, promised, strict=True) if len(leaves) == len(promised) else ()
+    for i, (real, fake) in enumerate(pairs):
+        found = _differ(run, values, real, fake, lies_alike)
         if found is not None:
             what, got, expected = found
             sizes = ", ".join(str(tuple(tensor.shape)) for tensor in other.tensors)
             raise CheckError(
                 f"the fake impl, run on sizes that are symbols, promises another {what} than the operator returns",
                 op=trial.name,
-                expected=f"{where}: {expected} (the operator, on sizes {sizes})",
+                expected=f"result {i}: {expected} (the operator, on sizes {sizes})",
                 got=f"{got} (its fake impl)",
                 fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right "
                 "for one size only, and so is a branch on symbols or on is_compiling()",
             )
     return True
-
-
-def _pairs(real: list[Any], fake: list[Any]) -> Iterator[tuple[str, Any, Any]]:
-    real_leaves, fake_leaves = (_torch.tensors.tree_leaves(tree) for tree in (real, fake))
-    if len(real_leaves) == len(fake_leaves):  # else the number of tensors depends on a size
-        for i, (one, other) in enumerate(zip(real_leaves, fake_leaves, strict=True)):
-            yield f"result {i}", one, other
-
-
-def _offsets(trial: Trial) -> list[int]:
-    return [int(tensor.storage_offset()) for tensor in tensors_in(_in_order(trial))]
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -144,6 +120,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _differ(run: Any, values: dict[Any, int], real: Any, fake: Any, lies_alike: bool) -> tuple[str, str, str] | None:
+    """What differs, what was promised of it, and what it is."""
     if not isinstance(real, torch.Tensor):
         promised = run.evaluate(fake, values) if isinstance(fake, torch.SymInt) else None
         return None if promised is None or promised == real else ("number", str(promised), str(real))
@@ -151,12 +128,11 @@ def _differ(run: Any, values: dict[Any, int], real: Any, fake: Any, lies_alike: 
         return None
     if real.dtype != fake.dtype:
         return "dtype", str(fake.dtype), str(real.dtype)
-    shape = [run.evaluate(size, values) for size in fake.shape]
+    shape, strides = ([run.evaluate(size, values) for size in sizes] for sizes in (fake.shape, fake.stride()))
     if not _agree(shape, list(real.shape)):
         return "shape", _text(shape), str(tuple(real.shape))
     if not lies_alike:
         return None
-    strides = [run.evaluate(step, values) for step in fake.stride()]
     used = [dim for dim, size in enumerate(real.shape) if size > 1 and real.numel()]
     if not _agree([strides[dim] for dim in used], [real.stride(dim) for dim in used]):
         return "stride", _text(strides), str(real.stride())
@@ -174,23 +150,23 @@ def _text(sizes: list[Any]) -> str:
     return "(" + ", ".join("?" if size is None else str(size) for size in sizes) + ")"
 
 
-def _judge_constants(run: Any, trial: Trial, originals: list[torch.Tensor]) -> None:
-    places = [(number, file, line) for number, file, line, text in run.made_constant() if _INT.search(text)]
-    places = [place for place in places if is_users(place[1])]
-    if trial.is_builtin or not places:
-        return
-    first = attempt_run(trial)
-    for other in other_sizes(trial):
-        values = _sizes(run, originals, trial, other)
-        real = None if run.holds_for(values) else attempt_run(other)
-        if first is None or real is None or len(tensors_in(real.outputs)) != len(tensors_in(first.outputs)):
+def _judge_constants(run: Any, trial: Trial) -> None:
+    places = [
+        (number, f"{file}:{line}")
+        for number, file, line, text in run.made_constant()
+        if _INT.search(text) and is_users(file)
+    ]
+    first = _leaves_of_a_call(trial) if places and not trial.is_builtin else None
+    for other in other_sizes(trial) if first is not None else ():
+        real = None if run.holds_for(run.values(other.distinct)) else _leaves_of_a_call(other)
+        if first is None or real is None or len(tensors_in(real)) != len(tensors_in(first)):
             continue
-        number, file, line = places[0]
+        number, place = places[0]
         raise CheckError(
             "the fake impl makes a number of a size, so that each size is compiled anew, and none can be exported as "
             "dynamic",
             op=trial.name,
             got=f"int() of a size, {number} here",
-            where=f"{file}:{line}",
+            where=place,
             fix="leave the size as it is, a torch.SymInt: it can be computed with, and passed on as a size",
         )

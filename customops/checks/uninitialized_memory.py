@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from customops.checks._fills import MARK, deterministic, is_filled, marked
+from customops.checks._fills import deterministic, is_filled, mark_of, marked
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import attempt, first_difference, require_comparable
@@ -29,8 +29,12 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator does not take these inputs with deterministic algorithms")
     if first_difference(again, filled):
         raise NotExercised("equal calls have different results: there is nothing to compare with")
-    if any(map(_may_be_work_space, filled.values())):
-        work_space = _work_space(trial)
+    if any(all(_is_fill(tensor) for tensor in _tensors(value)) for value in filled.values()):
+        work_space = _unwritten(trial) or set()
+        if work_space and any(tensor.numel() == 0 for tensor in trial.tensors):
+            with_elements = _unwritten(trial.map_tensors(_not_empty))
+            if with_elements is not None:
+                work_space &= with_elements
         ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
     found = first_difference(filled, ordinary, rtol=trial.rtol)
     if found:
@@ -42,41 +46,22 @@ def check(trial: Trial) -> None:
         )
 
 
-def _work_space(trial: Trial) -> set[str]:
-    """The outputs no element of which is written: for these inputs and, if one is empty, for one with elements."""
-    unwritten = _unwritten(trial) or set()
-    if unwritten and any(tensor.numel() == 0 for tensor in trial.tensors):
-        with_elements = _unwritten(trial.map_tensors(_not_empty))
-        return unwritten if with_elements is None else unwritten & with_elements
-    return unwritten
-
-
 def _unwritten(trial: Trial) -> set[str] | None:
     """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
     with marked():
         marks = attempt(trial)
-    return None if marks is None else {name for name, value in marks.items() if _is_marked(value)}
+    if marks is None:
+        return None
+    # A sum with what was there would differ from it.
+    return {name for name, value in marks.items() if all(bool((x == mark_of(x)).all()) for x in _tensors(value))}
 
 
 def _not_empty(_name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.numel() else tensor.new_ones([size or 2 for size in tensor.shape])
 
 
-def _may_be_work_space(value: Any) -> bool:
-    return all(_is_fill(tensor) for tensor in _tensors(value))
-
-
-def _is_marked(value: Any) -> bool:
-    """Is every element what `marked` filled new memory with? A sum with what was there would differ from it."""
-    return all(bool((tensor == _mark(tensor)).all()) for tensor in _tensors(value))
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tensors_in(value) if leaf.layout is torch.strided and not leaf.is_quantized]
-
-
-def _mark(tensor: torch.Tensor) -> float:
-    return MARK if tensor.is_floating_point() or tensor.is_complex() else int(MARK)
 
 
 def _is_fill(tensor: torch.Tensor) -> bool:
