@@ -98,23 +98,23 @@ def is_filled() -> Iterator[None]:
 @contextlib.contextmanager
 def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
     """What the functions of these names of modules and classes return is filled."""
-
-    def filling(make: Any) -> Any:
-        def empty(*args: Any, **kwargs: Any) -> Any:
-            made = make(*args, **kwargs)
-            fill(made)
-            return made
-
-        return empty
-
     before = [(owner, name, getattr(owner, name)) for owner, name in names]
     try:
         for owner, name, make in before:
-            setattr(owner, name, filling(make))
+            setattr(owner, name, _and_fill(make, fill))
         yield
     finally:
         for owner, name, make in before:
             setattr(owner, name, make)
+
+
+def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        fill(made)
+        return made
+
+    return empty
 
 
 _MARK = 77.25
