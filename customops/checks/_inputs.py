@@ -28,11 +28,9 @@ _SEED = 0
 _lock = threading.RLock()
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> contextlib.AbstractContextManager[Any]:
     """One thread at a time: checks change settings and generators of the whole program, and put them back."""
-    with _lock:
-        yield
+    return _lock
 
 
 if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have

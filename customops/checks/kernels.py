@@ -30,92 +30,71 @@ _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "Composite
 _INTEGERS = (torch.int32, torch.int64)
 
 
+_FIX = "one of the two is wrong for these inputs"
+#: A call, its results, the right ones, and what a difference means: the fields of a fault.
+_Pair = tuple[Trial, Results, Results, dict[str, Any]]
+
+
 def check(trial: Trial) -> None:
     trial.require_data()
     trial = trial.detached()
     expected = steady_results(trial)
-    tried = [
-        _check_reference(trial, expected),
-        _check_for_compilers(trial, expected),
-        _check_kernel_for_all(trial, expected),
-        _check_devices(trial, expected),
-        _check_out_variant(trial),
-    ]
-    if not any(tried):
+    tried = False
+    for pairs in (_reference, _for_compilers, _kernel_for_all, _devices, _out_variant):
+        for changed, actual, right, fields in pairs(trial, expected):
+            tried = True
+            compare(changed, actual, right, ties=True, **{"fix": _FIX, **fields})
+    if not tried:
         raise NotExercised(
             "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: "
             "there is nothing to compare"
         )
 
 
-def _judge(
-    trial: Trial,
-    actual: Results,
-    right: Results,
-    problem: str,
-    fix: str = "one of the two is wrong for these inputs",
-    **fields: Any,
-) -> None:
-    compare(trial, actual, right, problem, fix, ties=True, **fields)
-
-
-def _check_reference(trial: Trial, expected: Results) -> bool:
+def _reference(trial: Trial, expected: Results) -> Iterator[_Pair]:
     if trial.reference is None:
-        return False
+        return
     right = results_of(trial, op=trial.reference)
     if trial.mutated and right.get("the output") is None:
         right.pop("the output", None)  # it writes as the operator does, and returns nothing
-    _judge(
-        trial,
-        expected,
-        {name: value for name, value in right.items() if name in expected},
-        "the operator has other results than its reference function",
-        expected=f"the results of {where(trial.reference)}",
-    )
-    return True
+    fields = {
+        "problem": "the operator has other results than its reference function",
+        "expected": f"the results of {where(trial.reference)}",
+    }
+    yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
 
 
-def _check_for_compilers(trial: Trial, expected: Results) -> bool:
+def _for_compilers(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """Decompositions, lowerings and replacements: what compilers take for the operator."""
-    tried = False
     for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():
         right = results_of(trial, op=function)
         if not any(value is NotImplemented for value in right.values()):
-            tried = True
-            _judge(
-                trial,
-                expected,
-                right,
-                "the operator has other results than what compilers take for it",
-                expected="the results of its decomposition, lowering or replacement",
-            )
-    return tried
+            fields = {
+                "problem": "the operator has other results than what compilers take for it",
+                "expected": "the results of its decomposition, lowering or replacement",
+            }
+            yield trial, expected, right, fields
 
 
-def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:
+def _kernel_for_all(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """A device's own kernel, and the one for all devices that it stands in for."""
     devices = {tensor.device.type for tensor in trial.tensors}
     if len(devices) != 1 or trial.is_builtin:
-        return False
+        return
     (device,) = devices
     has_own = _torch.dispatcher.has_kernel(trial.name, _torch.dispatcher.device_key(device))
     if not has_own or not any(_torch.dispatcher.has_kernel(trial.name, key) for key in _FOR_ALL):
-        return False
-    tried = False
+        return
+    fields = {
+        "problem": f"the kernel for {device} has other results than the kernel for all devices",
+        "fix": f"{_FIX}: both are the same operator",
+        "expected": "the results of the kernel for all devices",
+    }
     for changed in (trial, *_other_values(trial)):
         own = expected if changed is trial else attempt(changed)
         general = attempt(changed, op=_torch.dispatcher.without_device_kernel(trial.op))
         if own is not None and general is not None:
-            tried = True
-            _judge(
-                changed,
-                own,
-                general,
-                f"the kernel for {device} has other results than the kernel for all devices",
-                "one of the two is wrong for these inputs: both are the same operator",
-                expected="the results of the kernel for all devices",
-            )
-    return tried
+            yield changed, own, general, fields
 
 
 def _other_values(trial: Trial) -> Iterator[Trial]:
@@ -161,60 +140,49 @@ def _scaled(factor: int | float, _name: str, tensor: torch.Tensor) -> torch.Tens
     return tensor * factor + (factor > 0) if tensor.dtype in _INTEGERS else tensor
 
 
-def _check_devices(trial: Trial, expected: Results) -> bool:
+def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """The kernels of two devices."""
     if any(tensor.device.type != "cpu" for tensor in trial.tensors) or not trial.tensors:
-        return False
+        return
     if any(isinstance(value, torch.device) for value in trial.arguments.values()):
-        return False
+        return
     # Devices have functions of other precision, and sum in other orders.
     dtypes = [value.dtype for value in expected.values() if isinstance(value, torch.Tensor)]
     rtol = trial.rtol or max([1e-3, *(10 * tolerance_of(dtype) for dtype in dtypes)])
-    tried = False
     for device in _torch.dispatcher.devices_at_hand():
         try:
             moved = trial.map_tensors(lambda _name, tensor, to=device: tensor.to(to))  # type: ignore[misc]
         except Exception:  # a device that does not hold this dtype
             continue
         actual = attempt(moved)
-        if actual is None:
-            continue
-        tried = True
-        compare(
-            replace(moved, rtol=rtol),
-            {name: _torch.tensors.tree_map(_on_cpu, value) for name, value in actual.items()},
-            expected,
-            f"the operator has other results on {device} than on the CPU",
-            "one of the two kernels is wrong for these inputs",
-            expected="the results on the CPU",
-            ties=True,
-        )
-    return tried
+        if actual is not None:
+            fields = {
+                "problem": f"the operator has other results on {device} than on the CPU",
+                "fix": "one of the two kernels is wrong for these inputs",
+                "expected": "the results on the CPU",
+            }
+            on_cpu = _torch.tensors.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
+            yield replace(moved, rtol=rtol), on_cpu, expected, fields
 
 
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _check_out_variant(trial: Trial) -> bool:
+def _out_variant(trial: Trial, _expected: Results) -> Iterator[_Pair]:
     """The operator and its out variant, which has to fill what it is given, whatever that held before."""
     variant: Any = trial.custom_op._rules.out_variant if trial.custom_op is not None else None
     if variant is None:
-        return False
+        return
     kernels = [kernel for kernel in variant._rules.kernel.kernels.values() if isinstance(kernel, Checked)]
     in_place = sorted(frozenset().union(*(kernel.inplace for kernel in kernels)))  # arguments that may serve as out
-    tried = False
     for changed in (trial, *_other_values(trial)):
         right = attempt(changed)
         if right is None:
             continue
-        tried = True
         outs = [  # filled with what no result has
             torch.full_like(value, float("nan") if value.is_floating_point() or value.is_complex() else 77)
             for value in right.values()
             if isinstance(value, torch.Tensor)
         ]
-        _judge_out(variant, changed.copy(), outs, right, "write every element of out, and the same as the operator")
+        fix = "write every element of out, and the same as the operator"
+        yield _called_with_out(variant, changed.copy(), outs, right, fix)
         for name, (i, out) in itertools.product(in_place, enumerate(outs)):
             given = changed.arguments[name]
             if not isinstance(given, torch.Tensor) or not are_plain(changed) or _memory.overlaps_itself(given):
@@ -223,22 +191,19 @@ def _check_out_variant(trial: Trial) -> bool:
                 copy = changed.copy()
                 replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
                 fix = f"read each element of {name} before that of out is written; or leave {name} out of inplace="
-                _judge_out(variant, copy, replaced, right, fix, f" where out is {name}")
-    return tried
+                yield _called_with_out(variant, copy, replaced, right, fix, f" where out is {name}")
 
 
-def _judge_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> None:
+def _called_with_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> _Pair:
     names = [argument.name for argument in variant.schema.mutated]
     try:
         variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
     except Exception as error:
         raise failed_call(copy.name, f"the out variant fails{how} on inputs that the operator takes", error) from error
-    _judge(
-        copy,
-        dict(zip(right, outs, strict=True)),
-        right,
-        f"the out variant writes other results than the operator returns{how}",
-        fix,
-        expected="the results of the operator",
-        where=where(variant._init_fn),
-    )
+    fields = {
+        "problem": f"the out variant writes other results than the operator returns{how}",
+        "fix": fix,
+        "expected": "the results of the operator",
+        "where": where(variant._init_fn),
+    }
+    return copy, dict(zip(right, outs, strict=True)), right, fields

@@ -113,7 +113,9 @@ def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any
             outputs = copy.by_return(call(copy))
         except Exception:
             continue  # it does not take this value
-        idle -= {state.label for state in before if state.look_again()}
+        for state in before:
+            state.look_again()
+        idle -= {state.label for state in before if state.is_written}
         yield copy, before, outputs
 
 
@@ -149,25 +151,17 @@ class _State:
     def __init__(self, argument: str, label: str, tensor: torch.Tensor) -> None:
         self.argument, self.label, self.tensor = argument, label, tensor
         self.bits = _memory.bits(tensor).clone()
-        self.place = self._place()
-        self.version = _torch.autograd.version_of(tensor)
-        self.is_written = False
+        self.place, self.version = self._place(), _torch.autograd.version_of(tensor)
 
     def _place(self) -> tuple[Any, ...]:
         return self.tensor.shape, self.tensor.stride(), _torch.tensors.storage_id(self.tensor)
 
-    def is_moved(self) -> bool:
-        """Has it other sizes or strides, or another storage?"""
-        return self._place() != self.place
-
-    def look_again(self) -> bool:
-        """Was it written since? `is_written` says so from now on."""
-        self.is_written = self.is_moved() or not torch.equal(_memory.bits(self.tensor), self.bits)
-        return self.is_written
-
-    def is_unnoticed(self) -> bool:
-        """May autograd have saved it, and not know that it was written?"""
-        return self.tensor.is_floating_point() and _torch.autograd.version_of(self.tensor) == self.version
+    def look_again(self) -> None:
+        is_same_version = _torch.autograd.version_of(self.tensor) == self.version
+        self.is_moved = self._place() != self.place  # to other sizes or strides, or another storage
+        self.is_written = self.is_moved or not torch.equal(_memory.bits(self.tensor), self.bits)
+        # Autograd may have saved it, and does not know that it was written.
+        self.is_unnoticed = self.tensor.is_floating_point() and is_same_version
 
 
 def _states(trial: Trial) -> list[_State]:
@@ -179,7 +173,7 @@ def _states(trial: Trial) -> list[_State]:
 def _judge_written(trial: Trial, before: list[_State]) -> None:
     for name, group in itertools.groupby(before, lambda state: state.argument):
         states = list(group)
-        if any(state.is_moved() for state in states):
+        if any(state.is_moved for state in states):
             raise _error(
                 trial,
                 f"the operator changes the sizes, strides or storage of argument {name}",
@@ -187,7 +181,7 @@ def _judge_written(trial: Trial, before: list[_State]) -> None:
                 expected="a written argument keeps them: compiled code goes by those it had before",
                 fix="write its elements, with copy_(); not set_(), resize_(), t_() or `x.data = ...`",
             )
-        if any(state.is_written for state in states) and all(state.is_unnoticed() for state in states):
+        if any(state.is_written for state in states) and all(state.is_unnoticed for state in states):
             raise _error(
                 trial,
                 f"autograd does not notice that argument {name} is written",
