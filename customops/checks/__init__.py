@@ -1,6 +1,6 @@
 """`opcheck`: test an operator against its schema, its fake impl and its autograd registration.
 
-Each check is one module. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns its
+Each check is a function of a trial. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns its
 outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
 """
 
