@@ -1,7 +1,7 @@
 """`opcheck`: test an operator against its schema, its fake impl and its autograd registration.
 
-Each check is a function of a trial. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns its
-outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
+Each check is a function of a trial. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns
+its outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
 """
 
 from __future__ import annotations
