@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,25 +140,22 @@ _ROUNDINGS = 32.0  #: Sums of many terms in another order differ by more than on
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_resize", "prims::empty")
 
 
-def own_generators(trial: Trial) -> Trial:
-    """The same call with copies of its generators, which a call moves on."""
+def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
+    """Call the operator, or `op` in its place, on these very tensors, from the same seed; if `moved`, from another.
+
+    It is given copies of generators, which a call moves on.
+    """
 
     def own(value: Any) -> Any:
         return value.clone_state() if isinstance(value, torch.Generator) else value
 
     args, kwargs = _torch.tensors.tree_map(own, (trial.args, trial.kwargs))
-    return replace(trial, args=args, kwargs=kwargs)
-
-
-def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
-    """Call the operator, or `op` in its place, on these very tensors, from the same seed; if `moved`, from another."""
-    trial = own_generators(trial)
-    with quiet(), seeded((trial.args, trial.kwargs)):
+    with quiet(), seeded((args, kwargs)):
         if moved:
             torch.default_generator.manual_seed(12345)
             for device in {tensor.device for tensor in trial.tensors if tensor.device.type == "cuda"}:
                 torch.rand(1, device=device)  # `seeded` puts the state back
-        return (op or trial.op)(*trial.args, **trial.kwargs)
+        return (op or trial.op)(*args, **kwargs)
 
 
 def results_of(trial: Trial, **options: Any) -> Results:

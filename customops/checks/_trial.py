@@ -81,6 +81,14 @@ class Trial:
         found = _torch.library.torch_op_of(self.name)
         return found if hasattr(found, "_definition") else None
 
+    @property
+    def kernels(self) -> list[Callable[..., Any]]:
+        """The kernels, as far as they are known: those of customops and of `torch.library.custom_op`."""
+        found = [getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)]
+        if self.custom_op is not None:
+            found += self.custom_op._rules.kernel.kernels.values()
+        return [fn for fn in found if fn is not None]
+
     def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
         """The same call with ``change(name, tensor)`` for each tensor; a tensor passed twice is changed once."""
         changed: dict[int, torch.Tensor] = {}

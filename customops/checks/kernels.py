@@ -21,7 +21,6 @@ from customops._rules.out import Checked
 from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, results_of, steady_results, tolerance_of
-from customops.checks._state import functions_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_numbers
 from customops.errors import where
@@ -110,7 +109,7 @@ def _other_values(trial: Trial) -> Iterator[Trial]:
             yield trial.map_tensors(functools.partial(_with_values, values))
         for factor in (-1.0, 8.0, 0.125):
             yield trial.map_tensors(functools.partial(_scaled, factor))
-    if functions_of(trial) and any(tensor.dtype in _INTEGERS for tensor in tensors):
+    if trial.kernels and any(tensor.dtype in _INTEGERS for tensor in tensors):
         for factor in (-1, 2**24 + 1, 2**29 + 1):
             yield trial.map_tensors(functools.partial(_scaled, factor))
 

@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import sys
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, call, compare, copied, first_difference, results_in, steady_results
-from customops.checks._state import Settings, caches_of, emptied, functions_of, reseeds, size_of
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
+from customops.errors import innermost, is_users
 
 _COPIES = 3
 _SPARES = 2048
@@ -48,7 +53,11 @@ def check(trial: Trial) -> None:
         _check_released(trial)
         _check_rewritten(trial, other)
         _check_shapes(trial, other)
-    _check_again(trial, expected)
+    again = attempt(trial)
+    how = "called again, after calls with other values: "
+    if again is None:
+        raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
+    compare(trial, again, expected, _EARLIER, _KEPT, how=how)
     _check_numbers(trial)
     _check_states(trial, expected)
 
@@ -72,7 +81,7 @@ def _check_settings(trial: Trial) -> None:
             changed[1],
             "set it back in a finally clause, or use the context manager that torch has for it",
         )
-    found = reseeds(trial) if accepted else None
+    found = _reseeds(trial) if accepted else None
     if found:
         raise trial.fault(
             f"a call seeds the random numbers of {found}, of which the whole program takes",
@@ -84,18 +93,18 @@ def _check_settings(trial: Trial) -> None:
 
 def _check_caches(trial: Trial, other: Trial) -> None:
     """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
-    caches = caches_of(functions_of(trial))
+    caches = _caches_of(trial.kernels)
     if not caches or trial.mutated:
         return
-    sizes = list(map(size_of, caches))
+    sizes = list(map(_size_of, caches))
     for first, second in ((trial, other), (_enlarged(trial), _enlarged(other))):
         if attempt(first) is None:
             continue
         kept = attempt(second)
-        grown = [cache for cache, size in zip(caches, sizes, strict=True) if size_of(cache) > size]
+        grown = [cache for cache, size in zip(caches, sizes, strict=True) if _size_of(cache) > size]
         if kept is None or not grown:
             continue
-        with emptied(grown):
+        with _emptied(grown):
             fresh = attempt(second)
         if fresh is not None:
             compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
@@ -238,14 +247,6 @@ def _attempt_in_float64(trial: Trial) -> Results | None:
     return {name: value.double() for name, value in floating.items()}
 
 
-def _check_again(trial: Trial, expected: Results) -> None:
-    again = attempt(trial)
-    how = "called again, after calls with other values: "
-    if again is None:
-        raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
-    compare(trial, again, expected, _EARLIER, _KEPT, how=how)
-
-
 def _check_numbers(trial: Trial) -> None:
     """The same tensors with another number are another input."""
     if trial.mutated:
@@ -277,10 +278,11 @@ def _check_states(trial: Trial, expected: Results) -> None:
     for name, state in states:
         with state:
             actual = attempt(trial)
-        # With another dtype by default: random numbers of its own, say, or tables of another precision.
-        of_same_dtypes = actual is not None and _dtypes(actual) == _dtypes(expected)
-        if actual is None or (name == "the default dtype" and of_same_dtypes):
+        if actual is None:
             continue
+        dtypes, expected_dtypes = ([tensor.dtype for tensor in tensors_in(each)] for each in (actual, expected))
+        if name == "the default dtype" and dtypes == expected_dtypes:
+            continue  # random numbers of its own, say, or tables of another precision
         compare(
             trial,
             actual,
@@ -292,10 +294,6 @@ def _check_states(trial: Trial, expected: Results) -> None:
         )
 
 
-def _dtypes(results: Results) -> list[torch.dtype]:
-    return [tensor.dtype for tensor in tensors_in(results)]
-
-
 @contextlib.contextmanager
 def _default_float64() -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -304,3 +302,166 @@ def _default_float64() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings of the program that a call has to leave as they are, and the generators of random numbers
+
+
+def _errors_of_numpy() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    return numpy.geterr() if numpy is not None else None
+
+
+#: What it is, how to ask for it, how to set it.
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
+    ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    (
+        "whether autocast is on",
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda on: torch.set_autocast_enabled("cpu", on),
+    ),
+    ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("whether anomalies are detected", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    (
+        "whether algorithms have to be deterministic",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda modes: _torch.thread_state.set_deterministic(*modes),
+    ),
+    (
+        "how numpy treats errors (numpy.seterr)",
+        _errors_of_numpy,
+        lambda errors: sys.modules["numpy"].seterr(**errors),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings at one time, by name; None for one of a library that is not loaded."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> Settings:
+        return cls({name: get() for name, get, _ in _SETTINGS})
+
+    def change(self) -> tuple[str, str] | None:
+        """What has changed, and from what to what."""
+        for name, value in Settings.now().values.items():
+            before = self.values[name]
+            if before is not None and value != before:
+                is_long = isinstance(before, (tuple, dict))
+                text = "it is another" if is_long else f"it was {before}, and is {value}"
+                return name, f"{text} after the call"
+        return None
+
+    def make_usual(self) -> None:
+        """Set what calls often leave changed to its default."""
+        torch.set_default_dtype(torch.float32)
+        _torch.thread_state.set_deterministic(False, False)
+
+    def make_other(self) -> None:
+        """Set the same to what is not its default."""
+        torch.set_default_dtype(torch.float64)
+        _torch.thread_state.set_deterministic(True, True)
+        torch.set_num_threads(self.values["the number of threads"] + 1)
+
+    def restore(self) -> None:
+        for name, get, put in _SETTINGS:
+            if self.values[name] is not None and get() != self.values[name]:
+                put(self.values[name])
+
+
+def _reseeds(trial: Trial) -> str | None:
+    """The library whose generator has the same state after the call whatever it was before; None if there is none."""
+    cpu: Any = torch.default_generator
+    # The name, how to get, set and seed the state, and the state as something that can be compared.
+    generators: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Callable[[int], Any], Callable[[], Any]]] = [
+        ("torch", cpu.get_state, cpu.set_state, cpu.manual_seed, lambda: cpu.get_state().tolist()),
+        ("random", random.getstate, random.setstate, random.seed, random.getstate),
+    ]
+    if "numpy" in sys.modules:
+        of: Any = sys.modules["numpy"].random
+        generators.append(
+            ("numpy", of.get_state, of.set_state, of.seed, lambda: [*of.get_state()[1].tolist(), of.get_state()[2]])
+        )
+    for name, get, put, seed, compared in generators:
+        before = get()
+        try:
+            one, other = (_state_after(trial, number, seed, compared) for number in (101, 202))
+        finally:
+            put(before)
+        if one == other:
+            return name
+    return None
+
+
+def _state_after(trial: Trial, number: int, seed: Callable[[int], Any], state: Callable[[], Any]) -> Any:
+    """The state of a generator after a call, seeded with this number before it."""
+    copy = trial.copy()
+
+    def seeded_call(*args: Any, **kwargs: Any) -> Any:
+        seed(number)
+        with contextlib.suppress(Exception):  # the state is what counts
+            copy.op(*args, **kwargs)
+        return state()
+
+    return call(copy, op=seeded_call)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What functions keep between calls
+
+
+def _caches_of(functions: list[Callable[..., Any]]) -> list[Any]:
+    """The dicts, lists, sets and memoized functions that functions can reach."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting: list[Any] = functions[::-1]
+    while waiting and len(seen) <= 200:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, set)) or hasattr(value, "cache_clear"):
+            found.append(value)
+        waiting += [*_parts(value)][::-1]
+    return found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.MethodType):
+        yield value.__self__
+    fn = innermost(value) if callable(value) and not isinstance(value, type) else value
+    if isinstance(fn, types.FunctionType):
+        if not is_users(fn.__code__.co_filename):
+            return
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                yield cell.cell_contents
+        yield from (fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__)
+        yield from fn.__defaults__ or ()
+        yield from vars(fn).values()
+    elif type(value).__module__.partition(".")[0] not in ("builtins", "torch", "numpy", "customops"):
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _size_of(cache: Any) -> int:
+    return int(cache.cache_info().currsize) if hasattr(cache, "cache_clear") else len(cache)
+
+
+@contextlib.contextmanager
+def _emptied(caches: list[Any]) -> Iterator[None]:
+    """Containers are empty, and afterwards as they were. What a memoized function kept is gone."""
+    before = [(cache, cache.copy()) for cache in caches if not hasattr(cache, "cache_clear")]
+    try:
+        for cache in caches:
+            (cache.cache_clear if hasattr(cache, "cache_clear") else cache.clear)()
+        yield
+    finally:
+        for cache, content in before:
+            cache.clear()
+            (cache.extend if isinstance(cache, list) else cache.update)(content)
