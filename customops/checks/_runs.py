@@ -24,7 +24,7 @@ from customops.checks._trial import Trial
 # of the largest term, however small the sum is.
 
 #: Relative tolerances; about the square root of what the dtype resolves, for float32 and below somewhat less.
-TOLERANCES = {
+_TOLERANCES = {
     torch.float64: 1e-9,
     torch.complex128: 1e-9,
     torch.float32: 2e-5,
@@ -33,14 +33,13 @@ TOLERANCES = {
     torch.complex32: 4e-3,
     torch.bfloat16: 3e-2,
 }
-_EIGHT_BITS = 0.25  #: of floats of 8 bits and less
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """How far apart two elements of a dtype may be, relatively; 0 for integers and bools."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    return TOLERANCES.get(dtype, _EIGHT_BITS)
+    return _TOLERANCES.get(dtype, 0.25)  # of floats of 8 bits and less
 
 
 def difference(

@@ -149,13 +149,11 @@ class Trial:
 
     def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
         """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
-        op = self.custom_op
-        if op is None:  # of torch.library.custom_op?
-            kernel = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
-        else:
-            kernels = op._rules.kernel.kernels
-            device = self.tensors[0].device.type if self.tensors else None
-            kernel = kernels.get(device) or kernels.get(None) or op._init_fn
+        kernels = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
+        device = self.tensors[0].device.type if self.tensors else None
+        # `torch.library.custom_op` keeps its kernel under the same name as customops.
+        first = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
+        kernel = kernels.get(device) or kernels.get(None) or first
         place = None if kernel is None else where(kernel)
         return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": place, **fields})
 

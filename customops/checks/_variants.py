@@ -1,4 +1,4 @@
-"""Calls like a given one: with other elements, with other sizes; and what an operator makes of them.
+"""Calls like a given one: with other elements, sizes, numbers and choices.
 
 Elements are those of the given tensors in another order, repeated where there are more. So indices stay in range, and
 what has to be positive stays so. Sizes only grow, for the same reason.
@@ -46,9 +46,9 @@ def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
         return like(_rows(tensor, 2).roll(by, 0).reshape(tensor.shape), tensor)
 
 
-def reordered_values(trial: Trial, by: int = 1) -> Trial:
+def reordered_values(trial: Trial) -> Trial:
     """The same call with the elements of each tensor in another order."""
-    return trial.map_tensors(lambda _, tensor: reordered(tensor, by))
+    return trial.map_tensors(lambda _, tensor: reordered(tensor, 1))
 
 
 def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -81,11 +81,8 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
     sizes = sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1})
     changes = [{size: 2 * size for size in sizes}, *({size: size + 1} for size in reversed(sizes))]
     for change in changes if sizes else []:
-        yield trial.map_tensors(
-            lambda _, tensor, change=change: resized(  # type: ignore[misc]
-                tensor, tuple(change.get(size, size) for size in tensor.shape)
-            )
-        )
+        shapes = {id(tensor): tuple(change.get(size, size) for size in tensor.shape) for tensor in trial.tensors}
+        yield trial.map_tensors(lambda _, tensor, to=shapes: resized(tensor, to[id(tensor)]))  # type: ignore[misc]
 
 
 def other_values(trial: Trial) -> Trial | None:

@@ -34,6 +34,7 @@ from customops.errors import innermost, is_users
 _COPIES = 3
 _SPARES = 2048
 _LARGEST_CACHE = 600  #: calls whose tensors may be kept
+_DEFAULT_DTYPE = "the default dtype"
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -63,18 +64,15 @@ def check(trial: Trial) -> None:
 
 
 def _check_settings(trial: Trial) -> None:
-    before = Settings.now()
     changed = None
     accepted = False
     for other in (False, True):
-        try:
+        with _kept_settings() as before:
             # What an earlier call left changed does not change once more.
             before.make_other() if other else before.make_usual()
             start = Settings.now()
             accepted = attempt(trial) is not None or accepted
             changed = changed or start.change()
-        finally:
-            before.restore()
     if changed:
         raise trial.fault(
             f"a call changes a setting of the program: {changed[0]}",
@@ -274,14 +272,16 @@ def _check_states(trial: Trial, expected: Results) -> None:
         ("inference mode", torch.inference_mode()),
     ]
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
-        states.append(("the default dtype", _default_float64()))
+        states.append((_DEFAULT_DTYPE, contextlib.nullcontext()))
     for name, state in states:
-        with state:
+        with _kept_settings(), state:
+            if name == _DEFAULT_DTYPE:
+                torch.set_default_dtype(torch.float64)
             actual = attempt(trial)
         if actual is None:
             continue
         dtypes, expected_dtypes = ([tensor.dtype for tensor in tensors_in(each)] for each in (actual, expected))
-        if name == "the default dtype" and dtypes == expected_dtypes:
+        if name == _DEFAULT_DTYPE and dtypes == expected_dtypes:
             continue  # random numbers of its own, say, or tables of another precision
         compare(
             trial,
@@ -292,16 +292,6 @@ def _check_states(trial: Trial, expected: Results) -> None:
             "x.new_zeros(n), torch.tensor(1.0, dtype=x.dtype)",
             how="other than by default: ",
         )
-
-
-@contextlib.contextmanager
-def _default_float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -316,7 +306,7 @@ def _errors_of_numpy() -> Any:
 #: What it is, how to ask for it, how to set it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
-    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    (_DEFAULT_DTYPE, torch.get_default_dtype, torch.set_default_dtype),
     ("the number of threads", torch.get_num_threads, torch.set_num_threads),
     (
         "whether autocast is on",
@@ -373,6 +363,15 @@ class Settings:
         for name, get, put in _SETTINGS:
             if self.values[name] is not None and get() != self.values[name]:
                 put(self.values[name])
+
+
+@contextlib.contextmanager
+def _kept_settings() -> Iterator[Settings]:
+    before = Settings.now()
+    try:
+        yield before
+    finally:
+        before.restore()
 
 
 def _reseeds(trial: Trial) -> str | None:
