@@ -14,9 +14,9 @@ import torch
 from customops.checking.report import Failure, Result
 from customops.checks._check import Check, Effort
 from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
-from customops.checks._state import Settings
 from customops.checks._trial import FAILS, Case, Trial
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
+from customops.checks.state import Settings
 from customops.errors import CheckError, users_frames, where
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried

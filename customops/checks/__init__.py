@@ -1,7 +1,7 @@
 """`opcheck`: test an operator against its schema, its fake impl and its autograd registration.
 
-Each check is one module. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns its
-outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
+Each check is a function of a trial. `CHECKS` is the table of the checks by name. `run_check` runs one check and returns
+its outcome; `opcheck` runs several, with the interface of `torch.library.opcheck`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,12 @@ def opcheck(
     for name in _names(test_utils):
         outcome = _run(name, trial)
         if outcome.error is not None and raise_exception:
-            raise _failure(outcome) from outcome.error
+            failure = OpCheckError(f"opcheck(op, ...): {name} failed with {outcome.error}")
+            leave_frames_out(outcome.error)
+            # `raise ... from` sets the cause alone where no exception is being handled; code that was written for
+            # torch.library looks for the context.
+            failure.__context__ = outcome.error
+            raise failure from outcome.error
         results[name] = outcome.error or "SUCCESS"
     return results
 
@@ -109,15 +114,6 @@ def _run(name: str, trial: Trial) -> Outcome:
     except SystemExit as error:  # of a kernel, say: it must not pass for the end of a successful run
         outcome = Outcome(name, "failed", CheckError(f"the operator raised {error!r}", op=trial.name))
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
-
-
-def _failure(outcome: Outcome) -> OpCheckError:
-    failure = OpCheckError(f"opcheck(op, ...): {outcome.check} failed with {outcome.error}")
-    leave_frames_out(outcome.error)
-    # `raise ... from` sets the cause alone where no exception is being handled; code that was written for
-    # torch.library looks for the context.
-    failure.__context__ = outcome.error
-    return failure
 
 
 def _trial(

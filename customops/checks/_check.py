@@ -52,22 +52,14 @@ def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     given = {case.sample: case.trial for case in cases if case.kind == "sample"}
     for case in cases:
         sample = given.get(case.sample)
-        if (
-            sample is not None
-            and case.kind in ("value", "number", "choice", "optional")
-            and _is_steered(case.trial, sample)
-        ):
+        if sample is None or case.kind not in ("value", "number", "choice", "optional"):
+            continue
+        known = {id(tensor) for tensor in sample.tensors}
+        if any(tensor.is_floating_point() and id(tensor) not in known for tensor in case.trial.tensors):
+            continue
+        numbers = {name: value for name, value in case.trial.arguments.items() if isinstance(value, int | float)}
+        if not any(value < 0 and sample.arguments.get(name) != value for name, value in numbers.items()):
             yield case
-
-
-def _is_steered(trial: Trial, sample: Trial) -> bool:
-    known = {id(tensor) for tensor in sample.tensors}
-    if any(tensor.is_floating_point() and id(tensor) not in known for tensor in trial.tensors):
-        return False
-    return not any(
-        isinstance(value, int | float) and value < 0 and sample.arguments.get(name) != value
-        for name, value in trial.arguments.items()
-    )
 
 
 def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:

@@ -7,7 +7,7 @@ else lies there; one that writes there leaves a trace.
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,54 +21,47 @@ from customops.checks._trial import Trial
 _PADDING = 1024  #: bytes before and after the elements; a multiple of the alignment of allocators
 
 
-class Surrounded:
+def surrounded(
+    trial: Trial, byte: int, is_put: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: True
+) -> tuple[Trial, Callable[[], tuple[str, int] | None]]:
     """A call with each tensor, or those that `is_put` picks, in a storage of its own, amid bytes of one value.
 
-    Attributes:
-        trial: the call.
+    Returns:
+        The call; and a function that says around which argument something was written since, and how many elements that
+        changed.
     """
+    bases: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # name, bytes, where elements are
 
-    def __init__(
-        self, trial: Trial, byte: int, is_put: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: True
-    ) -> None:
-        self._byte, self._is_put = byte, is_put
-        self._bases: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # name, bytes, where elements are
-        self.trial = trial.map_tensors(self._put)
-
-    def _put(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._is_put(name, tensor):
+    def put(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not is_put(name, tensor):
             return tensor
         width = tensor.element_size()
         start, end = _memory.byte_range(tensor)
-        base = torch.full((end - start + 2 * _PADDING,), self._byte, dtype=torch.uint8, device=tensor.device)
+        base = torch.full((end - start + 2 * _PADDING,), byte, dtype=torch.uint8, device=tensor.device)
         offset = _PADDING // width + tensor.storage_offset() % 16  # as little aligned as it was
         inside = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         inside.set_(base.untyped_storage(), offset, tuple(tensor.shape), tensor.stride())
         taken = torch.zeros(base.shape[0] // width, dtype=torch.bool, device=tensor.device)
         taken[torch.arange(len(taken)).as_strided(tensor.shape, tensor.stride(), offset)] = True
-        whole = base[: len(taken) * width].view(len(taken), width)
-        elements = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        elements.set_(tensor.untyped_storage(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        _memory.bits(inside).copy_(_memory.bits(elements))
-        self._bases.append((name, whole, taken))
+        _memory.bits(inside).copy_(_memory.bits(tensor))
+        bases.append((name, base[: len(taken) * width].view(len(taken), width), taken))
         return inside
 
-    def written_outside(self) -> tuple[str, int] | None:
-        """The name of an argument around which something was written, and how many elements that changed."""
-        for name, whole, taken in self._bases:
-            count = int((whole[~taken] != self._byte).any(-1).sum())
+    def written_outside() -> tuple[str, int] | None:
+        for name, whole, taken in bases:
+            count = int((whole[~taken] != byte).any(-1).sum())
             if count:
                 return name, count
         return None
 
+    return trial.map_tensors(put), written_outside
+
 
 def can_surround(trial: Trial) -> bool:
     """Have the tensors a storage each, and elements that can be copied one by one?"""
-    distinct = trial.distinct
-    alone = not any(_memory.share_storage(one, other) for i, one in enumerate(distinct) for other in distinct[:i])
-    return (
-        bool(distinct) and alone and not any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in distinct)
-    )
+    shared = any(_memory.share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2))
+    are_lazy = any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in trial.distinct)
+    return bool(trial.distinct) and not shared and not are_lazy
 
 
 @contextlib.contextmanager
@@ -90,38 +83,41 @@ def deterministic(*, fill: bool) -> Iterator[None]:
 def is_filled() -> Iterator[None]:
     """New memory of torch, and of numpy where it is loaded, is filled with NaN, or with large numbers."""
     numpy: Any = sys.modules.get("numpy")
-    names = [(numpy, name) for name in ("empty", "empty_like")] if numpy is not None else []
-    with deterministic(fill=True), _replaced(names, functools.partial(_filling, numpy)):
-        yield
 
-
-def _filling(numpy: Any, make: Any) -> Any:
-    def empty(*args: Any, **kwargs: Any) -> Any:
-        array = make(*args, **kwargs)
+    def fill(array: Any) -> None:
         if array.dtype.kind in "fc":
             array.fill(float("nan"))
         elif array.dtype.kind in "iu":
             array.fill(numpy.iinfo(array.dtype).max)
-        return array
 
-    return empty
+    names = [(numpy, name) for name in ("empty", "empty_like")] if numpy is not None else []
+    with deterministic(fill=True), _filling(names, fill):
+        yield
 
 
 @contextlib.contextmanager
-def _replaced(names: Sequence[tuple[Any, str]], wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """The functions of these names of modules and classes are wrapped."""
+def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
+    """What the functions of these names of modules and classes return is filled."""
     before = [(owner, name, getattr(owner, name)) for owner, name in names]
     try:
         for owner, name, make in before:
-            setattr(owner, name, wrap(make))
+            setattr(owner, name, _and_fill(make, fill))
         yield
     finally:
         for owner, name, make in before:
             setattr(owner, name, make)
 
 
-#: What `marked` fills new memory with; integers get it rounded.
-MARK = 77.25
+def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        fill(made)
+        return made
+
+    return empty
+
+
+_MARK = 77.25
 
 _PYTHON_NAMES = (
     (torch, "empty"),
@@ -134,13 +130,9 @@ _PYTHON_NAMES = (
 
 def marked() -> contextlib.AbstractContextManager[None]:
     """What Python code gets of the functions of torch that return new memory is filled with `MARK`."""
-    return _replaced(_PYTHON_NAMES, _marking)
+    return _filling(_PYTHON_NAMES, lambda tensor: tensor.detach().fill_(mark_of(tensor)))
 
 
-def _marking(make: Any) -> Any:
-    def empty(*args: Any, **kwargs: Any) -> Any:
-        tensor = make(*args, **kwargs)
-        with torch.no_grad():
-            return tensor.fill_(MARK if tensor.is_floating_point() or tensor.is_complex() else int(MARK))
-
-    return empty
+def mark_of(tensor: torch.Tensor) -> float:
+    """What `marked` fills new memory of this dtype with."""
+    return _MARK if tensor.is_floating_point() or tensor.is_complex() else int(_MARK)

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -25,24 +25,16 @@ _T = TypeVar("_T")
 _ALIGNMENT = 512
 _SEED = 0
 
-
 _lock = threading.RLock()
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> contextlib.AbstractContextManager[Any]:
     """One thread at a time: checks change settings and generators of the whole program, and put them back."""
-    with _lock:
-        yield
-
-
-def _renew() -> None:
-    global _lock
-    _lock = threading.RLock()
+    return _lock
 
 
 if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.RLock()))
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -58,7 +50,10 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
     """
     values, spec = _torch.tensors.tree_flatten(tree)
     originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-    blocks = _copy_storages(originals.values(), bare=bare, unseen=unseen)
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in filter(is_plain, originals.values()):
+        groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
+    blocks = {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
     copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
     copied: _T = _torch.tensors.tree_unflatten([copies.get(id(value), value) for value in values], spec)
     return copied
@@ -71,9 +66,14 @@ class _Block:
     """
 
     def __init__(self, tensors: list[torch.Tensor], *, bare: bool, unseen: bool) -> None:
-        ranges = [_range_if_dense(tensor) for tensor in tensors]
-        self.start = min(start for start, _ in ranges) // _ALIGNMENT * _ALIGNMENT
-        size = max(end for _, end in ranges) - self.start
+        starts, ends = [], []
+        for tensor in tensors:
+            start, end = byte_range(tensor)
+            dense = start + tensor.numel() * tensor.element_size()
+            starts.append(start)
+            ends.append(max(end, min(dense, tensor.untyped_storage().nbytes())))
+        self.start = min(starts) // _ALIGNMENT * _ALIGNMENT
+        size = max(ends) - self.start
         with torch.no_grad():
             original = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
             copy = original.set_(tensors[0].untyped_storage(), self.start, (size,), (1,))
@@ -95,10 +95,10 @@ class _Block:
 
 
 class _UnseenMemory:
-    """Memory whose addresses were not handed out before.
+    """Memory whose addresses were not handed out before: of a region that is no part of an allocator's heap, once.
 
     An allocator returns freed memory at once, and a kernel with a cache by address then takes a tensor for an earlier
-    one. Here a region is handed out from its start to its end, once; it is no part of an allocator's heap.
+    one.
     """
 
     _REGION = 16 * 1024 * 1024  # a page costs memory from the first write to it
@@ -123,12 +123,6 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _range_if_dense(tensor: torch.Tensor) -> tuple[int, int]:
-    start, end = byte_range(tensor)
-    dense = start + tensor.numel() * tensor.element_size()
-    return start, max(end, min(dense, tensor.untyped_storage().nbytes()))
-
-
 class _Computed(torch.autograd.Function):
     """Makes a tensor that is no leaf: in-place operators refuse leaves that require grad."""
 
@@ -141,14 +135,6 @@ class _Computed(torch.autograd.Function):
         return None, None
 
 
-def _copy_storages(tensors: Iterable[torch.Tensor], *, bare: bool, unseen: bool) -> dict[int, _Block]:
-    groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if is_plain(tensor):
-            groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
-    return {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
-
-
 def is_plain(tensor: torch.Tensor) -> bool:
     """Is there nothing more to the tensor, for a kernel, than the elements in its storage?"""
     is_wrapper = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -157,7 +143,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:
     def make() -> torch.Tensor:
-        return blocks[_torch.tensors.storage_id(tensor)].copy_of(tensor) if is_plain(tensor) else _clone(tensor)
+        if is_plain(tensor):
+            return blocks[_torch.tensors.storage_id(tensor)].copy_of(tensor)
+        try:
+            return tensor.detach().clone()
+        except NotImplementedError:
+            # A backend that can compute but not copy: better to try the operator on the original than not at all.
+            return tensor
 
     if leaf or not tensor.requires_grad:
         with torch.no_grad():
@@ -166,14 +158,6 @@ def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> tor
         anchor = torch.zeros((), requires_grad=True)
         computed: torch.Tensor = _Computed.apply(anchor, make)  # type: ignore[no-untyped-call]
         return computed
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    try:
-        return tensor.detach().clone()
-    except NotImplementedError:
-        # A backend that can compute but not copy: better to try the operator on the original than not at all.
-        return tensor
 
 
 @contextlib.contextmanager
@@ -193,16 +177,12 @@ def seeded(tree: Any) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.default_generator.manual_seed(_SEED)
         for device in devices:
-            _seed_device(device, stack)
+            module = torch.get_device_module(device.type)
+            if not hasattr(module, "get_rng_state"):
+                continue  # a device without random numbers
+            # MPS has one device, and its functions take no index.
+            where = () if device.type == "mps" else (device.index or 0,)
+            stack.callback(module.set_rng_state, module.get_rng_state(*where), *where)
+            with module.device(*where) if where and hasattr(module, "device") else contextlib.nullcontext():
+                module.manual_seed(_SEED)
         yield
-
-
-def _seed_device(device: torch.device, stack: contextlib.ExitStack) -> None:
-    module = torch.get_device_module(device.type)
-    if not hasattr(module, "get_rng_state"):
-        return  # a device without random numbers
-    # MPS has one device, and its functions take no index.
-    where = () if device.type == "mps" else (device.index or 0,)
-    stack.callback(module.set_rng_state, module.get_rng_state(*where), *where)
-    with module.device(*where) if where and hasattr(module, "device") else contextlib.nullcontext():
-        module.manual_seed(_SEED)

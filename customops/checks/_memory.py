@@ -73,9 +73,15 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     """
     if not _storages(first).isdisjoint(_storages(second)):
         return True
-    return any(
-        one < other_end and other < end for one, end in _addresses(first) for other, other_end in _addresses(second)
-    )
+    pairs = itertools.product(_addresses(first), _addresses(second))
+    return any(one < other_end and other < end for (one, end), (other, other_end) in pairs)
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    if _torch.tensors.wrapped_by(tensor) is not None:
+        return set()
+    found = filter(_torch.tensors.has_storage, _torch.tensors.sparse_parts(tensor) or [tensor])
+    return set(map(_torch.tensors.storage_id, found))
 
 
 def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -88,41 +94,26 @@ def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Like `share_storage`, but a tensor without elements shares nothing."""
-    return not (_is_empty(first) or _is_empty(second)) and share_storage(first, second)
-
-
-def _is_empty(tensor: torch.Tensor) -> bool:
-    """Without a guard on a size that is not known."""
-    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
-
-
-def _storages(tensor: torch.Tensor) -> set[int]:
-    if _torch.tensors.wrapped_by(tensor) is not None:
-        return set()
-    return {
-        _torch.tensors.storage_id(part)
-        for part in _torch.tensors.sparse_parts(tensor) or [tensor]
-        if _torch.tensors.has_storage(part)
-    }
+    # Without a guard on a size that is not known.
+    if any(isinstance(size, int) and size == 0 for size in (*first.shape, *second.shape)):
+        return False
+    return share_storage(first, second)
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Do two tensors have an element in common? Slices of one buffer share its storage without overlapping."""
     if first is second or _torch.tensors.wrapped_by(first) is not None:
         return first is second
-    return any(_parts_overlap(one, two) for one, two in itertools.product(parts(first), parts(second)))
-
-
-def _parts_overlap(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if _torch.tensors.storage_id(one) != _torch.tensors.storage_id(two):
-        return False
-    (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
-    if start >= other_end or other_start >= end:
-        return False
-    if one.element_size() != two.element_size():
-        return True  # not worth telling apart
-    first = min(start, other_start) // one.element_size()
-    length = max(end, other_end) // one.element_size() - first
-    taken = torch.zeros(length, dtype=torch.bool)
-    taken[torch.arange(length).as_strided(one.shape, one.stride(), one.storage_offset() - first)] = True
-    return bool(taken.as_strided(two.shape, two.stride(), two.storage_offset() - first).any())
+    for one, two in itertools.product(parts(first), parts(second)):
+        (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
+        is_near = start < other_end and other_start < end
+        if not is_near or _torch.tensors.storage_id(one) != _torch.tensors.storage_id(two):
+            continue
+        if one.element_size() != two.element_size():
+            return True  # not worth telling apart
+        lowest = min(start, other_start) // one.element_size()
+        taken = torch.zeros(max(end, other_end) // one.element_size() - lowest, dtype=torch.bool)
+        taken[torch.arange(len(taken)).as_strided(one.shape, one.stride(), one.storage_offset() - lowest)] = True
+        if taken.as_strided(two.shape, two.stride(), two.storage_offset() - lowest).any():
+            return True
+    return False

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import AliasError, CheckError, CustomOpsError, KernelError, is_users
+from customops.errors import AliasError, CheckError, CustomOpsError, KernelError, is_users, users_frames
 
 Status = Literal["passed", "failed", "not exercised"]
 
@@ -71,13 +71,9 @@ def leave_frames_out(error: BaseException | None) -> None:
     while isinstance(error, CheckError):
         error.__traceback__ = None
         error = error.__cause__
-    if error is None:
-        return
-    frames = error.__traceback__
-    while frames is not None and not is_users(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    if frames is not None or isinstance(error, CustomOpsError):
-        error.__traceback__ = frames
+    frames = users_frames(error) if error is not None else []
+    if error is not None and (frames or isinstance(error, CustomOpsError)):
+        error.__traceback__ = frames[0] if frames else None
 
 
 def in_short(error: BaseException, limit: int = 1000) -> str:
@@ -90,24 +86,13 @@ def in_short(error: BaseException, limit: int = 1000) -> str:
 
 
 #: Raised by code that did not expect its input. Others may be how it says what it does not take.
-_ACCIDENTS = (
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    NameError,
-    ZeroDivisionError,
-    UnboundLocalError,
-    RuntimeError,
-    ValueError,
-    RecursionError,
-)
+_ACCIDENTS = (TypeError, LookupError, AttributeError, NameError, ZeroDivisionError, RuntimeError, ValueError)
 _REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
 
 _WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that takes what a vmap rule returned
 
 
-def is_accident(error: BaseException) -> bool:
+def _is_accident(error: BaseException) -> bool:
     """Did an exception come about in the user's code, by something that its author did not think of?
 
     No is the answer where the line of the user's code that raised it says so (``raise``, ``assert``, ``torch._check``),
@@ -115,13 +100,13 @@ def is_accident(error: BaseException) -> bool:
     """
     if isinstance(error, (NotImplementedError, CustomOpsError)) or not isinstance(error, _ACCIDENTS):
         return False
-    if error.__cause__ is not None and not is_accident(error.__cause__):
+    if error.__cause__ is not None and not _is_accident(error.__cause__):
         return False
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    if not frames or frames[-1].lineno is None:
+    frames = users_frames(error)
+    if not frames:
         return False
     # A statement over several lines: `raise` is on its first.
-    line = linecache.getline(frames[-1].filename, frames[-1].lineno).strip()
+    line = linecache.getline(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno or 0).strip()
     return not any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
 
 
@@ -138,16 +123,14 @@ def is_refusal(error: BaseException) -> bool:
     users = [i for i, frame in enumerate(frames) if is_users(frame.filename)]
     if not users:
         return not isinstance(error, (IndexError, TypeError, AttributeError, KeyError, AssertionError))
-    last = users[-1]
-    start = last
+    start = users[-1]  # and back, to where the user's code was last entered
     while start - 1 in users:
         start -= 1
     entry, first = frames[start], frames[users[0]]
-    is_same = (entry.name, entry.filename) == (first.name, first.filename)
-    return is_same and not is_accident(error)
+    return (entry.name, entry.filename) == (first.name, first.filename) and not _is_accident(error)
 
 
 def user_line(error: BaseException) -> str:
     """``file:line`` of the user's code that raised an exception; empty if none had a part in it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    frames = users_frames(error)
+    return f"{frames[-1].tb_frame.f_code.co_filename}:{frames[-1].tb_lineno}" if frames else ""

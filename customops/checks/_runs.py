@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from customops.checks._trial import Trial
 # of the largest term, however small the sum is.
 
 #: Relative tolerances; about the square root of what the dtype resolves, for float32 and below somewhat less.
-TOLERANCES = {
+_TOLERANCES = {
     torch.float64: 1e-9,
     torch.complex128: 1e-9,
     torch.float32: 2e-5,
@@ -34,14 +33,13 @@ TOLERANCES = {
     torch.complex32: 4e-3,
     torch.bfloat16: 3e-2,
 }
-_EIGHT_BITS = 0.25  #: of floats of 8 bits and less
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """How far apart two elements of a dtype may be, relatively; 0 for integers and bools."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    return TOLERANCES.get(dtype, _EIGHT_BITS)
+    return _TOLERANCES.get(dtype, 0.25)  # of floats of 8 bits and less
 
 
 def difference(
@@ -57,61 +55,47 @@ def difference(
         exact: compare bit by bit, but for NaN.
         scale: the size of elements that counts as ordinary, where all of these may be zero but for rounding.
     """
-    allowed = _Allowed(rtol, exact, scale)
     actual_leaves, leaves = _torch.tensors.tree_leaves(actual), _torch.tensors.tree_leaves(expected)
     if len(leaves) != len(actual_leaves):
         return f"{len(actual_leaves)} values and not {len(leaves)}"
     for i, (one, other) in enumerate(zip(actual_leaves, leaves, strict=True)):
-        found = _leaves_differ(one, other, allowed)
+        if isinstance(one, float) and isinstance(other, float):
+            one, other = (torch.tensor(value, dtype=torch.float64) for value in (one, other))
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            found = None if type(one) is type(other) and one == other else f"{one!r} and not {other!r}"
+        elif one.shape != other.shape:
+            found = f"shape {tuple(one.shape)} and not {tuple(other.shape)}"
+        elif one.dtype != other.dtype:
+            found = f"dtype {one.dtype} and not {other.dtype}"
+        else:
+            found = _tensors_differ(one, other, rtol, exact, scale)
         if found:
             return found if len(leaves) == 1 else f"value {i}: {found}"
     return None
 
 
-@dataclass(frozen=True)
-class _Allowed:
-    """How far apart elements may be."""
-
-    rtol: float | None
-    exact: bool
-    scale: float
-
-    def around(self, expected: torch.Tensor, dtype: torch.dtype) -> float:
-        finite = expected[expected.isfinite()]
-        scale = max(float(finite.abs().max()) if finite.numel() else 0.0, self.scale)
-        rtol = tolerance_of(dtype) if self.rtol is None else self.rtol
-        tiny = torch.finfo(dtype).tiny if dtype.is_floating_point or dtype.is_complex else 0.0
-        return rtol * (scale or 1.0) + tiny
-
-
-def _leaves_differ(actual: Any, expected: Any, allowed: _Allowed) -> str | None:
-    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        if isinstance(actual, float) and isinstance(expected, float):
-            actual, expected = (torch.tensor(value, dtype=torch.float64) for value in (actual, expected))
-            return _tensors_differ(actual, expected, allowed)
-        return None if type(actual) is type(expected) and actual == expected else f"{actual!r} and not {expected!r}"
-    if actual.shape != expected.shape:
-        return f"shape {tuple(actual.shape)} and not {tuple(expected.shape)}"
-    if actual.dtype != expected.dtype:
-        return f"dtype {actual.dtype} and not {expected.dtype}"
-    return _tensors_differ(actual, expected, allowed)
-
-
-def _tensors_differ(actual: torch.Tensor, expected: torch.Tensor, allowed: _Allowed) -> str | None:
+def _tensors_differ(
+    actual: torch.Tensor, expected: torch.Tensor, rtol: float | None, exact: bool, scale: float
+) -> str | None:
     with torch.no_grad():
         one, other = _comparable(actual), _comparable(expected)
         if torch.equal(one, other):
             return None
         differs = (one != other) & ~((one != one) & (other != other))
-        if not allowed.exact and differs.any():
-            differs &= ~((one - other).abs() <= allowed.around(other, expected.dtype))
+        if not exact and differs.any():
+            dtype, finite = expected.dtype, other[other.isfinite()]
+            largest = max(float(finite.abs().max()) if finite.numel() else 0.0, scale) or 1.0
+            tiny = torch.finfo(dtype).tiny if dtype.is_floating_point or dtype.is_complex else 0.0
+            allowed = (tolerance_of(dtype) if rtol is None else rtol) * largest + tiny
+            differs &= ~((one - other).abs() <= allowed)
         if not differs.any():
             return None
-        count, where = int(differs.sum()), tuple(differs.nonzero()[0].tolist())
-        values = f"{_number(one[where])} and not {_number(other[where])}"
+        where = tuple(differs.nonzero()[0].tolist())
+        values = [element.item() for element in (one[where], other[where])]
+        text = " and not ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
         if differs.dim() == 0:
-            return values
-        return f"{count} of {differs.numel()} elements, the first at {where}: {values}"
+            return text
+        return f"{int(differs.sum())} of {differs.numel()} elements, the first at {where}: {text}"
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,11 +106,6 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor.to(torch.int64)
-
-
-def _number(element: torch.Tensor) -> str:
-    value = element.item()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # How much results change with inputs that differ by rounding says how well they are determined.
@@ -160,35 +139,28 @@ _ROUNDINGS = 32.0  #: Sums of many terms in another order differ by more than on
 _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "aten::_resize", "prims::empty")
 
 
-def own_generators(trial: Trial) -> Trial:
-    """The same call with copies of its generators, which a call moves on."""
-    values, spec = _torch.tensors.tree_flatten((trial.args, trial.kwargs))
-    if not any(isinstance(value, torch.Generator) for value in values):
-        return trial
-    copies = [value.clone_state() if isinstance(value, torch.Generator) else value for value in values]
-    args, kwargs = _torch.tensors.tree_unflatten(copies, spec)
-    return replace(trial, args=args, kwargs=kwargs)
+def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
+    """Call the operator, or `op` in its place, on these very tensors, from the same seed; if `moved`, from another.
 
+    It is given copies of generators, which a call moves on.
+    """
 
-def call(trial: Trial, *, moved: bool = False) -> Any:
-    """Call the operator on these very tensors, from the same seed; with `moved`, from another."""
-    trial = own_generators(trial)
-    with quiet(), seeded((trial.args, trial.kwargs)):
+    def own(value: Any) -> Any:
+        return value.clone_state() if isinstance(value, torch.Generator) else value
+
+    args, kwargs = _torch.tensors.tree_map(own, (trial.args, trial.kwargs))
+    with quiet(), seeded((args, kwargs)):
         if moved:
-            _move_generators(trial)
-        return trial.op(*trial.args, **trial.kwargs)
+            torch.default_generator.manual_seed(12345)
+            for device in {tensor.device for tensor in trial.tensors if tensor.device.type == "cuda"}:
+                torch.rand(1, device=device)  # `seeded` puts the state back
+        return (op or trial.op)(*args, **kwargs)
 
 
-def _move_generators(trial: Trial) -> None:
-    torch.default_generator.manual_seed(12345)
-    for device in {tensor.device for tensor in trial.tensors if tensor.device.type == "cuda"}:
-        torch.rand(1, device=device)  # `seeded` puts the state back
-
-
-def results_of(trial: Trial, *, moved: bool = False) -> Results:
-    """The results of a call on copies of the inputs. Raises what the operator raises."""
+def results_of(trial: Trial, **options: Any) -> Results:
+    """The results of a `call` on copies of the inputs. Raises what the operator raises."""
     copy = trial.copy()
-    return results_in(copy, call(copy, moved=moved))
+    return results_in(copy, call(copy, **options))
 
 
 def results_in(trial: Trial, outputs: Any) -> Results:
@@ -199,10 +171,10 @@ def results_in(trial: Trial, outputs: Any) -> Results:
     return {name: copied(value) for name, value in results.items()}
 
 
-def attempt(trial: Trial, *, moved: bool = False) -> Results | None:
-    """The results of a call, or None if the operator does not take these inputs."""
+def attempt(trial: Trial, **options: Any) -> Results | None:
+    """The results of a `call` on copies, or None if the operator does not take these inputs."""
     try:
-        return results_of(trial, moved=moved)
+        return results_of(trial, **options)
     except Exception:  # a derived input need not be accepted
         return None
 
@@ -233,42 +205,33 @@ def require_comparable(trial: Trial) -> None:
         raise NotExercised("the operator returns uninitialized memory")
     if any(tensor.is_nested for tensor in trial.tensors):
         raise NotExercised("nested tensors are not compared")
-    if has_effect(trial):
+    if trial.custom_op is not None and trial.custom_op._rules.effect.effects:
         raise NotExercised("the operator is registered with a side effect")
 
 
-def has_effect(trial: Trial) -> bool:
-    """Is the operator one of ours that was registered with a side effect?"""
-    op = trial.custom_op
-    if op is None:
-        return False
-    effects: dict[None, Any] = op._rules.effect.effects
-    return bool(effects)
-
-
-def is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
+def _is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
     """Is a result no further off than those for inputs that differ by rounding? Sums in which much cancels are not."""
-    apart = _distance(actual, expected)
+
+    def distance(one: Any) -> float | None:
+        """How far apart the elements are; None if they cannot be compared so."""
+        if not isinstance(one, torch.Tensor) or one.shape != expected.shape or one.layout is not torch.strided:
+            return None
+        if not one.numel():
+            return None
+        far = float((one.to(torch.float64) - expected.to(torch.float64)).abs().max())
+        return far if far < float("inf") else None
+
+    def contiguous(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous() if tensor.layout is torch.strided else tensor
+
+    if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
+        return False
+    apart = distance(actual)
     if apart is None:
         return False
-    eps = torch.finfo(expected.dtype).eps
-    near = [attempt(_contiguous(trial.map_tensors(nudge))) for nudge in nudges(eps)]
-    steps = [_distance(results[name], expected) for results in near if results is not None]
+    nudged = (trial.map_tensors(nudge).map_tensors(contiguous) for nudge in nudges(torch.finfo(expected.dtype).eps))
+    steps = [distance(results[name]) for results in map(attempt, nudged) if results is not None]
     return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
-
-
-def _contiguous(trial: Trial) -> Trial:
-    return trial.map_tensors(lambda _name, tensor: tensor.contiguous() if tensor.layout is torch.strided else tensor)
-
-
-def _distance(one: Any, other: Any) -> float | None:
-    """How far apart the elements of two tensors are; None if they cannot be compared so."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.shape != other.shape:
-        return None
-    if not other.is_floating_point() or one.layout is not torch.strided or not one.numel():
-        return None
-    far = float((one.to(torch.float64) - other.to(torch.float64)).abs().max())
-    return far if far < float("inf") else None
 
 
 def first_difference(actual: Results, expected: Results, **options: Any) -> tuple[str, str] | None:
@@ -288,26 +251,30 @@ def compare(
     fix: str,
     *,
     how: str = "",
-    is_excused: Callable[[str, Any, Any], bool] | None = None,
+    ties: bool = False,
+    rounding: bool = False,
     **fields: str | None,
 ) -> None:
     """Raise the fault `problem` of a trial for the first result that is not the right one.
 
     Args:
         how: what `got` begins with: how the call was made.
-        is_excused: may a result differ? It is given the name, the actual and the right value.
+        ties: results of indices may differ where an input has equal elements.
+        rounding: floats may be as far off as those for inputs that differ by rounding.
     """
     for name, value in right.items():
         found = difference(actual[name], value, rtol=trial.rtol)
-        if found and not (is_excused and is_excused(name, actual[name], value)):
+        if not found or (ties and is_tie_of_indices(trial, value, actual[name])):
+            continue
+        if not rounding or not _is_rounding(trial, name, actual[name], value):
             raise trial.fault(problem, f"{how}{name}: {found}", fix, **fields)
 
 
 def copied(value: Any) -> Any:
     """The same nest with copies of its tensors."""
-    values, spec = _torch.tensors.tree_flatten(value)
-    copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in values]
-    return _torch.tensors.tree_unflatten(copies, spec)
+    return _torch.tensors.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
 
 
 def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
@@ -318,13 +285,13 @@ def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
         return False
     if any(tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < most for tensor in tensors):
         return False
-    return any(_has_ties(tensor) for tensor in trial.tensors)
-
-
-def _has_ties(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype.is_complex:
-        return True
-    return int(tensor.detach().cpu().to(torch.float64).unique().numel()) < tensor.numel()
+    return any(
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.dtype.is_complex
+        or tensor.detach().cpu().to(torch.float64).unique().numel() < tensor.numel()
+        for tensor in trial.tensors
+    )
 
 
 #: The number of a tensor, and a dimension of it, for some tensors.

@@ -13,7 +13,6 @@ from customops.checks import (
     batches,
     compiled,
     determinism,
-    error_parity,
     faketensor,
     forward_mode,
     grad_modes,
@@ -28,12 +27,9 @@ from customops.checks import (
     second_order,
     stability,
     state,
-    symbolic_sizes,
     threads,
     unchecked,
-    uninitialized_memory,
     vmap,
-    writes,
 )
 from customops.checks._check import Check, both, everything, indexed, of_kinds, steered
 
@@ -55,7 +51,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
-            uninitialized_memory.check,
+            determinism.check_memory,
             "results in filled memory against results in memory as it comes",
             both(of_kinds("size", "dtype", each=4, size=16), steered),
             "quick",
@@ -73,13 +69,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=("test_schema", "test_determinism", "test_uninitialized_memory"),
         ),
         "test_writes": Check(
-            writes.check,
+            layouts.check_writes,
             "memory around tensors, and writes and aliases that the schema declares",
             of_kinds("layout", "size", "dtype", "choice", "list", each=4),
             after=("test_schema", "test_layouts"),
         ),
         "test_declared_writes": Check(
-            writes.check_declared, "that what is declared as written is", after=("test_schema", "test_writes")
+            layouts.check_declared, "that what is declared as written is", after=("test_schema", "test_writes")
         ),
         "test_unchecked": Check(
             unchecked.check,
@@ -90,16 +86,16 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         # The fake impl.
         "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
         "test_symbolic_sizes": Check(
-            symbolic_sizes.check,
+            faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
             of_kinds("choice", "optional", "list", "layout", "value", "number", each=2),
             after=_FAKE,
         ),
         "test_errors": Check(
-            error_parity.check, "wrong calls that the fake impl refuses against the kernel", after=_FAKE
+            faketensor.check_errors, "wrong calls that the fake impl refuses against the kernel", after=_FAKE
         ),
         "test_late_errors": Check(
-            functools.partial(error_parity.check, late=True),
+            functools.partial(faketensor.check_errors, late=True),
             "wrong calls that the kernel refuses against the fake impl",
             effort="thorough",
             after=_FAKE,

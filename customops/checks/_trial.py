@@ -81,6 +81,14 @@ class Trial:
         found = _torch.library.torch_op_of(self.name)
         return found if hasattr(found, "_definition") else None
 
+    @property
+    def kernels(self) -> list[Callable[..., Any]]:
+        """The kernels, as far as they are known: those of customops and of `torch.library.custom_op`."""
+        found = [getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)]
+        if self.custom_op is not None:
+            found += self.custom_op._rules.kernel.kernels.values()
+        return [fn for fn in found if fn is not None]
+
     def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
         """The same call with ``change(name, tensor)`` for each tensor; a tensor passed twice is changed once."""
         changed: dict[int, torch.Tensor] = {}
@@ -93,12 +101,9 @@ class Trial:
             return changed[id(value)]
 
         def mapped(name: str, value: Any) -> Any:
-            values, spec = _torch.tensors.tree_flatten(value)
-            return _torch.tensors.tree_unflatten([leaf(name, v) for v in values], spec)
+            return _torch.tensors.tree_map(functools.partial(leaf, name), value)
 
-        names = [argument.name for argument in self.schema.positional]
-        args = tuple(mapped(name, value) for name, value in zip(names, self.args, strict=False))
-        return replace(self, args=args, kwargs={name: mapped(name, value) for name, value in self.kwargs.items()})
+        return self.with_arguments(**{name: mapped(name, value) for name, value in self.arguments.items()})
 
     def with_arguments(self, /, **values: Any) -> Trial:
         """The same call with other values for some arguments."""
@@ -109,7 +114,7 @@ class Trial:
     @property
     def is_builtin(self) -> bool:
         """True for one of torch's own operators."""
-        return self.op.namespace in _TORCHS
+        return self.op.namespace in ("aten", "prim", "prims")
 
     def detached(self) -> Trial:
         """The same call on tensors that do not require grad."""
@@ -142,21 +147,15 @@ class Trial:
         except Exception as error:
             raise failed_call(self.name, FAILS, error) from error
 
-    @property
-    def kernel_place(self) -> str | None:
-        """``file:line`` of the kernel that runs for these inputs, where it is known."""
-        op = self.custom_op
-        if op is None:  # of torch.library.custom_op?
-            fn = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
-        else:
-            kernels = op._rules.kernel.kernels
-            device = self.tensors[0].device.type if self.tensors else None
-            fn = kernels.get(device) or kernels.get(None) or op._init_fn
-        return None if fn is None else where(fn)
-
     def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
         """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
-        return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": self.kernel_place, **fields})
+        kernels = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
+        device = self.tensors[0].device.type if self.tensors else None
+        # `torch.library.custom_op` keeps its kernel under the same name as customops.
+        first = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
+        kernel = kernels.get(device) or kernels.get(None) or first
+        place = None if kernel is None else where(kernel)
+        return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": place, **fields})
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
@@ -183,21 +182,13 @@ class JudgingMode(_torch.tensors.TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = Trial(func, args, kwargs or {}) if self._takes(func) else None
-        if call is None or any(map(_torch.tensors.is_abstract, call.tensors)):
-            return func(*args, **(kwargs or {}))
-        self.judged += 1
-        return self.judge(call)
-
-    def _takes(self, func: Any) -> bool:
-        """Is it the operator, or one of those that are not torch's own?"""
-        if not isinstance(func, _torch.library.OpOverload) or func.name() in self.left_out:
-            return False
-        return func is self.op or func.namespace not in _TORCHS
-
-
-#: Namespaces of ops that are made by torch itself.
-_TORCHS = ("aten", "prim", "prims")
+        if isinstance(func, _torch.library.OpOverload) and func.name() not in self.left_out:
+            call = Trial(func, args, kwargs or {})
+            is_judged = func is self.op or not call.is_builtin
+            if is_judged and not any(map(_torch.tensors.is_abstract, call.tensors)):
+                self.judged += 1
+                return self.judge(call)
+        return func(*args, **(kwargs or {}))
 
 
 def is_untraceable(op: _torch.library.OpOverload) -> bool:
@@ -231,7 +222,15 @@ def resolve(op: Any) -> _torch.library.OpOverload:
     if isinstance(op, CustomOpDef) and op._definition.removed is not None:
         raise op._definition.removed
     if isinstance(op, _torch.library.OpOverloadPacket):
-        op = _only_overload(op)
+        names = op.overloads()
+        if len(names) != 1:
+            raise UsageError(
+                f"{op} has {len(names)} overloads, and opcheck takes one OpOverload at a time",
+                argument="op",
+                got=", ".join(names),
+                fix=f"pass one of them, e.g. {op}.{names[0]}",
+            )
+        op = getattr(op, names[0])
     overload = op if isinstance(op, _torch.library.OpOverload) else getattr(op, "_opoverload", None)
     if not isinstance(overload, _torch.library.OpOverload):
         raise UsageError(
@@ -241,18 +240,6 @@ def resolve(op: Any) -> _torch.library.OpOverload:
             got=f"{type(op).__name__}: {brief(op)}",
         )
     return overload
-
-
-def _only_overload(packet: _torch.library.OpOverloadPacket) -> Any:
-    overloads = packet.overloads()
-    if len(overloads) != 1:
-        raise UsageError(
-            f"{packet} has {len(overloads)} overloads, and opcheck takes one OpOverload at a time",
-            argument="op",
-            got=", ".join(overloads),
-            fix=f"pass one of them, e.g. {packet}.{overloads[0]}",
-        )
-    return getattr(packet, overloads[0])
 
 
 #: What was changed of a sample.

@@ -1,4 +1,4 @@
-"""Calls like a given one: with other elements, with other sizes; and what an operator makes of them.
+"""Calls like a given one: with other elements, sizes, numbers and choices.
 
 Elements are those of the given tensors in another order, repeated where there are more. So indices stay in range, and
 what has to be positive stays so. Sizes only grow, for the same reason.
@@ -6,14 +6,13 @@ what has to be positive stays so. Sizes only grow, for the same reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from customops.checks._check import Effort
-from customops.checks._inputs import is_plain, quiet, seeded
+from customops.checks._inputs import is_plain
 from customops.checks._runs import attempt, difference
 from customops.checks._trial import Trial
 from customops.checks.inputs.derive import derive
@@ -33,65 +32,30 @@ def are_plain(trial: Trial) -> bool:
     return all(is_plain(tensor) and not tensor.is_conj() for tensor in trial.tensors)
 
 
-@dataclass
-class Run:
-    """A call that was made on copies of a trial's tensors.
+def _rows(tensor: torch.Tensor, least: int) -> torch.Tensor:
+    """The rows of a tensor, where there are at least so many; else its elements.
 
-    Attributes:
-        trial: the call with the copies, as they are afterwards.
-        outputs: one value for each return of the schema.
-        written: the arguments that the schema says are written, by name.
+    Where rows stay together, indices stay in range though the columns of a row mean different things.
     """
-
-    trial: Trial
-    outputs: list[Any]
-    written: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def results(self) -> list[Any]:
-        """All that the call left behind."""
-        return [self.outputs, list(self.written.values())]
-
-
-def attempt_run(trial: Trial) -> Run | None:
-    """Call the operator on copies; None if it does not accept the call."""
-    try:
-        return perform(trial)
-    except Exception:
-        return None  # a call that was made up: no finding if the operator refuses it
-
-
-def perform(trial: Trial) -> Run:
-    """Call the operator on copies; what it raises is raised."""
-    copy = trial.copy()
-    with seeded((copy.args, copy.kwargs)), quiet():
-        outputs = copy.by_return(copy.op(*copy.args, **copy.kwargs))
-    return Run(copy, outputs, copy.mutated)
+    return tensor.detach() if tensor.dim() > 1 and len(tensor) >= least else tensor.detach().reshape(-1)
 
 
 def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """A tensor with the same rows, each `by` places further on, and the same strides; of one row, its elements.
-
-    So indices stay in range, also where the columns of a row mean different things.
-    """
+    """A tensor with the same rows, each `by` places further on, and the same strides; of one row, its elements."""
     with torch.no_grad():
-        rows = tensor.detach() if tensor.dim() > 1 and len(tensor) > 1 else tensor.detach().reshape(-1)
-        return like(rows.roll(by, 0).reshape(tensor.shape), tensor)
+        return like(_rows(tensor, 2).roll(by, 0).reshape(tensor.shape), tensor)
 
 
-def reordered_values(trial: Trial, by: int = 1) -> Trial:
+def reordered_values(trial: Trial) -> Trial:
     """The same call with the elements of each tensor in another order."""
-    return trial.map_tensors(lambda _, tensor: reordered(tensor, by))
+    return trial.map_tensors(lambda _, tensor: reordered(tensor, 1))
 
 
 def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of another shape with the same elements, repeated or cut, and dimensions in the same order in memory."""
     with torch.no_grad():
-        count = 1
-        for size in shape:
-            count *= size
         flat = tensor.detach().reshape(-1)
-        filled = flat[torch.arange(count, device=flat.device) % max(flat.numel(), 1)].reshape(shape)
+        filled = flat[torch.arange(math.prod(shape), device=flat.device) % max(flat.numel(), 1)].reshape(shape)
         if len(shape) != tensor.dim():
             return filled
         order = sorted(range(len(shape)), key=tensor.stride, reverse=True)
@@ -117,11 +81,8 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
     sizes = sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1})
     changes = [{size: 2 * size for size in sizes}, *({size: size + 1} for size in reversed(sizes))]
     for change in changes if sizes else []:
-        yield trial.map_tensors(
-            lambda _, tensor, change=change: resized(  # type: ignore[misc]
-                tensor, tuple(change.get(size, size) for size in tensor.shape)
-            )
-        )
+        shapes = {id(tensor): tuple(change.get(size, size) for size in tensor.shape) for tensor in trial.tensors}
+        yield trial.map_tensors(lambda _, tensor, to=shapes: resized(tensor, to[id(tensor)]))  # type: ignore[misc]
 
 
 def other_values(trial: Trial) -> Trial | None:
@@ -130,28 +91,25 @@ def other_values(trial: Trial) -> Trial | None:
     The rows of floating-point tensors are shuffled, and elements made smaller. Tensors of integers and bools are
     often indices or sizes: theirs are shuffled, where that is accepted and nothing else can change.
     """
-    for change in (_scaled, _shuffled):
+
+    def shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor
+        rows = _rows(tensor, 3)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
+        return rows[order].reshape(tensor.shape)
+
+    def scaled(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor
+        factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
+        return (shuffled(name, tensor) * factor.to(tensor.device)).to(tensor.dtype)
+
+    for change in (scaled, shuffled):
         other = trial.map_tensors(change)
         if difference([*other.tensors], [*trial.tensors], exact=True) and attempt(other) is not None:
             return other
     return None
-
-
-def _scaled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor
-    factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
-    return (_shuffled(_name, tensor) * factor.to(tensor.device)).to(tensor.dtype)
-
-
-def _shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor
-    with torch.no_grad():
-        # Rows stay together where there are several: what stands in one may mean different things.
-        rows = tensor.detach() if tensor.dim() > 1 and len(tensor) > 2 else tensor.detach().reshape(-1)
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
-        return rows[order].reshape(tensor.shape)
 
 
 def other_numbers(trial: Trial) -> Iterator[Trial]:

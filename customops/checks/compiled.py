@@ -17,12 +17,11 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short
-from customops.checks._runs import difference
-from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt_run, other_sizes, reordered_values
+from customops.checks._runs import attempt, call, difference
+from customops.checks._trial import Trial, failed_call, is_untraceable
+from customops.checks._variants import are_plain, other_sizes, reordered_values
 from customops.errors import CheckError
 
-_DEPEND_ON_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 #: Of inductor: code is made anew, by this process, and draws the random numbers that eager mode draws.
 _OPTIONS = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
 _FIX = (
@@ -35,8 +34,8 @@ def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | No
     trial = _prepared(trial)
     function = _torch.tensors.fresh_copy(_around)
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True, options=options)
-    for what, call in _calls(trial):
-        _compare(compiled, call, "torch.compile", what)
+    for what, changed in _calls(trial):
+        _compare(compiled, changed, "torch.compile", what)
 
 
 def inductor_check(trial: Trial) -> None:
@@ -44,21 +43,16 @@ def inductor_check(trial: Trial) -> None:
     try:
         check(trial, "inductor", _OPTIONS)
     except CheckError as error:
-        reason = _why_inductor_fails(trial) if isinstance(error.__cause__, Exception) else None
-        if reason is None:
+        if not isinstance(error.__cause__, Exception):
             raise
-        raise NotExercised(f"inductor does not compile a function of plain PyTorch here: {reason}") from error
-
-
-def _why_inductor_fails(trial: Trial) -> str | None:
-    """What torch.compile raises of a function that does not call the operator; there may be no C++ compiler."""
-    compiled: Callable[..., Any] = torch.compile(_torch.tensors.fresh_copy(_plain))
-    try:
-        with quiet():
-            compiled([tensor.detach() for tensor in trial.tensors])
-    except Exception as error:
-        return in_short(error, 200)
-    return None
+        compiled: Callable[..., Any] = torch.compile(_torch.tensors.fresh_copy(_plain))
+        try:  # a function that does not call the operator: there may be no C++ compiler
+            with quiet():
+                compiled([tensor.detach() for tensor in trial.tensors])
+        except Exception as reason:
+            problem = f"inductor does not compile a function of plain PyTorch here: {in_short(reason, 200)}"
+            raise NotExercised(problem) from error
+        raise
 
 
 def _plain(tensors: list[torch.Tensor]) -> Any:
@@ -81,26 +75,28 @@ def export_check(trial: Trial) -> None:
             loaded = torch.export.load(buffer).module()
     except Exception as error:
         raise _not_traced(trial, "torch.export", error) from error
+    for what, changed in (("", trial), ("on other elements", reordered_values(trial))):
+        _compare(lambda _op, args, _kwargs: loaded(*args), changed, "torch.export", what)
 
-    def exported(_op: Any, args: Any, _kwargs: Any) -> Any:
-        return loaded(*args)
 
-    for what, call in (("", trial), ("on other elements", reordered_values(trial))):
-        _compare(exported, call, "torch.export", what)
+def _dynamic(value: Any) -> Any:
+    """Each size of two and more may be dynamic."""
+    if isinstance(value, torch.Tensor):
+        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
+    return [_dynamic(item) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def _prepared(trial: Trial) -> Trial:
     trial.require_data()
     if not trial.tensors or not are_plain(trial):
         raise NotExercised("no input is a plain strided tensor")
-    if any(tag in trial.op.tags for tag in _DEPEND_ON_DATA):
+    if is_untraceable(trial.op):
         raise NotExercised("the operator is tagged as depending on data: a compiler leaves it out")
     if trial.schema.is_view and not trial.is_builtin:
         raise NotExercised("the operator returns a view, which AOTDispatcher does not take of operators outside aten")
     trial = trial.detached()
-    with quiet():
-        first, again = attempt_run(trial), attempt_run(trial)
-    if first is None or again is None or difference(first.results, again.results):
+    first, again = attempt(trial), attempt(trial)
+    if first is None or again is None or difference(first, again):
         raise NotExercised("two calls of the operator differ in eager mode")
     return trial
 
@@ -129,8 +125,8 @@ def _calls(trial: Trial) -> Iterator[tuple[str, Trial]]:
             yield "with another number", trial.with_arguments(**{name: value + 0.5})
         elif isinstance(value, bool):
             yield "with another number", trial.with_arguments(**{name: not value})
-    for call in other_sizes(trial):
-        yield "with other sizes", call
+    for changed in other_sizes(trial):
+        yield "with other sizes", changed
 
 
 def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) -> None:
@@ -149,24 +145,19 @@ def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) ->
 def _run(function: Callable[..., Any], trial: Trial) -> Any:
     copy = trial.copy()
     try:
-        with seeded((copy.args, copy.kwargs)), torch.no_grad(), quiet():
-            return function(copy.op, copy.args, copy.kwargs)
+        with torch.no_grad():
+            return call(copy, op=lambda *args, **kwargs: function(copy.op, args, kwargs))
     except Exception as error:
         return error
 
 
 def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
     """The finding, or why it is none, for a function that cannot be compiled."""
-    causes: list[BaseException] = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
-    if trial.is_builtin or any(map(_torch.tensors.needs_data, causes)):
+    cause: BaseException | None = error
+    needs_data = False
+    while cause is not None:
+        needs_data = needs_data or _torch.tensors.needs_data(cause)
+        cause = cause.__cause__
+    if trial.is_builtin or needs_data:
         return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")
     return failed_call(trial.name, f"{how} fails on a function that calls the operator", error, fix=_FIX)
-
-
-def _dynamic(value: Any) -> Any:
-    """Each size of two and more may be dynamic."""
-    if isinstance(value, torch.Tensor):
-        return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
-    return [_dynamic(item) for item in value] if isinstance(value, (list, tuple)) else None

@@ -1,26 +1,32 @@
-"""test_determinism: equal calls have equal results, but for randomness that torch governs and the schema tells of.
-
-The operator is called twice from the same seed, and once from another. Two calls from one seed that differ take their
-randomness from elsewhere, or depend on something else that changes. A call that depends on the seed belongs to an
-operator with the tag ``nondeterministic_seeded``: without it, compilers take two such calls for one. A call that was
-given a generator takes its numbers from that one.
-
-Differences within the tolerance of the dtype are sums in another order. Memory that nobody wrote is left to
-test_uninitialized_memory.
-"""
+"""test_determinism and test_uninitialized_memory: equal calls have equal results."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from customops.checks._fills import is_filled
+from customops.checks._fills import deterministic, is_filled, mark_of, marked
+from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, compare, first_difference, require_comparable
+from customops.checks._runs import attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
 
-_TAG = torch.Tag.nondeterministic_seeded
-_IGNORES_GENERATOR = "a call that is given a generator depends on torch's default generator"
-_PASS_IT_ON = "pass generator=generator on to each function of torch that draws numbers"
+# ----------------------------------------------------------------------------------------------------------------------
+# test_determinism: equal calls have equal results, but for randomness that torch governs and the schema tells of.
+#
+# The operator is called twice from the same seed, and once from another. Two calls from one seed that differ take their
+# randomness from elsewhere, or depend on something else that changes. A call that depends on the seed belongs to an
+# operator with the tag ``nondeterministic_seeded``: without it, compilers take two such calls for one. A call that was
+# given a generator takes its numbers from that one.
+#
+# Differences within the tolerance of the dtype are sums in another order. Memory that nobody wrote is left to
+# test_uninitialized_memory.
+
+_IGNORES_GENERATOR = (
+    "a call that is given a generator depends on torch's default generator",
+    "pass generator=generator on to each function of torch that draws numbers",
+)
 
 
 def check(trial: Trial) -> None:
@@ -33,49 +39,96 @@ def check(trial: Trial) -> None:
         raise NotExercised("the operator neither returns nor writes anything")
     found = first_difference(second, first, rtol=trial.rtol)
     if found:
-        _judge_repeated(trial, found)
+        with is_filled():
+            first, second = attempt(trial), attempt(trial)
+        if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
+            raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
+        raise trial.fault(
+            "two calls with equal inputs and the same torch seed have different results",
+            got=": ".join(found),
+            fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy "
+            "or random; and have nothing kept from earlier calls",
+        )
+    if trial.is_builtin:
+        return
     other = attempt(trial, moved=True)
-    if other is not None:
-        _judge_seeded(trial, first, other)
-    _judge_generator(trial)
-
-
-def _judge_repeated(trial: Trial, found: tuple[str, str]) -> None:
-    with is_filled():
-        first, second = attempt(trial), attempt(trial)
-    if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
-        raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
-    raise trial.fault(
-        "two calls with equal inputs and the same torch seed have different results",
-        got=": ".join(found),
-        fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy or "
-        "random; and have nothing kept from earlier calls",
-    )
-
-
-def _judge_seeded(trial: Trial, first: Results, other: Results) -> None:
-    found = first_difference(other, first, rtol=trial.rtol)
-    if not found or _TAG in trial.op.tags or trial.op.namespace in ("aten", "prims"):
-        return
-    if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
-        raise trial.fault(_IGNORES_GENERATOR, ": ".join(found), _PASS_IT_ON)
-    raise trial.fault(
-        "results are random, and the operator has no tag that says so",
-        expected="the tag nondeterministic_seeded, or the same result whatever the seed",
-        got=": ".join(found),
-        fix="define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
-        "or compute one again in the backward",
-    )
-
-
-def _judge_generator(trial: Trial) -> None:
-    """Does a call that is given a generator depend on another?"""
-    if trial.op.namespace in ("aten", "prims"):
-        return
+    if other is not None and torch.Tag.nondeterministic_seeded not in trial.op.tags:
+        if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
+            compare(trial, other, first, *_IGNORES_GENERATOR)
+        compare(
+            trial,
+            other,
+            first,
+            "results are random, and the operator has no tag that says so",
+            "define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
+            "or compute one again in the backward",
+            expected="the tag nondeterministic_seeded, or the same result whatever the seed",
+        )
+    # Does a call that is given a generator depend on another?
     names = [a.name for a in trial.schema.arguments if a.type.startswith("Generator")]
     if not names or (trial.tensors and trial.tensors[0].device.type != "cpu"):
         return
     given = trial.with_arguments(**{name: torch.Generator().manual_seed(1) for name in names})
     first, other = attempt(given), attempt(given, moved=True)
     if first is not None and other is not None:
-        compare(trial, other, first, _IGNORES_GENERATOR, _PASS_IT_ON)
+        compare(trial, other, first, *_IGNORES_GENERATOR)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_uninitialized_memory: no result is what happened to be in memory.
+#
+# The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
+# comes. All else is the same, so a result that differs was never written, or was computed from what was not. An output
+# no element of which is written is taken for a work space, unless that is so for empty inputs alone.
+
+
+def check_memory(trial: Trial) -> None:
+    require_comparable(trial)
+    trial = trial.detached()
+    with deterministic(fill=False):
+        ordinary = attempt(trial)
+    with is_filled():
+        filled, again = attempt(trial), attempt(trial)
+    if ordinary is None or filled is None or again is None:
+        raise NotExercised("the operator does not take these inputs with deterministic algorithms")
+    if first_difference(again, filled):
+        raise NotExercised("equal calls have different results: there is nothing to compare with")
+    if any(all(_is_fill(tensor) for tensor in _tensors(value)) for value in filled.values()):
+        work_space = _unwritten(trial) or set()
+        if work_space and any(tensor.numel() == 0 for tensor in trial.tensors):
+            with_elements = _unwritten(trial.map_tensors(_not_empty))
+            if with_elements is not None:
+                work_space &= with_elements
+        ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
+    found = first_difference(filled, ordinary, rtol=trial.rtol)
+    if found:
+        raise trial.fault(
+            "a result depends on memory that was never written",
+            got=f"{found[0]}, where new memory is filled: {found[1]} (as it comes)",
+            fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the "
+            "ends and for small sizes; or use zeros",
+        )
+
+
+def _unwritten(trial: Trial) -> set[str] | None:
+    """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
+    with marked():
+        marks = attempt(trial)
+    if marks is None:
+        return None
+    # A sum with what was there would differ from it.
+    return {name for name, value in marks.items() if all(bool((x == mark_of(x)).all()) for x in _tensors(value))}
+
+
+def _not_empty(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.numel() else tensor.new_ones([size or 2 for size in tensor.shape])
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tensors_in(value) if leaf.layout is torch.strided and not leaf.is_quantized]
+
+
+def _is_fill(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().all())
+    return tensor.dtype is torch.bool or bool((tensor == torch.iinfo(tensor.dtype).max).all())

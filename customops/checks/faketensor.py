@@ -1,17 +1,9 @@
-"""test_faketensor: the fake impl promises what the operator returns.
-
-The operator runs once on real inputs and once on fakes of them (each part by itself if it is made of others that are
-not torch's own), and whatever a tracer goes by has to agree: how many outputs there are, their shape, stride, dtype,
-device, and which of them are or alias which inputs. Sizes that the fake leaves open (``get_ctx().new_dynamic_size()``)
-agree with any size in the range it gives them, and with one another.
-
-Both runs are made without gradients. What autograd does with an operator is not the fake impl's business, and a fake
-that is right below autograd stays right above it.
-"""
+"""test_faketensor, test_symbolic_sizes, test_errors and test_late_errors: the fake impl against the kernel."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +11,29 @@ import torch
 
 from customops import _torch
 from customops.checks import _memory
-from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._fills import can_surround, surrounded
+from customops.checks._inputs import quiet, tensors_in
+from customops.checks._outcome import NotExercised, in_short, user_line
+from customops.checks._runs import call
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
-from customops.errors import CheckError, MissingFakeError
+from customops.checks._variants import are_plain, other_sizes, resized
+from customops.errors import CheckError, CustomOpsError, MissingFakeError, is_users
+
+_INT = re.compile(r"\bint\(")
+_ENOUGH = 3  #: other sizes, of those that the operator accepts
+#: What is wrong in calls that a fake impl can tell as well as a kernel.
+_SIZES_DIFFER, _OUT_OF_RANGE = "sizes of two tensors differ", "a dimension is out of range"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_faketensor: the fake impl promises what the operator returns.
+#
+# The operator runs once on real inputs and once on fakes of them (each part by itself if it is made of others that are
+# not torch's own), and whatever a tracer goes by has to agree: how many outputs there are, their shape, stride, dtype,
+# device, and which of them are or alias which inputs. Sizes that the fake leaves open
+# (``get_ctx().new_dynamic_size()``) agree with any size in the range it gives them, and with one another.
+#
+# Both runs are made without gradients. What autograd does with an operator is not the fake impl's business, and a fake
+# that is right below autograd stays right above it.
 
 
 def fake_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -54,63 +65,31 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     except _torch.tensors.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
     real_outputs = real.run()
-    with mode:
-        fake_outputs = _run_fake(fake, is_composite=is_composite)
-    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
-    return real_outputs
-
-
-def _run_fake(trial: Trial, *, is_composite: bool) -> Any:
     try:
-        return trial.op(*trial.args, **trial.kwargs)
+        with mode:
+            fake_outputs = fake.op(*fake.args, **fake.kwargs)
     except Exception as error:
         if _torch.tensors.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
-            if is_untraceable(trial.op):
+            if is_untraceable(fake.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
         if isinstance(error, (_torch.tensors.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
             raise failed_call(
-                trial.name,
-                f"{trial.op} has no fake impl, so that nothing that calls it can be traced or compiled",
+                fake.name,
+                f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled",
                 error,
                 fix="register one with register_fake",
             ) from error
         raise failed_call(
-            trial.name,
-            f"{trial.op} fails on fake tensors, and not on real ones",
+            fake.name,
+            f"{fake.op} fails on fake tensors, and not on real ones",
             error,
             fix="a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go "
             "by; there is no data, and real tensors may not be used",
         ) from error
-
-
-class _OpenSizes:
-    """The real values of the sizes that a fake impl left open."""
-
-    def __init__(self) -> None:
-        self.values: dict[Any, int] = {}
-
-    def agree(self, fake: Any, real: Any) -> bool:
-        if isinstance(real, torch.SymInt):
-            return True  # a ragged dimension, which has no one size
-        if not isinstance(fake, torch.SymInt):
-            return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
-        expression = fake.node.expr
-        known = expression.subs(self.values)
-        bounds = fake.node.shape_env.bound_sympy(expression)
-        if known.is_number:
-            return bool(known == real)
-        if expression.is_symbol and real in bounds:
-            self.values[expression] = real
-        return real in bounds
-
-    def explain(self, sizes: tuple[Any, ...]) -> Iterator[str]:
-        for size in sizes:
-            if isinstance(size, torch.SymInt):
-                known = size.node.expr.subs(self.values)
-                bounds = size.node.shape_env.bound_sympy(size.node.expr)
-                yield f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
+    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
+    return real_outputs
 
 
 class _Comparison:
@@ -118,15 +97,32 @@ class _Comparison:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.sizes = _OpenSizes()
+        self.sizes: dict[Any, int] = {}  # the real values of the sizes that a fake impl left open
 
     def compare(self, real: Trial, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
         pairs = list(self._pairs("output", real.by_return(real_outputs), fake.by_return(fake_outputs)))
         for where, ours, promised in pairs:
-            self._compare_values(where, ours, promised)
-        tensors = [(where, ours, promised) for where, ours, promised in pairs if isinstance(ours, torch.Tensor)]
-        inputs = list(_inputs(real, fake))
-        self._compare_aliases(tensors, inputs)
+            if any(isinstance(ours, kind) != isinstance(promised, kind) for kind in (torch.Tensor, type(None))):
+                raise self._error(f"{where}: the kinds differ", type(ours).__name__, type(promised).__name__)
+            if isinstance(ours, torch.Tensor):
+                self._compare_tensors(where, ours, promised)
+            elif not isinstance(promised, (torch.SymBool, torch.SymFloat)) and not self._agree(promised, ours):
+                raise self._error(f"{where}: the values differ", ours, promised)
+
+        outputs = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
+        inputs = [
+            (f"argument {name}", ours, promised)
+            for name, value in real.arguments.items()
+            for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True)
+        ]
+        for one, other in [*itertools.product(outputs, inputs), *itertools.combinations(outputs, 2)]:
+            ours, promised = _relation(one[1], other[1]), _relation(one[2], other[2])
+            if one[1].numel() and ours != promised:
+                raise self._error(
+                    f"{one[0]} and {other[0]}: the aliasing differs",
+                    f"{one[0]} {ours} {other[0]}",
+                    f"{one[0]} {promised} {other[0]}",
+                )
         for where, ours, promised in inputs:
             self._compare_tensors(f"{where} after the call", ours, promised)
 
@@ -140,14 +136,6 @@ class _Comparison:
         for i, (one, other) in enumerate(zip(real, fake, strict=True)):
             yield from self._pairs(f"{where} {i}" if where == "output" else f"{where}[{i}]", one, other)
 
-    def _compare_values(self, where: str, real: Any, fake: Any) -> None:
-        if isinstance(real, torch.Tensor) != isinstance(fake, torch.Tensor) or (real is None) != (fake is None):
-            raise self._error(f"{where}: the kinds differ", type(real).__name__, type(fake).__name__)
-        if isinstance(real, torch.Tensor):
-            self._compare_tensors(where, real, fake)
-        elif not isinstance(fake, (torch.SymBool, torch.SymFloat)) and not self.sizes.agree(fake, real):
-            raise self._error(f"{where}: the values differ", real, fake)
-
     def _compare_tensors(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
         for what, ours, promised in [
             ("Layouts", real.layout, fake.layout),
@@ -158,21 +146,17 @@ class _Comparison:
         ]:
             if ours != promised:
                 raise self._error(f"{where}: {what} {ours} and {promised} are not equal", ours, promised)
-        self._compare_shapes(where, real, fake)
-        if real.layout is torch.strided and real.numel():
-            self._compare_strides(where, real, fake)
-
-    def _compare_shapes(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
-        ours, promised = tuple(real.shape), tuple(fake.shape)
-        equal = len(ours) == len(promised) and all(map(self.sizes.agree, promised, ours))
-        if not equal:
-            sizes = [str(promised), *self.sizes.explain(promised)]
-            raise self._error(f"{where}: Shapes {ours} and {promised} are not equal", ours, ", ".join(sizes))
-
-    def _compare_strides(self, where: str, real: torch.Tensor, fake: torch.Tensor) -> None:
+        shape: tuple[Any, ...] = tuple(real.shape)
+        fake_shape: tuple[Any, ...] = tuple(fake.shape)
+        if len(shape) != len(fake_shape) or not all(map(self._agree, fake_shape, shape)):
+            open_sizes = [self._explained(size) for size in fake_shape if isinstance(size, torch.SymInt)]
+            problem = f"{where}: Shapes {shape} and {fake_shape} are not equal"
+            raise self._error(problem, shape, ", ".join([str(fake_shape), *open_sizes]))
+        if real.layout is not torch.strided or not real.numel():
+            return
         # The stride of a dimension of one element is never used.
-        used = [dim for dim, size in enumerate(real.shape) if size > 1]
-        if not all(self.sizes.agree(fake.stride(dim), real.stride(dim)) for dim in used):
+        used = [dim for dim, size in enumerate(shape) if size > 1]
+        if not all(self._agree(fake.stride(dim), real.stride(dim)) for dim in used):
             raise self._error(
                 f"{where}: Stride mismatch",
                 real.stride(),
@@ -180,23 +164,27 @@ class _Comparison:
                 "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
                 "is contiguous",
             )
-        if not self.sizes.agree(fake.storage_offset(), real.storage_offset()):
+        if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())
 
-    def _compare_aliases(
-        self, outputs: list[tuple[str, Any, Any]], inputs: list[tuple[str, torch.Tensor, torch.Tensor]]
-    ) -> None:
-        others = [(output, other) for output in outputs for other in inputs]
-        for (where, real, fake), (other, real_other, fake_other) in [*others, *itertools.combinations(outputs, 2)]:
-            if not real.numel():
-                continue
-            ours, promised = _relation(real, real_other), _relation(fake, fake_other)
-            if ours != promised:
-                raise self._error(
-                    f"{where} and {other}: the aliasing differs",
-                    f"{where} {ours} {other}",
-                    f"{where} {promised} {other}",
-                )
+    def _agree(self, fake: Any, real: Any) -> bool:
+        if isinstance(real, torch.SymInt):
+            return True  # a ragged dimension, which has no one size
+        if not isinstance(fake, torch.SymInt):
+            return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
+        expression = fake.node.expr
+        known = expression.subs(self.sizes)
+        bounds = fake.node.shape_env.bound_sympy(expression)
+        if known.is_number:
+            return bool(known == real)
+        if expression.is_symbol and real in bounds:
+            self.sizes[expression] = real
+        return real in bounds
+
+    def _explained(self, size: torch.SymInt) -> str:
+        known = size.node.expr.subs(self.sizes)
+        bounds = size.node.shape_env.bound_sympy(size.node.expr)
+        return f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
 
     def _error(self, problem: str, real: Any, fake: Any, fix: str | None = None) -> CheckError:
         return CheckError(
@@ -208,13 +196,262 @@ class _Comparison:
         )
 
 
-def _inputs(real: Trial, fake: Trial) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    for name, value in real.arguments.items():
-        for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True):
-            yield f"argument {name}", ours, promised
-
-
 def _relation(tensor: torch.Tensor, other: torch.Tensor) -> str:
     if tensor is other:
         return "is"
     return "shares memory with" if _memory.share_storage(tensor, other) else "does not share memory with"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_symbolic_sizes: one run of the fake impl on sizes that are symbols is right for every size.
+#
+# ``torch.compile`` and ``torch.export`` run a fake impl once, on symbols, and use what it promised for other sizes. So
+# it runs here on inputs each size of which is a symbol of its own, and its promises are worked out for the sizes of the
+# sample, and for others that the operator accepts, and compared with what the operator returns there. As in an export,
+# `torch.compiler.is_compiling` says yes meanwhile. Sizes for which compiled code would be traced again (they fail a
+# guard) are left out: the fake impl may branch on a size.
+#
+# A size that ``int()`` made a number is a fault of its own: all sizes are compiled anew, and an export with dynamic
+# sizes is refused. It is reported where the operator was seen to accept another size, and the call of ``int`` is in the
+# user's code.
+
+
+def check_symbolic_sizes(trial: Trial) -> None:
+    trial.require_data()
+    if not are_plain(trial):
+        raise NotExercised("an input is not a plain strided tensor")
+    if not any(size > 1 for tensor in trial.tensors for size in tensor.shape):
+        raise NotExercised("no input has a size of two or more: one of 0 or 1 is never a symbol")
+    trial = trial.detached()
+    run = _torch.tensors.SymbolicRun()
+    with torch.no_grad(), quiet():
+        try:
+            fake = trial.map_tensors(lambda _, tensor: run.fake(tensor))
+        except _torch.tensors.NoFakeTensor as error:
+            raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
+        try:
+            with run.mode, _torch.tensors.as_if_compiling():
+                outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
+        except Exception as error:
+            # Where it does not run on numbers either, it is test_faketensor that says so.
+            if _torch.tensors.needs_data(error) or trial.is_builtin or _fake_error(trial) is not None:
+                raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
+            raise failed_call(
+                trial.name,
+                "the fake impl fails on sizes that are symbols, and not on numbers",
+                error,
+                fix="torch.compile and torch.export pass symbols (SymInt) for sizes: use arithmetic and torch "
+                "functions on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
+            ) from error
+        promised = _torch.tensors.tree_leaves([outputs, fake.mutated])
+        seen = 0
+        for other in (trial, *other_sizes(trial)):
+            seen += _compare_sizes(run, trial, other, promised)
+            if seen > _ENOUGH:
+                break
+        _judge_constants(run, trial)
+
+
+def _leaves_of_a_call(trial: Trial) -> list[Any] | None:
+    """What a call of the operator returned and wrote, as it is; None if it does not take the inputs."""
+    copy = trial.copy()
+    try:
+        return _torch.tensors.tree_leaves([copy.by_return(call(copy)), copy.mutated])
+    except Exception:  # a derived input need not be accepted
+        return None
+
+
+def _compare_sizes(run: Any, trial: Trial, other: Trial, promised: list[Any]) -> bool:
+    """Compare with one call of the operator; False if it says nothing."""
+    values = run.values(other.distinct)
+    leaves = _leaves_of_a_call(other) if run.holds_for(values) else None
+    if leaves is None:
+        return False
+    # What was promised of strides and offsets is for inputs that lie in memory in the same way.
+    offsets, other_offsets = ([int(tensor.storage_offset()) for tensor in each.tensors] for each in (trial, other))
+    lies_alike = other is trial or (offsets == other_offsets and all(map(_is_dense, trial.tensors)))
+    # Else the number of tensors depends on a size.
+    pairs = zip(leaves, promised, strict=True) if len(leaves) == len(promised) else ()
+    for i, (real, fake) in enumerate(pairs):
+        found = _differs(run, values, real, fake, lies_alike)
+        if found is not None:
+            what, got, expected = found
+            sizes = ", ".join(str(tuple(tensor.shape)) for tensor in other.tensors)
+            raise CheckError(
+                f"the fake impl, run on sizes that are symbols, promises another {what} than the operator returns",
+                op=trial.name,
+                expected=f"result {i}: {expected} (the operator, on sizes {sizes})",
+                got=f"{got} (its fake impl)",
+                fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right "
+                "for one size only, and so is a branch on symbols or on is_compiling()",
+            )
+    return True
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Is it contiguous, in some order of its dimensions?"""
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+def _differs(run: Any, values: dict[Any, int], real: Any, fake: Any, lies_alike: bool) -> tuple[str, str, str] | None:
+    """What differs, what was promised of it, and what it is."""
+    if not isinstance(real, torch.Tensor):
+        promised = run.evaluate(fake, values) if isinstance(fake, torch.SymInt) else None
+        return None if promised is None or promised == real else ("number", str(promised), str(real))
+    if not isinstance(fake, torch.Tensor) or real.layout is not torch.strided:
+        return None
+    if real.dtype != fake.dtype:
+        return "dtype", str(fake.dtype), str(real.dtype)
+    shape, strides = ([run.evaluate(size, values) for size in sizes] for sizes in (fake.shape, fake.stride()))
+    if not _agree(shape, list(real.shape)):
+        return "shape", _text(shape), str(tuple(real.shape))
+    if not lies_alike:
+        return None
+    used = [dim for dim, size in enumerate(real.shape) if size > 1 and real.numel()]
+    if not _agree([strides[dim] for dim in used], [real.stride(dim) for dim in used]):
+        return "stride", _text(strides), str(real.stride())
+    offset = run.evaluate(fake.storage_offset(), values)
+    if not _agree([offset], [int(real.storage_offset())]):
+        return "storage offset", str(offset), str(real.storage_offset())
+    return None
+
+
+def _agree(promised: list[Any], real: list[int]) -> bool:
+    return len(promised) == len(real) and all(p is None or p == r for p, r in zip(promised, real, strict=True))
+
+
+def _text(sizes: list[Any]) -> str:
+    return "(" + ", ".join("?" if size is None else str(size) for size in sizes) + ")"
+
+
+def _judge_constants(run: Any, trial: Trial) -> None:
+    places = [
+        (number, f"{file}:{line}")
+        for number, file, line, text in run.made_constant()
+        if _INT.search(text) and is_users(file)
+    ]
+    first = _leaves_of_a_call(trial) if places and not trial.is_builtin else None
+    for other in other_sizes(trial) if first is not None else ():
+        real = None if run.holds_for(run.values(other.distinct)) else _leaves_of_a_call(other)
+        if first is None or real is None or len(tensors_in(real)) != len(tensors_in(first)):
+            continue
+        number, place = places[0]
+        raise CheckError(
+            "the fake impl makes a number of a size, so that each size is compiled anew, and none can be exported as "
+            "dynamic",
+            op=trial.name,
+            got=f"int() of a size, {number} here",
+            where=place,
+            fix="leave the size as it is, a torch.SymInt: it can be computed with, and passed on as a size",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_errors and test_late_errors: kernel and fake impl refuse the same calls.
+#
+# Calls that are wrong are made of one that is right: sizes that agreed between two tensors made to differ, another
+# number of dimensions, numbers of dimensions that are out of range, other dtypes.
+#
+# - The kernel takes a call and its fake impl raises: compiled code refuses what runs in eager mode.
+# - The kernel fails by accident, with a name that is not defined: code that nobody has run.
+# - test_late_errors, a thorough check: the kernel refuses sizes of two tensors that do not agree, or a dimension that
+#   is out of range, and its fake impl returns a result. Compiled code then fails late, inside a kernel. For dtypes and
+#   values a kernel may be stricter, and many right ops leave sizes to their kernel, too: so this is not asked by
+#   default.
+
+
+def check_errors(trial: Trial, *, late: bool = False) -> None:
+    trial.require_data()
+    if trial.is_builtin or not _torch.dispatcher.runs_python(trial.name):
+        raise NotExercised("the kernel is not Python: a wrong call might end the process")
+    if late and trial.schema.mutated:
+        raise NotExercised("the operator writes: its fake impl may be that which its schema implies")
+    if not are_plain(trial) or not trial.tensors:
+        raise NotExercised("no input is a plain strided tensor")
+    trial = trial.detached()
+    tried = 0
+    with torch.no_grad():
+        for what, name, value in _wrong_values(trial):
+            tried += 1
+            _judge_wrong_call(trial.with_arguments(**{name: value}), what, name, late=late)
+    if not tried:
+        raise NotExercised("there is no tensor or dimension to make a wrong call of")
+
+
+def _wrong_values(trial: Trial) -> Iterator[tuple[str, str, Any]]:
+    """What is wrong, with which argument, and its value."""
+    tensors = {name: value for name, value in trial.arguments.items() if isinstance(value, torch.Tensor)}
+    # One size that another tensor has, too, made larger by one.
+    for name, tensor in tensors.items():
+        of_others = {size for other, value in tensors.items() if other != name for size in value.shape}
+        for dim, size in enumerate(tensor.shape):
+            if size > 1 and size in of_others:
+                shape = (*tensor.shape[:dim], size + 1, *tensor.shape[dim + 1 :])
+                yield _SIZES_DIFFER, name, resized(tensor, shape)
+    most = max(tensor.dim() for tensor in trial.tensors)
+    for name, value in trial.arguments.items():
+        is_dim = isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name)
+        if is_dim and -most <= value < most:
+            yield from ((_OUT_OF_RANGE, name, wrong) for wrong in (most, -most - 1))
+    for name, tensor in tensors.items():
+        if tensor.dim():
+            yield "other dimensions", name, tensor[0].clone()
+        yield "other dimensions", name, torch.stack([tensor, tensor])
+    for name, tensor in tensors.items():
+        if not tensor.is_complex():
+            yield "another dtype", name, tensor.to(torch.int64 if tensor.is_floating_point() else torch.float32)
+
+
+def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> None:
+    if late and what not in (_SIZES_DIFFER, _OUT_OF_RANGE):
+        return
+    # A kernel that does not look at sizes reads, and writes, past the end: let it be memory that nobody uses.
+    copy = surrounded(trial, 0)[0] if can_surround(trial) else trial.copy()
+    error: Exception | None = None
+    try:
+        call(copy)
+    except Exception as raised:
+        error = raised
+    if late and error is not None and _fake_error(trial) is None:
+        raise CheckError(
+            f"the fake impl accepts a call that the kernel refuses: {what}",
+            op=trial.name,
+            argument=argument,
+            expected=f"{in_short(error, 200)} (the kernel)",
+            got="a result (its fake impl), so that torch.compile takes it, and the error comes when it runs",
+            fix="check sizes in the fake impl as the kernel does, with torch._check(x.shape == y.shape, ...)",
+        )
+    if late:
+        return
+    if isinstance(error, NameError) and user_line(error):
+        problem = "the kernel uses a name that is not defined there"
+        raise failed_call(trial.name, problem, error, fix=f"at {user_line(error)}") from error
+    fake_error = _fake_error(trial) if error is None else None
+    if fake_error is not None and not isinstance(fake_error, NotExercised):
+        problem = fake_error.problem if isinstance(fake_error, CustomOpsError) else in_short(fake_error, 200)
+        raise CheckError(
+            "the fake impl refuses a call that the kernel accepts",
+            op=trial.name,
+            argument=argument,
+            expected="a result, as in eager mode",
+            got=f"{problem} (its fake impl, {what})",
+            fix="torch.compile fails where eager mode works: make the kernel refuse it, too, or the fake impl accept "
+            "it",
+        )
+
+
+def _fake_error(trial: Trial) -> Exception | None:
+    """What the fake impl raises, if anything; NotExercised if it is no refusal."""
+    mode = _torch.tensors.fake_mode()
+    try:
+        fake = trial.faked(mode)
+    except _torch.tensors.NoFakeTensor:
+        return NotExercised("torch cannot make a fake of an input")
+    try:
+        with mode, quiet():
+            fake.op(*fake.args, **fake.kwargs)
+    except Exception as error:
+        is_absent = isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)
+        return NotExercised("no fake impl") if is_absent or _torch.tensors.needs_data(error) else error
+    return None

@@ -9,7 +9,8 @@ with other values: NaN, zeros, halves, negative and large ones, and other number
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,137 +20,87 @@ from customops import _torch
 from customops._rules.out import Checked
 from customops.checks import _memory
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import (
-    Results,
-    attempt,
-    call,
-    compare,
-    first_difference,
-    is_tie_of_indices,
-    results_in,
-    steady_results,
-    tolerance_of,
-)
-from customops.checks._state import functions_of
+from customops.checks._runs import Results, attempt, compare, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_numbers
 from customops.errors import where
+
+_FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_INTEGERS = (torch.int32, torch.int64)
+
+
+_FIX = "one of the two is wrong for these inputs"
+#: A call, its results, the right ones, and what a difference means: the fields of a fault.
+_Pair = tuple[Trial, Results, Results, dict[str, Any]]
 
 
 def check(trial: Trial) -> None:
     trial.require_data()
     trial = trial.detached()
     expected = steady_results(trial)
-    tried = [
-        _check_reference(trial, expected),
-        _check_for_compilers(trial, expected),
-        _check_kernel_for_all(trial, expected),
-        _check_devices(trial, expected),
-        _check_out_variant(trial),
-    ]
-    if not any(tried):
+    tried = False
+    for pairs in (_reference, _for_compilers, _kernel_for_all, _devices, _out_variant):
+        for changed, actual, right, fields in pairs(trial, expected):
+            tried = True
+            compare(changed, actual, right, ties=True, **{"fix": _FIX, **fields})
+    if not tried:
         raise NotExercised(
             "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: "
             "there is nothing to compare"
         )
 
 
-def _judge(trial: Trial, actual: Results, right: Results, problem: str, fix: str, **fields: str) -> None:
-    def is_tie(_name: str, one: Any, other: Any) -> bool:
-        return is_tie_of_indices(trial, other, one)
-
-    compare(trial, actual, right, problem, fix, is_excused=is_tie, **fields)
-
-
-def _check_reference(trial: Trial, expected: Results) -> bool:
-    reference: Callable[..., Any] | None = trial.reference
-    if reference is None:
-        return False
-    copy = trial.copy()
-    outputs = reference(*copy.args, **copy.kwargs)
-    if outputs is None and trial.mutated:
-        values = results_in(copy, None)
-        names = [name for name in expected if name.startswith("argument ")]
-    else:
-        values, names = results_in(replace(copy, args=trial.args, kwargs=trial.kwargs), outputs), list(expected)
-        if trial.mutated:
-            values |= {name: value for name, value in results_in(copy, None).items() if name.startswith("argument ")}
-    named = {name: values[name] for name in names if name in values}
-    _judge(
-        trial,
-        expected,
-        named,
-        "the operator has other results than its reference function",
-        "one of the two is wrong for these inputs",
-        expected=f"the results of {where(reference)}",
-    )
-    return True
+def _reference(trial: Trial, expected: Results) -> Iterator[_Pair]:
+    if trial.reference is None:
+        return
+    right = results_of(trial, op=trial.reference)
+    if trial.mutated and right.get("the output") is None:
+        right.pop("the output", None)  # it writes as the operator does, and returns nothing
+    fields = {
+        "problem": "the operator has other results than its reference function",
+        "expected": f"the results of {where(trial.reference)}",
+    }
+    yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
 
 
-def _check_for_compilers(trial: Trial, expected: Results) -> bool:
+def _for_compilers(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """Decompositions, lowerings and replacements: what compilers take for the operator."""
-    tried = False
     for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():
-        copy = trial.copy()
-        outputs = function(*copy.args, **copy.kwargs)
-        if outputs is not NotImplemented:
-            tried = True
-            _judge(
-                trial,
-                expected,
-                results_in(replace(copy, args=trial.args, kwargs=trial.kwargs), outputs),
-                "the operator has other results than what compilers take for it",
-                "one of the two is wrong for these inputs",
-                expected="the results of its decomposition, lowering or replacement",
-            )
-    return tried
+        right = results_of(trial, op=function)
+        if not any(value is NotImplemented for value in right.values()):
+            fields = {
+                "problem": "the operator has other results than what compilers take for it",
+                "expected": "the results of its decomposition, lowering or replacement",
+            }
+            yield trial, expected, right, fields
 
 
-def _check_kernel_for_all(trial: Trial, expected: Results) -> bool:
+def _kernel_for_all(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """A device's own kernel, and the one for all devices that it stands in for."""
     devices = {tensor.device.type for tensor in trial.tensors}
-    if len(devices) != 1 or trial.op.namespace in ("aten", "prims"):
-        return False
+    if len(devices) != 1 or trial.is_builtin:
+        return
     (device,) = devices
-    qualname, key = trial.name, _torch.dispatcher.device_key(device)
-    if not _torch.dispatcher.has_kernel(qualname, key):
-        return False
-    if not any(_torch.dispatcher.has_kernel(qualname, alias) for alias in _FOR_ALL):
-        return False
-    tried = False
+    has_own = _torch.dispatcher.has_kernel(trial.name, _torch.dispatcher.device_key(device))
+    if not has_own or not any(_torch.dispatcher.has_kernel(trial.name, key) for key in _FOR_ALL):
+        return
+    fields = {
+        "problem": f"the kernel for {device} has other results than the kernel for all devices",
+        "fix": f"{_FIX}: both are the same operator",
+        "expected": "the results of the kernel for all devices",
+    }
     for changed in (trial, *_other_values(trial)):
-        own = attempt(changed) if changed is not trial else expected
-        general = _attempt_for_all(changed)
+        own = expected if changed is trial else attempt(changed)
+        general = attempt(changed, op=_torch.dispatcher.without_device_kernel(trial.op))
         if own is not None and general is not None:
-            tried = True
-            _judge(
-                changed,
-                own,
-                general,
-                f"the kernel for {device} has other results than the kernel for all devices",
-                "one of the two is wrong for these inputs: both are the same operator",
-                expected="the results of the kernel for all devices",
-            )
-    return tried
-
-
-_FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-
-
-def _attempt_for_all(trial: Trial) -> Results | None:
-    """The results of the kernel for all devices."""
-    copy = trial.copy()
-    aside: Any = _torch.dispatcher.without_device_kernel(trial.op)
-    try:
-        return results_in(copy, call(replace(copy, op=aside)))
-    except Exception:  # it need not be made for these inputs
-        return None
+            yield changed, own, general, fields
 
 
 def _other_values(trial: Trial) -> Iterator[Trial]:
-    """Other numbers and flags; special, larger and negative values."""
+    """Other numbers and flags; one size made 1, wherever it is; special, larger and negative values."""
     yield from other_numbers(trial)
-    yield from _narrowed(trial)
+    for size in sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1}):
+        yield trial.map_tensors(functools.partial(_first_of, size))
     tensors = [tensor for tensor in trial.tensors if tensor.numel()]
     if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in tensors):
         return
@@ -158,15 +109,9 @@ def _other_values(trial: Trial) -> Iterator[Trial]:
             yield trial.map_tensors(functools.partial(_with_values, values))
         for factor in (-1.0, 8.0, 0.125):
             yield trial.map_tensors(functools.partial(_scaled, factor))
-    if functions_of(trial) and any(tensor.dtype in _INTEGERS for tensor in tensors):
+    if trial.kernels and any(tensor.dtype in _INTEGERS for tensor in tensors):
         for factor in (-1, 2**24 + 1, 2**29 + 1):
-            yield trial.map_tensors(functools.partial(_integers_scaled, factor))
-
-
-def _narrowed(trial: Trial) -> Iterator[Trial]:
-    """One size made 1, in all tensors that have it."""
-    for old in sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1}):
-        yield trial.map_tensors(functools.partial(_first_of, old))
+            yield trial.map_tensors(functools.partial(_scaled, factor))
 
 
 def _first_of(old: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -175,9 +120,6 @@ def _first_of(old: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
     for dim, size in enumerate(tensor.shape):
         tensor = tensor.narrow(dim, 0, 1) if size == old else tensor
     return tensor.clone()
-
-
-_INTEGERS = (torch.int32, torch.int64)
 
 
 def _with_values(values: tuple[float, ...], _name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -190,103 +132,77 @@ def _with_values(values: tuple[float, ...], _name: str, tensor: torch.Tensor) ->
     return flat.reshape(tensor.shape)
 
 
-def _scaled(factor: float, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor * factor).to(tensor.dtype) if tensor.is_floating_point() else tensor
-
-
-def _integers_scaled(factor: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _scaled(factor: int | float, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Floating-point tensors by a float, integers by an int."""
+    if isinstance(factor, float):
+        return (tensor * factor).to(tensor.dtype) if tensor.is_floating_point() else tensor
     return tensor * factor + (factor > 0) if tensor.dtype in _INTEGERS else tensor
 
 
-def _check_devices(trial: Trial, expected: Results) -> bool:
+def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """The kernels of two devices."""
     if any(tensor.device.type != "cpu" for tensor in trial.tensors) or not trial.tensors:
-        return False
-    tried = False
+        return
+    if any(isinstance(value, torch.device) for value in trial.arguments.values()):
+        return
+    # Devices have functions of other precision, and sum in other orders.
+    dtypes = [value.dtype for value in expected.values() if isinstance(value, torch.Tensor)]
+    rtol = trial.rtol or max([1e-3, *(10 * tolerance_of(dtype) for dtype in dtypes)])
     for device in _torch.dispatcher.devices_at_hand():
-        if any(isinstance(value, torch.device) for value in trial.arguments.values()):
-            return tried
         try:
             moved = trial.map_tensors(lambda _name, tensor, to=device: tensor.to(to))  # type: ignore[misc]
         except Exception:  # a device that does not hold this dtype
             continue
         actual = attempt(moved)
-        if actual is None:
-            continue
-        tried = True
-        on_cpu = {name: _torch.tensors.tree_map(_on_cpu, value) for name, value in actual.items()}
-        found = first_difference(on_cpu, expected, rtol=trial.rtol or _device_tolerance(expected))
-        if found and not is_tie_of_indices(trial, expected[found[0]], on_cpu[found[0]]):
-            raise moved.fault(
-                f"the operator has other results on {device} than on the CPU",
-                ": ".join(found),
-                "one of the two kernels is wrong for these inputs",
-                expected="the results on the CPU",
-            )
-    return tried
+        if actual is not None:
+            fields = {
+                "problem": f"the operator has other results on {device} than on the CPU",
+                "fix": "one of the two kernels is wrong for these inputs",
+                "expected": "the results on the CPU",
+            }
+            on_cpu = _torch.tensors.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
+            yield replace(moved, rtol=rtol), on_cpu, expected, fields
 
 
-def _check_out_variant(trial: Trial) -> bool:
+def _out_variant(trial: Trial, _expected: Results) -> Iterator[_Pair]:
     """The operator and its out variant, which has to fill what it is given, whatever that held before."""
     variant: Any = trial.custom_op._rules.out_variant if trial.custom_op is not None else None
     if variant is None:
-        return False
-    tried = False
+        return
+    kernels = [kernel for kernel in variant._rules.kernel.kernels.values() if isinstance(kernel, Checked)]
+    in_place = sorted(frozenset().union(*(kernel.inplace for kernel in kernels)))  # arguments that may serve as out
     for changed in (trial, *_other_values(trial)):
         right = attempt(changed)
         if right is None:
             continue
-        tried = True
-        outs = [_filled(value) for value in right.values() if isinstance(value, torch.Tensor)]
-        _judge_out(variant, changed.copy(), outs, right, "write every element of out, and the same as the operator")
-        for name, i in _in_place(variant, changed, outs):
-            copy = changed.copy()
-            replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
-            fix = f"read each element of {name} before that of out is written; or leave {name} out of inplace="
-            _judge_out(variant, copy, replaced, right, fix, f" where out is {name}")
-    return tried
+        outs = [  # filled with what no result has
+            torch.full_like(value, float("nan") if value.is_floating_point() or value.is_complex() else 77)
+            for value in right.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        fix = "write every element of out, and the same as the operator"
+        yield _called_with_out(variant, changed.copy(), outs, right, fix)
+        for name, (i, out) in itertools.product(in_place, enumerate(outs)):
+            given = changed.arguments[name]
+            if not isinstance(given, torch.Tensor) or not are_plain(changed) or _memory.overlaps_itself(given):
+                continue
+            if (given.shape, given.dtype, given.device) == (out.shape, out.dtype, out.device):
+                copy = changed.copy()
+                replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
+                fix = f"read each element of {name} before that of out is written; or leave {name} out of inplace="
+                yield _called_with_out(variant, copy, replaced, right, fix, f" where out is {name}")
 
 
-def _judge_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> None:
+def _called_with_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> _Pair:
     names = [argument.name for argument in variant.schema.mutated]
     try:
         variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
     except Exception as error:
         raise failed_call(copy.name, f"the out variant fails{how} on inputs that the operator takes", error) from error
-    _judge(
-        copy,
-        dict(zip(right, outs, strict=True)),
-        right,
-        f"the out variant writes other results than the operator returns{how}",
-        fix,
-        expected="the results of the operator",
-        where=where(variant._init_fn),
-    )
-
-
-def _in_place(variant: Any, trial: Trial, outs: list[torch.Tensor]) -> Iterator[tuple[str, int]]:
-    """The arguments that are declared to serve as out, with the outs that they may be."""
-    kernels = [kernel for kernel in variant._rules.kernel.kernels.values() if isinstance(kernel, Checked)]
-    for name in sorted(frozenset().union(*(kernel.inplace for kernel in kernels))):
-        given = trial.arguments[name]
-        if not isinstance(given, torch.Tensor) or not are_plain(trial) or _memory.overlaps_itself(given):
-            continue
-        for i, out in enumerate(outs):
-            if (given.shape, given.dtype, given.device) == (out.shape, out.dtype, out.device):
-                yield name, i
-
-
-def _filled(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor like another, of values that no result has."""
-    value = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 77
-    return torch.full_like(tensor, value)
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _device_tolerance(expected: Results) -> float:
-    """Devices have functions of other precision, and sum in other orders."""
-    floating = [value for value in expected.values() if isinstance(value, torch.Tensor)]
-    return max([1e-3, *(10 * tolerance_of(value.dtype) for value in floating)]) if floating else 1e-3
+    fields = {
+        "problem": f"the out variant writes other results than the operator returns{how}",
+        "fix": fix,
+        "expected": "the results of the operator",
+        "where": where(variant._init_fn),
+    }
+    return copy, dict(zip(right, outs, strict=True)), right, fields

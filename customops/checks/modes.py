@@ -12,6 +12,7 @@ change none with other numbers or choices.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,10 +22,12 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import copied, difference
+from customops.checks._runs import Results, attempt, copied, difference
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt_run, other_arguments
+from customops.checks._variants import are_plain, other_arguments
 from customops.errors import CheckError, where
+
+_FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
 
 
 def check(trial: Trial) -> None:
@@ -32,74 +35,59 @@ def check(trial: Trial) -> None:
     if not are_plain(trial):
         raise NotExercised("an input is not a plain strided tensor")
     plain = trial.detached()
-    with quiet():
-        expected, again = attempt_run(plain), attempt_run(plain)
-        if expected is None or again is None:
-            raise NotExercised("the operator takes no inputs without gradients")
-        wanted = copied(expected.results)
-        if difference(copied(again.results), wanted) or difference(wanted, copied(again.results)):
-            raise NotExercised("two calls of the operator differ as it is")
-        for way, call, must_work in _WAYS:
-            _compare(plain, way, call, wanted, must_work=must_work)
-        for mode in _modes_with_rules(trial):
-            _judge_rule(plain, mode, wanted)
+    expected, again = attempt(plain), attempt(plain)
+    if expected is None or again is None:
+        raise NotExercised("the operator takes no inputs without gradients")
+    if difference(again, expected) or difference(expected, again):
+        raise NotExercised("two calls of the operator differ as it is")
+    for way, call_so, must_work in _WAYS:
+        try:
+            results = _under(plain, call_so)
+        except Exception as error:
+            if not must_work:
+                continue  # the operator need not know it
+            raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
+        found = difference(results, expected) if results is not None else None
+        if found is not None:
+            raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
+    if trial.custom_op is not None:
+        for mode, rule in trial.custom_op._rules.torch_dispatch.rules.items():
+            if issubclass(mode, _torch.tensors.TorchDispatchMode):
+                _judge_rule(plain, mode, rule, expected)
 
 
-def _modes_with_rules(trial: Trial) -> list[type]:
-    rules = trial.custom_op._rules.torch_dispatch.rules if trial.custom_op is not None else {}
-    return [cls for cls in rules if issubclass(cls, _torch.tensors.TorchDispatchMode)]
-
-
-def _judge_rule(trial: Trial, mode: type, wanted: Any) -> None:
+def _judge_rule(trial: Trial, mode: type, rule: Callable[..., Any], expected: Results) -> None:
     results = _below(mode, trial)
-    if results is None or difference(results, wanted) or difference(wanted, results):
+    if results is None or difference(results, expected) or difference(expected, results):
         return
     for other in other_arguments(trial, "quick"):
-        plain, again, results = attempt_run(other), attempt_run(other), _below(mode, other)
-        if plain is None or again is None or results is None or difference(again.results, plain.results):
+        plain, again, results = attempt(other), attempt(other), _below(mode, other)
+        if plain is None or again is None or results is None or difference(again, plain):
             continue
-        found = difference(results, copied(plain.results))
+        found = difference(results, plain)
         if found is not None:
             raise CheckError(
                 "the rule for a dispatch mode changes no result with these arguments, and does with others",
                 op=trial.name,
                 got=f"under {mode.__name__}: {found}",
-                where=where(trial.custom_op._rules.torch_dispatch.rules[mode]),
+                where=where(rule),
                 fix="call func(*args, **kwargs) with all arguments that the rule is given",
             )
 
 
 def _below(mode: type, trial: Trial) -> Any:
     """The results of a call under a mode of this class; None if one cannot be made, or refuses."""
-    copy = trial.copy()
     try:
-        with seeded((copy.args, copy.kwargs)), mode():
-            return copied(_call(copy))
+        return _under(trial, _within(mode))
     except Exception:  # a mode may want arguments, or know no such call
         return None
 
 
-def _compare(trial: Trial, way: str, call: Callable[[Trial], Any], wanted: Any, *, must_work: bool) -> None:
+def _under(trial: Trial, call_so: Callable[[Trial], Any]) -> Any:
+    """Copies of what a call in some way leaves behind; None if this way is nothing for these inputs."""
     copy = trial.copy()
-    try:
-        with seeded((copy.args, copy.kwargs)):
-            results = call(copy)
-    except _Skipped:
-        return
-    except Exception as error:
-        if not must_work:
-            return  # the operator need not know it
-        raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
-    found = difference(copied(results), wanted)
-    if found is not None:
-        raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
-
-
-_FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
-
-
-class _Skipped(Exception):
-    """This way is nothing for these inputs."""
+    with seeded((copy.args, copy.kwargs)), quiet():
+        return copied(call_so(copy))
 
 
 def _call(trial: Trial) -> Any:
@@ -108,11 +96,11 @@ def _call(trial: Trial) -> Any:
 
 
 def _within(mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Trial], Any]:
-    def call(trial: Trial) -> Any:
+    def call_so(trial: Trial) -> Any:
         with mode():
             return _call(trial)
 
-    return call
+    return call_so
 
 
 def _in_inference_mode(trial: Trial) -> Any:
@@ -127,24 +115,16 @@ def _in_thread(trial: Trial) -> Any:
 
 def _on_parameters(trial: Trial) -> Any:
     if trial.mutated or not any(tensor.is_floating_point() for tensor in trial.tensors):
-        raise _Skipped
-    call = trial.map_tensors(
-        lambda _, tensor: torch.nn.Parameter(tensor, requires_grad=False) if tensor.is_floating_point() else tensor
-    )
-    return _call(call)
-
-
-def _on_subclass(trial: Trial) -> Any:
-    return _call(trial.map_tensors(lambda _, tensor: tensor.as_subclass(_Named)))
+        return None
+    parameter = functools.partial(torch.nn.Parameter, requires_grad=False)
+    return _call(trial.map_tensors(lambda _, x: parameter(x) if x.is_floating_point() else x))
 
 
 def _on_wrappers(trial: Trial) -> Any:
     if trial.mutated or not trial.tensors:
-        raise _Skipped
+        return None
     results = _call(trial.map_tensors(lambda _, tensor: _torch.tensors.Wrapper(tensor)))
-    leaves, spec = _torch.tensors.tree_flatten(results)
-    unwrapped = [leaf.inner if isinstance(leaf, _torch.tensors.Wrapper) else leaf for leaf in leaves]
-    return _torch.tensors.tree_unflatten(unwrapped, spec)
+    return _torch.tensors.tree_map(lambda x: x.inner if isinstance(x, _torch.tensors.Wrapper) else x, results)
 
 
 def _functionalized(trial: Trial) -> Any:
@@ -188,7 +168,7 @@ _WAYS: tuple[tuple[str, Callable[[Trial], Any], bool], ...] = (
     ("in inference mode", _in_inference_mode, True),
     ("when called from another thread", _in_thread, True),
     ("on parameters", _on_parameters, True),
-    ("on a subclass of Tensor", _on_subclass, True),
+    ("on a subclass of Tensor", lambda trial: _call(trial.map_tensors(lambda _, x: x.as_subclass(_Named))), True),
     ("on tensors that a subclass wraps", _on_wrappers, False),
     ("when functionalized", _functionalized, False),
 )

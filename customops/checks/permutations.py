@@ -12,8 +12,7 @@ where the operator takes it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +20,6 @@ from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 _SIZES = (5, 8, 17, 64, 130, 256)
 _MOST_ELEMENTS = 200_000
@@ -36,58 +34,40 @@ def check(trial: Trial) -> None:
     tensors = trial.distinct
     if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
         raise NotExercised("an input is sparse or quantized")
-    groups = itertools.islice(groups_of(tensors), _MOST_GROUPS)
-    learnt = [found for group in groups if (found := _learn(trial, tensors, group)) is not None]
-    if not learnt:
+    learnt = [_learnt(trial, tensors, group) for group in itertools.islice(groups_of(tensors), _MOST_GROUPS)]
+    found = [symmetry for symmetry in learnt if symmetry is not None]
+    if not found:
         raise NotExercised("no dimension of the inputs is without order")
-    for symmetry in learnt:
+    for symmetry in found:
         _check_sizes(trial, symmetry)
 
 
-@dataclass
-class _Symmetry:
-    """Dimensions without order.
+class _Symmetry(NamedTuple):
+    """Dimensions without order: of the inputs of the call, and how each result follows them.
 
-    Attributes:
-        tensors: the inputs of the call.
-        group: their dimensions.
-        dims: by the name of a result, the dimension that has the order of the inputs; None if none has.
+    The latter is the dimension of the result that has the order of the inputs, by its name; None if none has.
     """
 
     tensors: list[torch.Tensor]
     group: Group
-    dims: dict[str, int | None] = field(default_factory=dict)
+    dims: dict[str, int | None]
 
     def trial(self, trial: Trial, index: torch.Tensor, values: int) -> Trial:
         """The call for the elements at `index`; `values` says which values they have."""
 
         def choose(i: int, dim: int) -> torch.Tensor:
-            return _pool(self.tensors[i], dim, values + i).index_select(dim, index)
+            """Of many elements along a dimension: those of the sample, of floating point also scaled."""
+            tensor = self.tensors[i].repeat_interleave(8, dim)
+            if tensor.is_floating_point():
+                numbers = torch.Generator().manual_seed(values + i)
+                factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
+                tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
+            return tensor.index_select(dim, index)
 
         return chosen(trial, self.tensors, self.group, choose)
 
-    def holds(self, trial: Trial, index: torch.Tensor, values: int) -> bool | None:
-        """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
-        first = attempt(self.trial(trial, index, values))
-        if first is None:
-            return None
-        for shift in (1, len(index) // 2, len(index) - 2):
-            order = torch.arange(len(index)).roll(shift)
-            second = attempt(self.trial(trial, index[order], values))
-            if second is None:
-                return None
-            if not all(_agrees(first[name], second[name], dim, order) for name, dim in self.dims.items()):
-                return False
-        return True
-
-
-def _pool(tensor: torch.Tensor, dim: int, seed: int) -> torch.Tensor:
-    """Many elements along a dimension: those of the sample, of floating point also scaled."""
-    if not tensor.is_floating_point():
-        return tensor.repeat_interleave(8, dim)
-    shape = [8 * size if at == dim else size for at, size in enumerate(tensor.shape)]
-    factor = 1 - torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 2
-    return (tensor.repeat_interleave(8, dim) * factor.to(tensor.device)).to(tensor.dtype)
+    def agrees(self, first: Results, second: Results, order: torch.Tensor) -> bool:
+        return all(_agrees(first[name], second[name], dim, order) for name, dim in self.dims.items())
 
 
 def _agrees(first: object, second: object, dim: int | None, order: torch.Tensor) -> bool:
@@ -101,9 +81,10 @@ def _agrees(first: object, second: object, dim: int | None, order: torch.Tensor)
     return difference(second, first, rtol=1e-5 if wide else 2e-2) is None  # float64 may be summed in float32
 
 
-def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group) -> _Symmetry | None:
+def _learnt(trial: Trial, tensors: list[torch.Tensor], group: Group) -> _Symmetry | None:
+    """What moves with the order of a group, the same for several orders and values; None if something else does."""
     size = tensors[group[0][0]].shape[group[0][1]]
-    symmetry = _Symmetry(tensors, group)
+    symmetry = _Symmetry(tensors, group, {})
     for attempts in range(3):
         generator = torch.Generator().manual_seed(attempts)
         index = torch.randperm(8 * size, generator=generator)[:size]
@@ -112,24 +93,15 @@ def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group) -> _Symmetry
         second = attempt(symmetry.trial(trial, index[order], attempts))
         if first is None or second is None or not any(tensors_in(value) for value in first.values()):
             return None
-        if not symmetry.dims:
-            symmetry.dims = dict(_dims(first, second, order))
-        if symmetry.dims.keys() != first.keys():
-            return None
-        if not all(_agrees(first[name], second[name], dim, order) for name, dim in symmetry.dims.items()):
+        for name, value in first.items() if attempts == 0 else ():
+            shape = value.shape if isinstance(value, torch.Tensor) else ()
+            choices = [None, *(dim for dim, each in enumerate(shape) if each == size)]
+            found = [dim for dim in choices if _agrees(value, second[name], dim, order)]
+            if found:
+                symmetry.dims[name] = found[-1]
+        if symmetry.dims.keys() != first.keys() or not symmetry.agrees(first, second, order):
             return None
     return symmetry
-
-
-def _dims(first: Results, second: Results, order: torch.Tensor) -> Iterator[tuple[str, int | None]]:
-    """How each result moves with the order; a result that moves otherwise is left out."""
-    for name, value in first.items():
-        choices: list[int | None] = [None]
-        if isinstance(value, torch.Tensor):
-            choices += [dim for dim, size in enumerate(value.shape) if size == len(order)]
-        found = [dim for dim in choices if _agrees(value, second[name], dim, order)]
-        if found:
-            yield name, found[-1]
 
 
 def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
@@ -141,21 +113,31 @@ def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
         if numel > _MOST_ELEMENTS:
             break
         index = torch.randint(8 * own, (size,), generator=torch.Generator().manual_seed(size))
-        holds = symmetry.holds(trial, index, 0)
+        holds = _holds(trial, symmetry, index)
         if holds is False:
             wrong = wrong or size
-        elif (
-            holds and wrong is not None and size != own
-        ):  # of an operator on blocks, rows of one block are without order
-            raise _error(trial, symmetry, wrong, size)
+        elif holds and wrong is not None and size != own:  # of an op on blocks, rows of one block are without order
+            arguments, dims = words_of(trial, symmetry.tensors, symmetry.group)
+            raise trial.fault(
+                "the result depends on the order of elements for some sizes, and not for others",
+                argument=arguments,
+                expected=f"a result that does not depend on the order, as for size {size}",
+                got=f"{dims} of size {wrong}: another result for the same elements in another order",
+                fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd "
+                "number",
+            )
 
 
-def _error(trial: Trial, symmetry: _Symmetry, wrong: int, right: int) -> CheckError:
-    arguments, dims = words_of(trial, symmetry.tensors, symmetry.group)
-    return trial.fault(
-        "the result depends on the order of elements for some sizes, and not for others",
-        argument=arguments,
-        expected=f"a result that does not depend on the order, as for size {right}",
-        got=f"{dims} of size {wrong}: another result for the same elements in another order",
-        fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd number",
-    )
+def _holds(trial: Trial, symmetry: _Symmetry, index: torch.Tensor) -> bool | None:
+    """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
+    first = attempt(symmetry.trial(trial, index, 0))
+    if first is None:
+        return None
+    for shift in (1, len(index) // 2, len(index) - 2):
+        order = torch.arange(len(index)).roll(shift)
+        second = attempt(symmetry.trial(trial, index[order], 0))
+        if second is None:
+            return None
+        if not symmetry.agrees(first, second, order):
+            return False
+    return True

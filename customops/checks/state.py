@@ -12,23 +12,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, call, compare, first_difference, results_in, steady_results
-from customops.checks._state import Caches, Settings, emptied, functions_of, reseeds
+from customops.checks._runs import Results, attempt, call, compare, copied, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
+from customops.errors import innermost, is_users
 
 _COPIES = 3
 _SPARES = 2048
 _LARGEST_CACHE = 600  #: calls whose tensors may be kept
+_DEFAULT_DTYPE = "the default dtype"
 _EARLIER = "results depend on earlier calls"
 _KEPT = (
     "something is kept between calls: a cache whose key lacks what the result depends on (values are not told by "
@@ -48,31 +54,32 @@ def check(trial: Trial) -> None:
         _check_released(trial)
         _check_rewritten(trial, other)
         _check_shapes(trial, other)
-    _check_again(trial, expected)
+    again = attempt(trial)
+    how = "called again, after calls with other values: "
+    if again is None:
+        raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
+    compare(trial, again, expected, _EARLIER, _KEPT, how=how)
     _check_numbers(trial)
     _check_states(trial, expected)
 
 
 def _check_settings(trial: Trial) -> None:
-    before = Settings.now()
     changed = None
     accepted = False
     for other in (False, True):
-        try:
+        with _kept_settings() as before:
             # What an earlier call left changed does not change once more.
             before.make_other() if other else before.make_usual()
             start = Settings.now()
             accepted = attempt(trial) is not None or accepted
             changed = changed or start.change()
-        finally:
-            before.restore()
     if changed:
         raise trial.fault(
             f"a call changes a setting of the program: {changed[0]}",
             changed[1],
             "set it back in a finally clause, or use the context manager that torch has for it",
         )
-    found = reseeds(trial) if accepted else None
+    found = _reseeds(trial) if accepted else None
     if found:
         raise trial.fault(
             f"a call seeds the random numbers of {found}, of which the whole program takes",
@@ -82,12 +89,31 @@ def _check_settings(trial: Trial) -> None:
         )
 
 
+def _check_caches(trial: Trial, other: Trial) -> None:
+    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
+    caches = _caches_of(trial.kernels)
+    if not caches or trial.mutated:
+        return
+    sizes = list(map(_size_of, caches))
+    for first, second in ((trial, other), (_enlarged(trial), _enlarged(other))):
+        if attempt(first) is None:
+            continue
+        kept = attempt(second)
+        grown = [cache for cache, size in zip(caches, sizes, strict=True) if _size_of(cache) > size]
+        if kept is None or not grown:
+            continue
+        with _emptied(grown):
+            fresh = attempt(second)
+        if fresh is not None:
+            compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
+
+
 def _check_kept(trial: Trial, other: Trial) -> None:
     """A second call changes neither what the first returned nor what it was given; what a user does neither."""
     first, second = trial.copy(), other.copy()
     try:
         outputs = call(first)
-        results, given = results_in(first, outputs), results_in(first, None) | _inputs(first)
+        results, given = results_in(first, outputs), copied(first.arguments)
         later = call(second)
     except Exception as error:
         raise NotExercised("a second call with other values fails") from error
@@ -97,13 +123,21 @@ def _check_kept(trial: Trial, other: Trial) -> None:
             "the first result, after a second call with other values, has other elements",
             "return new memory from each call, not a buffer that is kept",
         )
-    if first_difference(_inputs(first), {name: given[name] for name in _inputs(first)}, exact=True):
+    if first_difference(first.arguments, given, exact=True):
         raise trial.fault(
             "a call writes to a tensor that an earlier call was given",
             "an argument of the first call, after a second call with tensors of its own, has other elements",
             "keep no tensors that a call was given",
         )
-    _check_returned_again(trial, first, outputs, later)
+    returned = [one for one in tensors_in(outputs) if not any(_memory.share_memory(one, x) for x in first.tensors)]
+    # Who writes to a result would change the next one.
+    if any(_memory.share_memory(one, two) for one in returned for two in tensors_in(later)):
+        raise trial.fault(
+            "two calls return the same memory",
+            "a tensor that the second call returned shares memory with one of the first",
+            "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
+            "results",
+        )
 
 
 def _check_released(trial: Trial) -> None:
@@ -137,29 +171,6 @@ def _are_alive(calls: list[list[weakref.ref[torch.Tensor]]]) -> bool:
     return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
 
-def _inputs(trial: Trial) -> Results:
-    return results_in(trial, None) | {name: _clones(value) for name, value in trial.arguments.items()}
-
-
-def _clones(value: Any) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in tensors_in(value)]
-
-
-def _check_returned_again(trial: Trial, first: Trial, outputs: Any, later: Any) -> None:
-    """Is memory of one result that of the next, so that who writes to it changes that?"""
-    given = first.tensors
-    for one in tensors_in(outputs):
-        if any(_memory.share_memory(one, tensor) for tensor in given):
-            continue
-        if any(_memory.share_memory(one, two) for two in tensors_in(later)):
-            raise trial.fault(
-                "two calls return the same memory",
-                "a tensor that the second call returned shares memory with one of the first",
-                "return new memory from each call, e.g. a clone of what is kept: compiled code, and users, write to "
-                "results",
-            )
-
-
 def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
     if trial.mutated:
@@ -171,23 +182,19 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
     fresh = other.copy(unseen=True)
     try:
         expected = results_in(fresh, call(fresh))
-    except Exception:  # a derived input need not be accepted
-        return
-    del spares
-    try:
-        found = next(filter(None, (_rewritten(copy, other, expected) for copy in reused)), None)
-    except Exception:  # tensors whose elements overlap cannot be written
+        del spares
+        for copy in reused:
+            call(copy)
+            with torch.no_grad():
+                for tensor, values in zip(copy.tensors, other.tensors, strict=True):
+                    tensor.copy_(values)
+            found = first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
+            if found:
+                break
+    except Exception:  # a derived input need not be accepted, and tensors whose elements overlap cannot be written
         return
     if found:
         raise trial.fault(_EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
-
-
-def _rewritten(copy: Trial, other: Trial, expected: Results) -> Any:
-    call(copy)
-    with torch.no_grad():
-        for tensor, values in zip(copy.tensors, other.tensors, strict=True):
-            tensor.copy_(values)
-    return first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
@@ -197,17 +204,20 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
     if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
         return
-    truth = attempt(other_enlarged.in_float64())
-    first, second = attempt(enlarged), attempt(other_enlarged)
-    near = attempt(other_enlarged.in_float64().map_tensors(_nudged))
+
+    def nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
+
+    in_order = (other_enlarged.in_float64(), enlarged, other_enlarged, other_enlarged.in_float64().map_tensors(nudged))
+    truth, first, second, near = map(_attempt_in_float64, in_order)
     if truth is None or first is None or second is None or near is None:
         return
-    if first_difference(_widened(near), _widened(truth), rtol=1e-4):
+    if first_difference(near, truth, rtol=1e-4):
         return  # too steep to tell
-    stale = first_difference(_widened(second), _widened(truth), rtol=1e-2)
-    if stale and not first_difference(_widened(attempt(enlarged) or first), _widened(first), rtol=1e-4):
-        started = attempt(enlarged.in_float64())
-        if started is None or first_difference(_widened(first), _widened(started), rtol=1e-2):
+    stale = first_difference(second, truth, rtol=1e-2)
+    if stale and not first_difference(_attempt_in_float64(enlarged) or first, first, rtol=1e-4):
+        started = _attempt_in_float64(enlarged.in_float64())
+        if started is None or first_difference(first, started, rtol=1e-2):
             return  # float32 and float64 differ in any case
         raise trial.fault(_EARLIER, f"after a call with other values of the same shape: {': '.join(stale)}", _KEPT)
 
@@ -226,39 +236,13 @@ def _enlarged(trial: Trial) -> Trial:
     return trial.map_tensors(larger)
 
 
-def _nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
-
-
-def _widened(results: Results) -> Results:
-    """Floating-point results as float64; what is no tensor of floating point is left out."""
+def _attempt_in_float64(trial: Trial) -> Results | None:
+    """The floating-point results of a call, as float64."""
+    results = attempt(trial)
+    if results is None:
+        return None
     floating = {n: v for n, v in results.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return {name: value.double() for name, value in floating.items()}
-
-
-def _check_caches(trial: Trial, other: Trial) -> None:
-    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
-    caches = Caches(functions_of(trial))
-    if not caches.found or trial.mutated:
-        return
-    for first, second in ((trial, other), (_enlarged(trial), _enlarged(other))):
-        if attempt(first) is None:
-            continue
-        kept, grown = attempt(second), caches.grown()
-        if kept is None or not grown:
-            continue
-        with emptied(grown):
-            fresh = attempt(second)
-        if fresh is not None:
-            compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
-
-
-def _check_again(trial: Trial, expected: Results) -> None:
-    again = attempt(trial)
-    how = "called again, after calls with other values: "
-    if again is None:
-        raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
-    compare(trial, again, expected, _EARLIER, _KEPT, how=how)
 
 
 def _check_numbers(trial: Trial) -> None:
@@ -269,27 +253,36 @@ def _check_numbers(trial: Trial) -> None:
         expected = attempt(other)
         if expected is None:
             continue
-        tensors = trial.copy()
-        reused = [tensors, other.map_tensors(_those_of(other, tensors))]
+        first = trial.copy()
+        copies = {id(tensor): copy for tensor, copy in zip(trial.tensors, first.tensors, strict=True)}
+        second = other.map_tensors(lambda _, tensor, copies=copies: copies[id(tensor)])  # type: ignore[misc]
         try:
-            actual = [results_in(each, call(each)) for each in reused][-1]
+            call(first)
+            actual = results_in(second, call(second))
         except Exception as error:
             raise NotExercised("a call with another number fails the second time") from error
-        how = "called with the same tensors and another number: "
-        compare(trial, actual, expected, _EARLIER, _KEPT, how=how)
-
-
-def _those_of(trial: Trial, copies: Trial) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    by_id = {id(tensor): copy for tensor, copy in zip(trial.tensors, copies.tensors, strict=True)}
-    return lambda _name, tensor: by_id[id(tensor)]
+        compare(trial, actual, expected, _EARLIER, _KEPT, how="called with the same tensors and another number: ")
 
 
 def _check_states(trial: Trial, expected: Results) -> None:
-    for name, state in _states(trial).items():
-        with state():
+    if trial.is_builtin:
+        return
+    states: list[tuple[str, contextlib.AbstractContextManager[Any]]] = [
+        ("whether gradients are recorded", torch.no_grad()),
+        ("inference mode", torch.inference_mode()),
+    ]
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
+        states.append((_DEFAULT_DTYPE, contextlib.nullcontext()))
+    for name, state in states:
+        with _kept_settings(), state:
+            if name == _DEFAULT_DTYPE:
+                torch.set_default_dtype(torch.float64)
             actual = attempt(trial)
-        if actual is None or (state is _default_float64 and _of_same_dtypes(actual, expected)):
-            continue  # with another dtype by default: random numbers of its own, say, or tables of another precision
+        if actual is None:
+            continue
+        dtypes, expected_dtypes = ([tensor.dtype for tensor in tensors_in(each)] for each in (actual, expected))
+        if name == _DEFAULT_DTYPE and dtypes == expected_dtypes:
+            continue  # random numbers of its own, say, or tables of another precision
         compare(
             trial,
             actual,
@@ -301,27 +294,173 @@ def _check_states(trial: Trial, expected: Results) -> None:
         )
 
 
-def _of_same_dtypes(actual: Results, expected: Results) -> bool:
-    return [tensor.dtype for tensor in tensors_in(actual)] == [tensor.dtype for tensor in tensors_in(expected)]
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
-def _states(trial: Trial) -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
-    if trial.op.namespace in ("aten", "prims"):
-        return {}
-    states: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-        "whether gradients are recorded": torch.no_grad,
-        "inference mode": torch.inference_mode,
-    }
-    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
-        states["the default dtype"] = _default_float64
-    return states
+def _errors_of_numpy() -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    return numpy.geterr() if numpy is not None else None
+
+
+#: What it is, how to ask for it, how to set it.
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
+    ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+    (_DEFAULT_DTYPE, torch.get_default_dtype, torch.set_default_dtype),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    (
+        "whether autocast is on",
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda on: torch.set_autocast_enabled("cpu", on),
+    ),
+    ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("whether anomalies are detected", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    (
+        "whether algorithms have to be deterministic",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda modes: _torch.thread_state.set_deterministic(*modes),
+    ),
+    (
+        "how numpy treats errors (numpy.seterr)",
+        _errors_of_numpy,
+        lambda errors: sys.modules["numpy"].seterr(**errors),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings at one time, by name; None for one of a library that is not loaded."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> Settings:
+        return cls({name: get() for name, get, _ in _SETTINGS})
+
+    def change(self) -> tuple[str, str] | None:
+        """What has changed, and from what to what."""
+        for name, value in Settings.now().values.items():
+            before = self.values[name]
+            if before is not None and value != before:
+                is_long = isinstance(before, (tuple, dict))
+                text = "it is another" if is_long else f"it was {before}, and is {value}"
+                return name, f"{text} after the call"
+        return None
+
+    def make_usual(self) -> None:
+        """Set what calls often leave changed to its default."""
+        torch.set_default_dtype(torch.float32)
+        _torch.thread_state.set_deterministic(False, False)
+
+    def make_other(self) -> None:
+        """Set the same to what is not its default."""
+        torch.set_default_dtype(torch.float64)
+        _torch.thread_state.set_deterministic(True, True)
+        torch.set_num_threads(self.values["the number of threads"] + 1)
+
+    def restore(self) -> None:
+        for name, get, put in _SETTINGS:
+            if self.values[name] is not None and get() != self.values[name]:
+                put(self.values[name])
 
 
 @contextlib.contextmanager
-def _default_float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def _kept_settings() -> Iterator[Settings]:
+    before = Settings.now()
     try:
+        yield before
+    finally:
+        before.restore()
+
+
+def _reseeds(trial: Trial) -> str | None:
+    """The library whose generator has the same state after the call whatever it was before; None if there is none."""
+    cpu: Any = torch.default_generator
+    # The name, how to get, set and seed the state, and the state as something that can be compared.
+    generators: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Callable[[int], Any], Callable[[], Any]]] = [
+        ("torch", cpu.get_state, cpu.set_state, cpu.manual_seed, lambda: cpu.get_state().tolist()),
+        ("random", random.getstate, random.setstate, random.seed, random.getstate),
+    ]
+    if "numpy" in sys.modules:
+        of: Any = sys.modules["numpy"].random
+        generators.append(
+            ("numpy", of.get_state, of.set_state, of.seed, lambda: [*of.get_state()[1].tolist(), of.get_state()[2]])
+        )
+    for name, get, put, seed, compared in generators:
+        before = get()
+        try:
+            one, other = (_state_after(trial, number, seed, compared) for number in (101, 202))
+        finally:
+            put(before)
+        if one == other:
+            return name
+    return None
+
+
+def _state_after(trial: Trial, number: int, seed: Callable[[int], Any], state: Callable[[], Any]) -> Any:
+    """The state of a generator after a call, seeded with this number before it."""
+    copy = trial.copy()
+
+    def seeded_call(*args: Any, **kwargs: Any) -> Any:
+        seed(number)
+        with contextlib.suppress(Exception):  # the state is what counts
+            copy.op(*args, **kwargs)
+        return state()
+
+    return call(copy, op=seeded_call)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What functions keep between calls
+
+
+def _caches_of(functions: list[Callable[..., Any]]) -> list[Any]:
+    """The dicts, lists, sets and memoized functions that functions can reach."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting: list[Any] = functions[::-1]
+    while waiting and len(seen) <= 200:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, set)) or hasattr(value, "cache_clear"):
+            found.append(value)
+        waiting += [*_parts(value)][::-1]
+    return found
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.MethodType):
+        yield value.__self__
+    fn = innermost(value) if callable(value) and not isinstance(value, type) else value
+    if isinstance(fn, types.FunctionType):
+        if not is_users(fn.__code__.co_filename):
+            return
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                yield cell.cell_contents
+        yield from (fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__)
+        yield from fn.__defaults__ or ()
+        yield from vars(fn).values()
+    elif type(value).__module__.partition(".")[0] not in ("builtins", "torch", "numpy", "customops"):
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _size_of(cache: Any) -> int:
+    return int(cache.cache_info().currsize) if hasattr(cache, "cache_clear") else len(cache)
+
+
+@contextlib.contextmanager
+def _emptied(caches: list[Any]) -> Iterator[None]:
+    """Containers are empty, and afterwards as they were. What a memoized function kept is gone."""
+    before = [(cache, cache.copy()) for cache in caches if not hasattr(cache, "cache_clear")]
+    try:
+        for cache in caches:
+            (cache.cache_clear if hasattr(cache, "cache_clear") else cache.clear)()
         yield
     finally:
-        torch.set_default_dtype(before)
+        for cache, content in before:
+            cache.clear()
+            (cache.extend if isinstance(cache, list) else cache.update)(content)

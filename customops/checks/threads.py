@@ -7,12 +7,10 @@ operator passes is no proof.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,12 +44,20 @@ def check(trial: Trial) -> None:
 
 
 def _compare(patience: float, *workers: _Worker) -> None:
-    before = torch.get_default_dtype()
+    barrier = threading.Barrier(len(workers))
+    threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
+    dtype, interval = torch.get_default_dtype(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     try:
-        with _switching_often(), quiet():
-            _run(workers, patience)
+        with quiet():
+            for thread in threads:
+                thread.start()
+            for worker, thread in zip(workers, threads, strict=True):
+                thread.join(patience)
+                worker.is_stuck = thread.is_alive()
     finally:
-        torch.set_default_dtype(before)  # two calls that set it back, one after the other, may leave it changed
+        sys.setswitchinterval(interval)
+        torch.set_default_dtype(dtype)  # two calls that set it back, one after the other, may leave it changed
     for worker in workers:
         worker.judge()
 
@@ -109,23 +115,3 @@ class _Worker:
                 fix="keep nothing between the steps of a call in globals or attributes: use local variables, "
                 "threading.local() or a lock",
             )
-
-
-def _run(workers: tuple[_Worker, ...], patience: float) -> None:
-    barrier = threading.Barrier(len(workers))
-    threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for worker, thread in zip(workers, threads, strict=True):
-        thread.join(patience)
-        worker.is_stuck = thread.is_alive()
-
-
-@contextlib.contextmanager
-def _switching_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

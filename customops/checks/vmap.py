@@ -20,9 +20,9 @@ import torch
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, in_short, is_refusal
-from customops.checks._runs import copied, difference, require_comparable
+from customops.checks._runs import attempt, copied, difference, require_comparable, results_of
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, attempt_run, is_about_storages, perform, reordered
+from customops.checks._variants import are_plain, is_about_storages, reordered
 from customops.errors import CheckError
 
 _BATCH = 3
@@ -68,7 +68,7 @@ def _other_dims(trial: Trial) -> Iterator[Trial]:
         if isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name):
             for other in {-1, 0} - {value}:
                 call = trial.with_arguments(**{name: other})
-                if attempt_run(call) is not None:
+                if attempt(call) is not None:
                     yield call
 
 
@@ -118,7 +118,7 @@ class _Calls:
         self.tensors = trial.distinct
         self._is_written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
         self.elements = [self._elements(by) for by in range(_BATCH)]
-        if any(attempt_run(self._with(element)) is None for element in self.elements[1:]):
+        if any(attempt(self._with(element)) is None for element in self.elements[1:]):
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
 
     def _elements(self, by: int) -> list[torch.Tensor]:
@@ -142,9 +142,8 @@ class _Calls:
         results = []
         for row in rows:
             mixed = [self.elements[row if batched else 0][i] for i, batched in enumerate(which)]
-            run = perform(self._with(mixed))
-            # Copies: the next call may write there, which is another fault.
-            results.append(_torch.tensors.tree_leaves(copied(run.results)))
+            # Of copies: the next call may write there, which is another fault.
+            results.append(_torch.tensors.tree_leaves(results_of(self._with(mixed))))
         return results
 
 

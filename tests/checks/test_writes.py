@@ -11,7 +11,7 @@ from helpers.libraries import Ops
 
 import customops
 from customops import Registry
-from customops.checks import NotExercised, Trial, writes
+from customops.checks import NotExercised, Trial, layouts
 from customops.errors import CheckError
 
 aten = torch.ops.aten
@@ -69,7 +69,7 @@ def test_faults(
 ) -> None:
     before = x.clone(), y.clone()
     with pytest.raises(CheckError, match=message) as caught:
-        writes.check(Trial(define(f"f{schema}", kernel), (x, y)))
+        layouts.check_writes(Trial(define(f"f{schema}", kernel), (x, y)))
     assert caught.value.fix
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
@@ -78,8 +78,8 @@ def test_faults(
 def test_a_declared_write(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
     op = define(f"f{WRITES}", to_a_copy)
     with pytest.raises(CheckError, match="argument x is declared as written, and no call was seen to write it"):
-        writes.check_declared(Trial(op, (x, y)))
-    writes.check_declared(Trial(op, (x.contiguous(), y)))
+        layouts.check_declared(Trial(op, (x, y)))
+    layouts.check_declared(Trial(op, (x.contiguous(), y)))
 
 
 def test_each_member_of_a_list_is_written(define: Ops) -> None:
@@ -88,9 +88,9 @@ def test_each_member_of_a_list_is_written(define: Ops) -> None:
             x.mul_(2)
 
     op = define("f(Tensor(a!)[] xs) -> ()", first_two)
-    writes.check_declared(Trial(op, ([torch.ones(2), torch.ones(3)],)))
+    layouts.check_declared(Trial(op, ([torch.ones(2), torch.ones(3)],)))
     with pytest.raises(CheckError, match=r"argument xs\[2\] is declared as written"):
-        writes.check_declared(Trial(op, ([torch.ones(2), torch.ones(3), torch.ones(4)],)))
+        layouts.check_declared(Trial(op, ([torch.ones(2), torch.ones(3), torch.ones(4)],)))
 
 
 def test_what_leaves_nothing_to_write_is_no_finding(registry: Registry, ns: str) -> None:
@@ -130,9 +130,9 @@ def only_if_negative(x: torch.Tensor, y: torch.Tensor) -> None:
 )
 def test_right_kernels(define: Ops, x: torch.Tensor, y: torch.Tensor, schema: str, kernel: Callable[..., Any]) -> None:
     trial = Trial(define(f"f{schema}", kernel), (x.abs(), y))
-    writes.check(trial)
+    layouts.check_writes(trial)
     if trial.schema.mutated:
-        writes.check_declared(trial)
+        layouts.check_declared(trial)
 
 
 def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -140,7 +140,7 @@ def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.
         if training:
             x.copy_(y)
 
-    writes.check_declared(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
+    layouts.check_declared(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.
     ],
 )
 def test_operators_of_torch(op: Any, args: tuple[Any, ...]) -> None:
-    writes.check(Trial(op, args))
+    layouts.check_writes(Trial(op, args))
 
 
 def test_nothing_to_try() -> None:
     with pytest.raises(NotExercised, match="works on storages"):
-        writes.check(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
+        layouts.check_writes(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
     with pytest.raises(NotExercised, match="no input"):
-        writes.check(Trial(aten.clone.default, (torch.randn(0),)))
+        layouts.check_writes(Trial(aten.clone.default, (torch.randn(0),)))
     with pytest.raises(NotExercised, match="no argument"):
-        writes.check_declared(Trial(aten.clone.default, (torch.randn(3),)))
+        layouts.check_declared(Trial(aten.clone.default, (torch.randn(3),)))
