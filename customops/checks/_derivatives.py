@@ -6,7 +6,6 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -14,9 +13,8 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -24,6 +22,7 @@ from customops import _torch
 from customops._autograd import recompute
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users, where
 
@@ -36,30 +35,21 @@ _WIDE = {
     torch.complex128: torch.complex128,
 }
 _MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-OTHER_SEED = 1  #: Not that of `seeded`.
+_OTHER_SEED = 1  #: Not that of `seeded`.
 _COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
 
 Tensors = list[torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Input:
-    """A tensor to differentiate by: the argument, what to call it, and whether the user's tensor requires grad."""
+class Input(NamedTuple):
+    """A tensor to differentiate by, what to call it, and whether the user's tensor requires grad."""
 
-    argument: str
     label: str
     tensor: torch.Tensor
     requires_grad: bool
 
 
-def has_formula(trial: Trial) -> bool:
-    """Is there a kernel at an autograd key, or is the operator made of others?"""
-    key = _torch.dispatcher.autograd_key(trial.tensors)
-    keys = ("Autograd", "CompositeImplicitAutograd", *([key] if key else []))
-    return any(_torch.dispatcher.has_kernel(trial.name, each) for each in keys)
-
-
-@contextlib.contextmanager
+@contextmanager
 def recording() -> Iterator[None]:
     """Gradients are recorded, whatever the caller has switched off; torch's warnings about them are not shown."""
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
@@ -68,20 +58,37 @@ def recording() -> Iterator[None]:
 
 
 class Function:
-    """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors."""
+    """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors.
+
+    Raises:
+        NotExercised: the operator is declared to have no gradients.
+    """
 
     def __init__(self, trial: Trial) -> None:
         self.trial = own = trial.copy(leaves=True)
         self.writes = bool(trial.schema.mutated)
-        self._leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
-        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        self.inputs, self._positions = self._find_inputs(trial)
         #: Of all tensors that a call leaves behind, those that may have a gradient.
         self._kept: tuple[int, ...] | None = None
         #: The history of what the latest call was given to write to.
         self.entered: list[Any] = []
         #: What is called.
         self.called: Callable[..., Any] = trial.op
+        without: frozenset[str] = frozenset()
+        if trial.custom_op is not None:
+            said, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
+            if not said.op:
+                raise NotExercised("the operator is declared not to be differentiable")
+            without = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+        leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
+        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.inputs: list[Input] = []
+        self._positions: list[list[int]] = []  #: of each input among the leaves
+        passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
+        for name, label, tensor in named_tensors(trial):
+            at = [i for i, value in enumerate(passed) if value is tensor]
+            if name not in without and tensor.dtype in _WIDE and is_plain(tensor) and at not in self._positions:
+                self.inputs.append(Input(label, self._leaves[at[0]], tensor.requires_grad))
+                self._positions.append(at)
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
@@ -91,37 +98,27 @@ class Function:
             NotExercised: there is nothing to differentiate by, or it differs from call to call, or it is too coarse.
         """
         trial.require_data()
-        own = cls(trial)
-        if not own.inputs:
+        if not cls(trial).inputs:
             raise NotExercised("there is no floating-point input that may have a gradient")
-        if not has_formula(trial) and not any(tensor.requires_grad for tensor in trial.tensors):
+        keys = ("Autograd", "CompositeImplicitAutograd", _torch.dispatcher.autograd_key(trial.tensors))
+        has_formula = any(key and _torch.dispatcher.has_kernel(trial.name, key) for key in keys)
+        if not has_formula and not any(tensor.requires_grad for tensor in trial.tensors):
             raise NotExercised("the op has no gradient formula (register_autograd), and the sample requires none")
-        for dtypes in (_WIDE, _MIDDLE):
-            wider = own.wider(trial, dtypes)
-            if wider is not None and wider.epsilon < _COARSE:
-                return wider
-        try:
-            own.settle()
-        except NotExercised:
-            raise
-        except Exception as error:
-            raise failed_call(trial.name, FAILS, error) from error
-        if own.epsilon >= _COARSE:
-            raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
-        return own
-
-    def wider(self, trial: Trial, dtypes: dict[torch.dtype, torch.dtype]) -> Function | None:
-        """The same function on tensors of other dtypes, if the operator takes them."""
-        if all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
-            return None
-        function = Function(trial.map_tensors(lambda _name, tensor: _convert(tensor, dtypes)))
-        try:
-            function.settle()
-        except NotExercised:
-            raise
-        except Exception:  # other dtypes may be refused, by any kind of error
-            return None
-        return function
+        for dtypes in (_WIDE, _MIDDLE, {}):
+            if dtypes and all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
+                continue
+            function = cls(trial.map_tensors(functools.partial(_convert, dtypes)))
+            try:
+                function.settle()
+            except NotExercised:
+                raise
+            except Exception as error:
+                if dtypes:  # other dtypes may be refused, by any kind of error
+                    continue
+                raise failed_call(trial.name, FAILS, error) from error
+            if function.epsilon < _COARSE:
+                return function
+        raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
 
     def settle(self) -> None:
         """Call it twice at the given inputs, to see what it returns and that this is no matter of chance."""
@@ -161,22 +158,23 @@ class Function:
         self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
     ) -> CheckError:
         """The finding that the formula is wrong, with its place."""
-        where = place_of_formula(self.trial, kind)
-        fields = {"argument": argument, "expected": expected, "got": got, "where": where, "fix": fix}
-        return CheckError(problem, op=self.trial.name, **fields)
+        place = place_of_formula(self.trial, kind)
+        return self.trial.fault(problem, got, fix, argument=argument, expected=expected, where=place)
 
     def is_random(self) -> bool:
         """Does another random seed make another result?"""
         args, kwargs = self._arguments(self.values)
         with torch.no_grad(), seeded((args, kwargs)):
-            torch.default_generator.manual_seed(OTHER_SEED)
+            torch.default_generator.manual_seed(_OTHER_SEED)
             results = _torch.tensors.tree_leaves(self.trial.op(*args, **kwargs))
         pairs = zip(results, self.base, strict=False)
         return any(isinstance(x, torch.Tensor) and x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
 
     def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
         """Call it with these inputs, and with other floating-point numbers in the place of numbers."""
-        args, kwargs = _torch.tensors.tree_map(_other_number, self._arguments(values))
+        args, kwargs = _torch.tensors.tree_map(
+            lambda value: value * 1.25 + 0.1 if isinstance(value, float) else value, self._arguments(values)
+        )
         with seeded((args, kwargs)):
             self.trial.op(*args, **kwargs)
 
@@ -195,74 +193,32 @@ class Function:
         """What a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
-            returned = self.called(*args, **kwargs)
-        results = _torch.tensors.tree_leaves(returned)
+            results = _torch.tensors.tree_leaves(self.called(*args, **kwargs))
         if self.writes:
             known = {id(result) for result in results}
             call = Trial(self.trial.op, args, kwargs)
             results += [tensor for tensor in tensors_in(call.mutated) if id(tensor) not in known]
         return results
 
-    def _find_inputs(self, trial: Trial) -> tuple[list[Input], list[list[int]]]:
-        """The tensors to differentiate by, and where each is among the leaves."""
-        passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
-        without = arguments_without_gradient(trial)
-        inputs, positions = [], []
-        for name, label, tensor in named_tensors(trial):
-            at = [i for i, value in enumerate(passed) if value is tensor]
-            if name in without or tensor.dtype not in _WIDE or not is_plain(tensor) or at in positions:
-                continue
-            inputs.append(Input(name, label, self._leaves[at[0]], tensor.requires_grad))
-            positions.append(at)
-        return inputs, positions
 
-
-def arguments_without_gradient(trial: Trial) -> frozenset[str]:
-    """The arguments that are declared to have none.
-
-    Raises:
-        NotExercised: the operator has no gradients at all.
-    """
-    found = trial.custom_op
-    if found is None:
-        return frozenset()
-    said, formulas = found._definition.differentiable, found._rules.autograd.formulas
-    if not said.op:
-        raise NotExercised("the operator is declared not to be differentiable")
-    declared: frozenset[str] = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
-    return declared
+def _convert(dtypes: dict[torch.dtype, torch.dtype], _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    dtype = dtypes.get(tensor.dtype, tensor.dtype)
+    if not is_plain(tensor) or dtype == tensor.dtype:
+        return tensor
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
     """Where the user wrote the formula, or the function it is derived from, if that is known."""
-    found = trial.custom_op
-    formula = found and found._rules.autograd.formulas.get(kind)
-    return where(derived_from(trial, kind) or formula.fn) if formula else None
-
-
-def derived_from(trial: Trial, kind: str = "backward") -> Callable[..., Any] | None:
-    """The function that `register_autograd_from` was given, if the formula is its derivative."""
-    found = trial.custom_op
-    formula = found and found._rules.autograd.formulas.get(kind)
-    return recompute.derived_from(formula.fn) if formula else None
+    formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
+    return where(recompute.derived_from(formula.fn) or formula.fn) if formula else None
 
 
 def named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Each tensor, with the argument that it is or is part of, and what to call it: ``xs[1]``."""
     for name, value in trial.arguments.items():
-        tensors = tensors_in(value)
-        for i, tensor in enumerate(tensors):
+        for i, tensor in enumerate(tensors_in(value)):
             yield name, name if tensor is value else f"{name}[{i}]", tensor
-
-
-def _other_number(value: Any) -> Any:
-    return value * 1.25 + 0.1 if isinstance(value, float) else value
-
-
-def _convert(tensor: torch.Tensor, dtypes: dict[torch.dtype, torch.dtype]) -> torch.Tensor:
-    if not is_plain(tensor) or dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype:
-        return tensor
-    return tensor.detach().to(dtypes[tensor.dtype]).requires_grad_(tensor.requires_grad)
 
 
 Gradients = list[torch.Tensor | None]
@@ -299,21 +255,25 @@ class Recorded:
         self, function: Function, point: Sequence[torch.Tensor], wanted: Collection[int] | None = None
     ) -> None:
         """Call `function` at `point`; the inputs of the numbers `wanted` require grad, by default all."""
-        self.function = function
         wanted = range(len(point)) if wanted is None else wanted
         self.leaves = [x.detach().clone().requires_grad_(i in wanted) for i, x in enumerate(point)]
         self.outputs: Tensors = function(self.leaves)
-        self.tracked = [i for i, output in enumerate(self.outputs) if self._is_recorded(output.grad_fn)]
-
-    def _is_recorded(self, node: Any) -> bool:
-        """Did autograd record what the operator did? It may know no gradient of it, or not see a write at all."""
-        unseen = any(node is entered for entered in self.function.entered)
-        return node is not None and node.name() != "WarnNotImplemented" and not unseen
+        self.tracked: list[int] = []
+        for k, output in enumerate(self.outputs):
+            # Autograd may know no gradient of what the operator did, or not see a write at all.
+            node: Any = output.grad_fn
+            is_unseen = any(node is entered for entered in function.entered)
+            if node is not None and node.name() != "WarnNotImplemented" and not is_unseen:
+                self.tracked.append(k)
 
     def returns_an_input(self) -> bool:
         """Is a result an input as it is? The operator may be there for what its backward does."""
         pairs = itertools.product(self.leaves, self.outputs)
         return any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs)
+
+    def cotangents(self, numbers: torch.Generator, chosen: Collection[int] | None = None) -> Gradients:
+        """Random gradients of the outputs of the numbers `chosen`, by default of all that have one."""
+        return only(random_like(self.outputs, numbers), self.tracked if chosen is None else chosen)
 
     def gradients(self, cotangents: Sequence[torch.Tensor | None], create_graph: bool = False) -> Gradients:
         """The gradients of the inputs, for gradients of the outputs, of which None are left out."""
@@ -322,14 +282,11 @@ class Recorded:
         if not given or not wanted:
             return [None] * len(self.leaves)
         outputs, grads = zip(*given, strict=True)
+        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
         with seeded(()):
             # What backward draws anew is not to be, by chance, what forward drew.
-            torch.default_generator.manual_seed(OTHER_SEED)
-            found = iter(
-                torch.autograd.grad(
-                    outputs, wanted, grads, retain_graph=True, create_graph=create_graph, allow_unused=True
-                )
-            )
+            torch.default_generator.manual_seed(_OTHER_SEED)
+            found = iter(torch.autograd.grad(outputs, wanted, grads, **options))
         return [next(found) if leaf.requires_grad else None for leaf in self.leaves]
 
 
@@ -351,19 +308,32 @@ def refuses_gradients(error: BaseException) -> bool:
     return is_last and linecache.getline(frame.f_code.co_filename, line).strip().startswith(("raise", "assert"))
 
 
+#: What is refused by a formula of this kind, and how to correct one that fails.
+_KINDS = {
+    "backward": (
+        "to be differentiated",
+        "have the formula take what the operator itself takes, or refuse it with a NotImplementedError",
+    ),
+    "jvp": (
+        "forward mode",
+        "the tangent of an input that has none is None, or zeros: the formula has to take both",
+    ),
+}
+
+
 @contextmanager
-def backward_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
+def formula_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
     """What the block raises becomes a finding with this problem, or NotExercised if it is a refusal."""
     try:
         yield
     except (CheckError, NotExercised):
         raise
     except Exception as error:
+        what, fix = _KINDS[kind]
         if refuses_gradients(error):
-            raise NotExercised(f"the operator refuses to be differentiated: {in_short(error, 200)}") from error
-        fix = "have the formula take what the operator itself takes, or refuse it with a NotImplementedError"
-        where = place_of_formula(function.trial, kind)
-        raise failed_call(function.trial.name, problem, error, fix, where=where) from error
+            raise NotExercised(f"the operator refuses {what}: {in_short(error, 200)}") from error
+        place = place_of_formula(function.trial, kind)
+        raise failed_call(function.trial.name, problem, error, fix, where=place) from error
 
 
 def differentiable_inputs(function: Function) -> list[int]:
@@ -372,14 +342,22 @@ def differentiable_inputs(function: Function) -> list[int]:
     Raises:
         NotExercised: none may, or no output has a gradient then.
     """
-    everything = list(range(len(function.inputs)))
+
+    def record(wanted: list[int]) -> Recorded:
+        recorded = Recorded(function, function.values, wanted)
+        recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
+        return recorded
+
+    accepted = list(range(len(function.inputs)))
     try:
-        with backward_may_fail(function, "the operator fails where its inputs require grad"):
-            recorded = Recorded(function, function.values)
-            recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
-            accepted = everything
+        with formula_may_fail(function, "the operator fails where its inputs require grad"):
+            recorded = record(accepted)
     except NotExercised:
-        accepted = [i for i in everything if len(everything) > 1 and _accepts(function, i)]
+        everything, accepted = accepted, []
+        for i in everything if len(everything) > 1 else ():
+            with suppress(Exception):  # of whatever kind: with all inputs it was a refusal
+                record([i])
+                accepted.append(i)
         if not accepted:
             raise
         recorded = Recorded(function, function.values, accepted)
@@ -401,40 +379,79 @@ def requiring_grad(trial: Trial) -> Trial:
     return trial.map_tensors(lambda _, x: x.detach().requires_grad_() if id(x) in chosen else x)
 
 
-def _accepts(function: Function, i: int) -> bool:
-    try:
-        recorded = Recorded(function, function.values, [i])
-        recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
-    except Exception:  # of whatever kind: with all inputs it was a refusal
-        return False
-    return True
-
-
 def are_finite(gradients: Gradients) -> bool:
     return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-def only(cotangents: Sequence[torch.Tensor], chosen: Sequence[int], outputs: Sequence[torch.Tensor]) -> Gradients:
-    """The gradients of these outputs, of the outputs' dtypes, and None for the others."""
-    pairs = zip(cotangents, outputs, strict=True)
-    return [v.to(output.dtype) if i in chosen else None for i, (v, output) in enumerate(pairs)]
+def only(cotangents: Sequence[torch.Tensor | None], chosen: Collection[int]) -> Gradients:
+    """The tensors of the numbers `chosen`, and None for the others."""
+    return [v if i in chosen else None for i, v in enumerate(cotangents)]
 
 
-# Derivatives along a direction, by central differences. `error` of a slope is made of three parts: what half the step
-# changes; what remains, at half the step, of the difference between the slopes to the two sides, which at a kink does
-# not get smaller with the step; and rounding. It is large near kinks and jumps, for steep functions and for those that
-# round inside, and small wherever the function is smooth at the scale of the step.
-Evaluate = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]]
+class Ordinary:
+    """The gradients of one call as they are ordinarily asked for. However else they are, they have to be equal."""
+
+    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
+        self.function, self.wanted = function, wanted
+        self.recorded = Recorded(function, function.values, wanted)
+        self.cotangents = self.recorded.cotangents(generator())
+        self.rtol = 1e-7 if function.epsilon < 1e-7 else 1e-3
+
+    def settle(self) -> bool:
+        """Find the gradients, with a look at all that backward must not write to. Are they finite?
+
+        NaN hides differences, and comes of rounding as of mistakes.
+        """
+        kept = {
+            "the gradient that it is given": [v for v in self.cotangents if v is not None],
+            "an input of the operator": self.recorded.leaves,
+            "a result of the operator": self.recorded.outputs,
+        }
+        before = {what: [tensor.detach().clone() for tensor in tensors] for what, tensors in kept.items()}
+        with formula_may_fail(self.function, "backward fails"):
+            gradients = self.recorded.gradients(self.cotangents)
+        for what, tensors in kept.items():
+            found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
+            if found:
+                raise self.function.fault(
+                    f"backward writes to {what}",
+                    "the values it had",
+                    found,
+                    "use operations that make a new tensor, in the place of those that end in _; or write to a clone",
+                )
+        self.expected = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+        return are_finite(self.expected)
+
+    def judge(self, found: Gradients, expected: Gradients, problem: str, fix: str, argument: str | None = None) -> None:
+        """Raise CheckError for a gradient that is not the expected one."""
+        for i in self.wanted:
+            leaf, ordinary = self.recorded.leaves[i], self.expected[i]
+            one, other = (torch.zeros_like(leaf) if g is None else g.detach() for g in (found[i], expected[i]))
+            # The gradient of a sum over a normalisation, say, is zero but for rounding.
+            scale = 0.0 if ordinary is None or not ordinary.numel() else float(ordinary.abs().max())
+            differs = difference(one, other, rtol=self.rtol, scale=scale)
+            if differs:
+                expected_text = f"the gradient of {self.function.inputs[i].label} as ordinarily"
+                raise self.function.fault(problem, expected_text, differs, fix, argument=argument)
+
+    def compare_choice(self, chosen: Sequence[int], problem: str, argument: str | None = None) -> None:
+        """Compare the gradients of some inputs where these alone require grad."""
+        problem = f"{problem} require{'s' if len(chosen) == 1 else ''} grad"
+        with formula_may_fail(self.function, problem):
+            found = Recorded(self.function, self.function.values, chosen).gradients(self.cotangents)
+        some: Gradients = [gradient if k in chosen else None for k, gradient in enumerate(self.expected)]
+        fix = "return a gradient for each argument in its place; ctx.needs_input_grad[i] is for argument i"
+        self.judge(found, some, problem, fix, argument)
+
 
 Verdict = Literal["agrees", "unclear", "differs"]
 
-_SEED = 0x5EED
 _FINE = 1e-10  #: What resolves less is compared with other steps and tolerances.
 
 
 def generator() -> torch.Generator:
     """Random numbers of one's own, the same in every run."""
-    return torch.Generator().manual_seed(_SEED)
+    return torch.Generator().manual_seed(0x5EED)
 
 
 def random_like(tensors: Sequence[torch.Tensor], numbers: torch.Generator) -> Tensors:
@@ -450,154 +467,118 @@ def scale_of(tensor: torch.Tensor) -> float:
     return min(max(typical, 1e-6), 1e6)
 
 
-def random_direction(
-    point: Sequence[torch.Tensor],
-    scales: Sequence[float],
-    moving: Collection[int],
-    numbers: torch.Generator,
-    *,
-    symmetric: bool = False,
-) -> Tensors:
-    """Random changes of the tensors of the numbers `moving`, of these sizes, and zeros for the others."""
-    random = zip(random_like(point, numbers), scales, strict=True)
-    found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
-    return [as_symmetric(u) for u in found] if symmetric else found
-
-
 def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], step: float) -> Tensors:
     return [x + step * u for x, u in zip(point, direction, strict=True)]
 
 
-def as_symmetric(direction: torch.Tensor) -> torch.Tensor:
-    """A direction in which square matrices stay symmetric; functions of symmetric matrices read one triangle alone."""
-    is_square = direction.dim() > 1 and direction.shape[-1] == direction.shape[-2]
-    return direction + direction.mH if is_square else direction
+def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> tuple[float, float]:
+    """The real part of the inner product of tensors, and the sum of the sizes of its terms; None counts as zero."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    product = sum(float((a.conj() * b).real.sum(dtype=torch.float64)) for a, b in pairs)
+    return product, sum(float((a.abs() * b.abs()).sum(dtype=torch.float64)) for a, b in pairs)
 
 
-def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
-    """The real part of the inner product of tensors; None counts as zero."""
-    return sum(
-        float((a.conj() * b).real.sum(dtype=torch.float64))
-        for a, b in zip(one, other, strict=True)
-        if a is not None and b is not None
-    )
-
-
-def size_of_terms(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
-    """The sum of the sizes of the terms of the inner product."""
-    return sum(
-        float((a.abs() * b.abs()).sum(dtype=torch.float64))
-        for a, b in zip(one, other, strict=True)
-        if a is not None and b is not None
-    )
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The steps to take, the best one first, and how far apart results may be, relatively to the sum of all terms."""
-
-    epsilon: float
-    steps: tuple[float, ...]
-    tolerance: float
-
-    @classmethod
-    def of(cls, epsilon: float) -> Accuracy:
-        if epsilon < _FINE:
-            return cls(epsilon, (1e-4, 1e-3, 1e-5, 1e-2), 1e-4)
-        return cls(epsilon, (1e-2, 3e-2, 1e-1), 2e-2)
-
-
-@dataclass(frozen=True)
-class Slope:
+class Slope(NamedTuple):
     """The derivative of each output along a direction, and its error, both elementwise."""
 
     value: Tensors
     error: Tensors
 
-    def is_zero(self) -> bool:
-        return not any(bool((value != 0).any()) for value in self.value)
-
     def is_finite(self) -> bool:
         return all(bool((value + error).isfinite().all()) for value, error in zip(self.value, self.error, strict=True))
 
 
-def slope(
-    function: Evaluate,
-    point: Sequence[torch.Tensor],
-    direction: Sequence[torch.Tensor],
-    step: float,
-    epsilon: float,
-    base: Sequence[torch.Tensor | None] | None = None,
-) -> Slope | None:
-    """The slope of a function at a point; None if it is not defined around it, or changes its shape there.
+class Differences:
+    """Slopes of a function along directions, by central differences, and what they say of gradients.
 
-    None, too, if the elements are so large that a step is lost in rounding.
+    Attributes:
+        evaluate: what the slopes are of; it is the function itself, or something derived from it.
+        point: where.
+        scales: the size of the typical element of each tensor of the point.
+        numbers: where random directions come from.
+        steps: the steps to take, the best one first.
+        tolerance: how far apart results may be, relatively to the sum of all terms.
     """
-    if not all(map(functools.partial(_can_step, step / 2), point, direction)):
-        return None
-    try:
-        with torch.no_grad():
-            at = [
-                _wide(base if base is not None and factor == 0 else function(shifted(point, direction, factor * step)))
-                for factor in (0.0, 1.0, -1.0, 0.5, -0.5)
-            ]
-    except Exception:  # the neighbourhood may be refused: the operator need take the given inputs alone
-        return None
-    values, errors = [], []
-    for outputs in zip(*at, strict=True):
-        if any(output.shape != outputs[0].shape for output in outputs):
+
+    def __init__(self, function: Function) -> None:
+        self.function, self.point = function, function.values
+        self.evaluate: Callable[[Sequence[torch.Tensor]], Tensors] = function
+        self.scales = [scale_of(x) for x in self.point]
+        self.numbers = generator()
+        is_fine = function.epsilon < _FINE
+        self.steps = (1e-4, 1e-3, 1e-5, 1e-2) if is_fine else (1e-2, 3e-2, 1e-1)
+        self.tolerance = 1e-4 if is_fine else 2e-2
+
+    def direction(self, moving: Collection[int], *, symmetric: bool = False) -> Tensors:
+        """Random changes of the tensors of the numbers `moving`, and zeros for the others.
+
+        Args:
+            symmetric: symmetric square matrices stay so; functions of them read one triangle alone.
+        """
+        random = zip(random_like(self.point, self.numbers), self.scales, strict=True)
+        found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+        if not symmetric:
+            return found
+        return [u + u.mH if u.dim() > 1 and u.shape[-1] == u.shape[-2] else u for u in found]
+
+    def slope(self, point: Tensors, direction: Tensors, step: float | None = None) -> Slope | None:
+        """The slope at a point; None if the function is not defined around it, or changes its shape there.
+
+        None, too, if the elements are so large that a step is lost in rounding.
+
+        The error is made of three parts: what half the step changes; what remains, at half the step, of the difference
+        between the slopes to the two sides, which at a kink does not get smaller with the step; and rounding. It is
+        large near kinks and jumps, for steep functions and for those that round inside, and small wherever the function
+        is smooth at the scale of the step.
+        """
+        step = step or self.steps[0]
+        for x, u in zip(point, direction, strict=True):
+            way = step / 2 * u
+            if not bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all()):
+                return None
+        try:
+            with torch.no_grad():
+                at = [self.evaluate(shifted(point, direction, by * step)) for by in (0.0, 1.0, -1.0, 0.5, -0.5)]
+        except Exception:  # the neighbourhood may be refused: the operator need take the given inputs alone
             return None
-        value, error = _of_output(outputs, step, epsilon)
-        values.append(value)
-        errors.append(error)
-    return Slope(values, errors)
+        found = Slope([], [])
+        for outputs in zip(*at, strict=True):
+            if any(y.shape != outputs[0].shape for y in outputs):
+                return None
+            wide = torch.complex128 if outputs[0].is_complex() else torch.float64
+            here, ahead, behind, half_ahead, half_behind = (y.detach().to(wide) for y in outputs)
+            whole, half = (ahead - behind) / (2 * step), (half_ahead - half_behind) / step
+            bend = (ahead - 2 * here + behind) / step
+            half_bend = (half_ahead - 2 * here + half_behind) / (step / 2)
+            rounding = 8 * self.function.epsilon * torch.maximum(ahead.abs(), behind.abs()) / step
+            found.value.append(half + (half - whole) / 3)
+            found.error.append((half - whole).abs() + (2 * half_bend - bend).abs() + rounding)
+        return found
 
+    def judge(
+        self,
+        found: Slope | None,
+        cotangents: Sequence[torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None],
+        direction: Sequence[torch.Tensor],
+    ) -> Verdict:
+        """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
+        if found is None or not found.is_finite():
+            return "unclear"
+        (numeric, size), (analytic, more) = inner(cotangents, found.value), inner(gradients, direction)
+        _, error = inner(cotangents, found.error)
+        size += more
+        if not abs(numeric) + abs(analytic) + size + error < float("inf"):
+            return "unclear"
+        if abs(numeric - analytic) > 10 * error + self.tolerance * size:
+            return "differs"
+        return "unclear" if error > 0.01 * size > 0 else "agrees"
 
-def _can_step(step: float, x: torch.Tensor, direction: torch.Tensor) -> bool:
-    if not x.numel():
-        return True
-    way = step * direction
-    return bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all())
-
-
-def judge(
-    found: Slope | None,
-    cotangents: Sequence[torch.Tensor | None],
-    gradients: Sequence[torch.Tensor | None],
-    direction: Sequence[torch.Tensor],
-    tolerance: float,
-) -> Verdict:
-    """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
-    if found is None or not found.is_finite():
-        return "unclear"
-    numeric, analytic = inner(cotangents, found.value), inner(gradients, direction)
-    size = size_of_terms(cotangents, found.value) + size_of_terms(gradients, direction)
-    error = size_of_terms(cotangents, found.error)
-    if not abs(numeric) + abs(analytic) + size + error < float("inf"):
-        return "unclear"
-    if abs(numeric - analytic) > 10 * error + tolerance * size:
-        return "differs"
-    return "unclear" if error > 0.01 * size > 0 else "agrees"
+    def differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
+        """Do the differences with all steps that can be trusted say so?"""
+        slopes = [self.slope(point, direction, step) for step in self.steps]
+        return confirmed([self.judge(found, cotangents, gradients, direction) for found in slopes])
 
 
 def confirmed(verdicts: Sequence[Verdict]) -> bool:
-    """Do the differences with all steps that can be trusted say so?"""
     return verdicts.count("differs") >= 2 and "agrees" not in verdicts
-
-
-def _of_output(at: Sequence[torch.Tensor], step: float, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    here, ahead, behind, half_ahead, half_behind = at
-    whole, half = (ahead - behind) / (2 * step), (half_ahead - half_behind) / step
-    bend = (ahead - 2 * here + behind) / step
-    half_bend = (half_ahead - 2 * here + half_behind) / (step / 2)
-    rounding = 8 * epsilon * torch.maximum(ahead.abs(), behind.abs()) / step
-    error = (half - whole).abs() + (2 * half_bend - bend).abs() + rounding
-    return half + (half - whole) / 3, error
-
-
-def _wide(outputs: Sequence[torch.Tensor | None]) -> Tensors:
-    return [
-        output.detach().to(torch.complex128 if output.is_complex() else torch.float64)
-        for output in outputs
-        if output is not None
-    ]
