@@ -26,7 +26,6 @@ from customops.checks import (
     precision,
     schema,
     second_order,
-    stability,
     state,
     symbolic_sizes,
     threads,
@@ -136,7 +135,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_stability": Check(
-            stability.check,
+            precision.check_stability,
             "float32 against float64, on values for which formulas overflow on the way",
             after=(*_CALL, "test_layouts", "test_precision"),
         ),
