@@ -6,10 +6,10 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import linecache
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,19 +26,14 @@ from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users, where
 
-_WIDE = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
-    torch.complex128: torch.complex128,
-}
+_WIDE = dict.fromkeys((torch.float64, torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_WIDE |= dict.fromkeys((torch.complex128, torch.complex64), torch.complex128)
 _MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _OTHER_SEED = 1  #: Not that of `seeded`.
 _COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
 
 Tensors = list[torch.Tensor]
+Gradients = Sequence[torch.Tensor | None]
 
 
 class Input(NamedTuple):
@@ -71,7 +66,7 @@ class Function:
         self._kept: tuple[int, ...] | None = None
         #: The history of what the latest call was given to write to.
         self.entered: list[Any] = []
-        #: What is called.
+        #: What is called: the operator, or its reference function.
         self.called: Callable[..., Any] = trial.op
         without: frozenset[str] = frozenset()
         if trial.custom_op is not None:
@@ -132,14 +127,6 @@ class Function:
             if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
                 raise NotExercised("the results differ from call to call, also with the same random seed")
 
-    def reference(self) -> Function | None:
-        """The plain function that computes the same, of the same inputs, if there is one."""
-        if self.trial.reference is None:
-            return None
-        function = copy.copy(self)
-        function.called, function.entered = self.trial.reference, []
-        return function
-
     @property
     def values(self) -> Tensors:
         return [item.tensor for item in self.inputs]
@@ -149,9 +136,9 @@ class Function:
         """What the coarsest of inputs and outputs resolves."""
         return max(torch.finfo(tensor.dtype).eps for tensor in [*self.values, *self.base])
 
-    def __call__(self, values: Sequence[torch.Tensor]) -> Tensors:
+    def __call__(self, values: Sequence[torch.Tensor], seed: int | None = None) -> Tensors:
         """The outputs for these inputs, on which the operator may write if they are no leaves."""
-        results = self._results(values)
+        results = self._results(values, seed)
         return [results[i] for i in self._kept or ()]
 
     def fault(
@@ -163,12 +150,9 @@ class Function:
 
     def is_random(self) -> bool:
         """Does another random seed make another result?"""
-        args, kwargs = self._arguments(self.values)
-        with torch.no_grad(), seeded((args, kwargs)):
-            torch.default_generator.manual_seed(_OTHER_SEED)
-            results = _torch.tensors.tree_leaves(self.trial.op(*args, **kwargs))
-        pairs = zip(results, self.base, strict=False)
-        return any(isinstance(x, torch.Tensor) and x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
+        with torch.no_grad():
+            pairs = zip(self(self.values, _OTHER_SEED), self.base, strict=True)
+            return any(x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
 
     def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
         """Call it with these inputs, and with other floating-point numbers in the place of numbers."""
@@ -189,10 +173,12 @@ class Function:
                 leaves[position] = value
         return _torch.tensors.tree_unflatten(leaves, self._spec)
 
-    def _results(self, values: Sequence[torch.Tensor]) -> list[Any]:
+    def _results(self, values: Sequence[torch.Tensor], seed: int | None = None) -> list[Any]:
         """What a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
             results = _torch.tensors.tree_leaves(self.called(*args, **kwargs))
         if self.writes:
             known = {id(result) for result in results}
@@ -221,28 +207,11 @@ def named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
             yield name, name if tensor is value else f"{name}[{i}]", tensor
 
 
-Gradients = list[torch.Tensor | None]
-
 #: What messages say that refuse, on purpose, to differentiate.
-_REFUSALS = (
-    "not implemented",
-    "not support",
-    "unsupported",
-    "not differentiable",
-    "isn't differentiable",
-    "differentiable once",
-    "once_differentiable",
-    "can't differentiate",
-    "cannot differentiate",
-    "register_autograd",
-    "register_jvp",
-    "no backward",
-    "not require grad",
-    "requires grad",
-    "require gradients",
-    "second derivative",
-    "is a view",
-    "inplace arithmetic",
+_REFUSALS = re.compile(
+    "not implemented|not support|unsupported|not differentiable|isn't differentiable|differentiable once"
+    "|once_differentiable|can't differentiate|cannot differentiate|register_autograd|register_jvp|no backward"
+    "|not require grad|requires grad|require gradients|second derivative|is a view|inplace arithmetic"
 )
 #: What autograd says of gradients that do not fit.
 _MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned", "jvp returned")
@@ -251,11 +220,8 @@ _MISFITS = ("invalid gradient", "incorrect number of gradients", "backward retur
 class Recorded:
     """A call that autograd recorded: its inputs, its outputs, and which of them have a gradient."""
 
-    def __init__(
-        self, function: Function, point: Sequence[torch.Tensor], wanted: Collection[int] | None = None
-    ) -> None:
-        """Call `function` at `point`; the inputs of the numbers `wanted` require grad, by default all."""
-        wanted = range(len(point)) if wanted is None else wanted
+    def __init__(self, function: Function, point: Sequence[torch.Tensor], wanted: Collection[int]) -> None:
+        """Call `function` at `point`; the inputs of the numbers `wanted` require grad."""
         self.leaves = [x.detach().clone().requires_grad_(i in wanted) for i, x in enumerate(point)]
         self.outputs: Tensors = function(self.leaves)
         self.tracked: list[int] = []
@@ -275,7 +241,7 @@ class Recorded:
         """Random gradients of the outputs of the numbers `chosen`, by default of all that have one."""
         return only(random_like(self.outputs, numbers), self.tracked if chosen is None else chosen)
 
-    def gradients(self, cotangents: Sequence[torch.Tensor | None], create_graph: bool = False) -> Gradients:
+    def gradients(self, cotangents: Gradients, create_graph: bool = False) -> Gradients:
         """The gradients of the inputs, for gradients of the outputs, of which None are left out."""
         given = [(self.outputs[i], cotangents[i]) for i in self.tracked if cotangents[i] is not None]
         wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
@@ -297,7 +263,7 @@ def refuses_gradients(error: BaseException) -> bool:
     text = str(error)
     if any(said in text for said in _MISFITS):
         return False
-    if isinstance(error, (RuntimeError, ValueError)) and any(said in text.lower() for said in _REFUSALS):
+    if isinstance(error, (RuntimeError, ValueError)) and _REFUSALS.search(text.lower()):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     of_user = [(frame, line) for frame, line in frames if is_users(frame.f_code.co_filename)]
@@ -308,19 +274,6 @@ def refuses_gradients(error: BaseException) -> bool:
     return is_last and linecache.getline(frame.f_code.co_filename, line).strip().startswith(("raise", "assert"))
 
 
-#: What is refused by a formula of this kind, and how to correct one that fails.
-_KINDS = {
-    "backward": (
-        "to be differentiated",
-        "have the formula take what the operator itself takes, or refuse it with a NotImplementedError",
-    ),
-    "jvp": (
-        "forward mode",
-        "the tangent of an input that has none is None, or zeros: the formula has to take both",
-    ),
-}
-
-
 @contextmanager
 def formula_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
     """What the block raises becomes a finding with this problem, or NotExercised if it is a refusal."""
@@ -329,9 +282,12 @@ def formula_may_fail(function: Function, problem: str, kind: str = "backward") -
     except (CheckError, NotExercised):
         raise
     except Exception as error:
-        what, fix = _KINDS[kind]
         if refuses_gradients(error):
+            what = "forward mode" if kind == "jvp" else "to be differentiated"
             raise NotExercised(f"the operator refuses {what}: {in_short(error, 200)}") from error
+        fix = "have the formula take what the operator itself takes, or refuse it with a NotImplementedError"
+        if kind == "jvp":
+            fix = "the tangent of an input that has none is None, or zeros: the formula has to take both"
         place = place_of_formula(function.trial, kind)
         raise failed_call(function.trial.name, problem, error, fix, where=place) from error
 
@@ -383,7 +339,7 @@ def are_finite(gradients: Gradients) -> bool:
     return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-def only(cotangents: Sequence[torch.Tensor | None], chosen: Collection[int]) -> Gradients:
+def only(cotangents: Gradients, chosen: Collection[int]) -> Gradients:
     """The tensors of the numbers `chosen`, and None for the others."""
     return [v if i in chosen else None for i, v in enumerate(cotangents)]
 
@@ -471,7 +427,7 @@ def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], st
     return [x + step * u for x, u in zip(point, direction, strict=True)]
 
 
-def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> tuple[float, float]:
+def inner(one: Gradients, other: Gradients) -> tuple[float, float]:
     """The real part of the inner product of tensors, and the sum of the sizes of its terms; None counts as zero."""
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     product = sum(float((a.conj() * b).real.sum(dtype=torch.float64)) for a, b in pairs)
@@ -479,19 +435,17 @@ def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | Non
 
 
 class Slope(NamedTuple):
-    """The derivative of each output along a direction, and its error, both elementwise."""
+    """The derivative of each output along a direction, and its error, both elementwise, and both finite."""
 
     value: Tensors
     error: Tensors
-
-    def is_finite(self) -> bool:
-        return all(bool((value + error).isfinite().all()) for value, error in zip(self.value, self.error, strict=True))
 
 
 class Differences:
     """Slopes of a function along directions, by central differences, and what they say of gradients.
 
     Attributes:
+        wanted: the numbers of the inputs to differentiate by.
         evaluate: what the slopes are of; it is the function itself, or something derived from it.
         point: where.
         scales: the size of the typical element of each tensor of the point.
@@ -500,8 +454,8 @@ class Differences:
         tolerance: how far apart results may be, relatively to the sum of all terms.
     """
 
-    def __init__(self, function: Function) -> None:
-        self.function, self.point = function, function.values
+    def __init__(self, function: Function, wanted: Sequence[int] = ()) -> None:
+        self.function, self.wanted, self.point = function, wanted, function.values
         self.evaluate: Callable[[Sequence[torch.Tensor]], Tensors] = function
         self.scales = [scale_of(x) for x in self.point]
         self.numbers = generator()
@@ -522,7 +476,7 @@ class Differences:
         return [u + u.mH if u.dim() > 1 and u.shape[-1] == u.shape[-2] else u for u in found]
 
     def slope(self, point: Tensors, direction: Tensors, step: float | None = None) -> Slope | None:
-        """The slope at a point; None if the function is not defined around it, or changes its shape there.
+        """The slope at a point; None if the function is not defined around it, or not finite, or changes its shape.
 
         None, too, if the elements are so large that a step is lost in rounding.
 
@@ -553,17 +507,13 @@ class Differences:
             rounding = 8 * self.function.epsilon * torch.maximum(ahead.abs(), behind.abs()) / step
             found.value.append(half + (half - whole) / 3)
             found.error.append((half - whole).abs() + (2 * half_bend - bend).abs() + rounding)
+            if not (found.value[-1] + found.error[-1]).isfinite().all():
+                return None
         return found
 
-    def judge(
-        self,
-        found: Slope | None,
-        cotangents: Sequence[torch.Tensor | None],
-        gradients: Sequence[torch.Tensor | None],
-        direction: Sequence[torch.Tensor],
-    ) -> Verdict:
+    def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
         """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
-        if found is None or not found.is_finite():
+        if found is None:
             return "unclear"
         (numeric, size), (analytic, more) = inner(cotangents, found.value), inner(gradients, direction)
         _, error = inner(cotangents, found.error)

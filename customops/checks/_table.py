@@ -22,7 +22,6 @@ from customops.checks import (
     layouts,
     modes,
     permutations,
-    pointwise,
     precision,
     schema,
     second_order,
@@ -132,7 +131,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            batches.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_stability": Check(
             precision.check_stability,

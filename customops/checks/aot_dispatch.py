@@ -9,7 +9,7 @@ outputs. Gradients are those of the sum of the magnitudes of the sums of all dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -55,10 +55,9 @@ def check(trial: Trial, *, dynamic: bool) -> None:
         results = {f"output {i}": value for i, value in enumerate(outputs)}
         return results | {f"argument {name} after the call": value for name, value in mutated.items()}
 
-    parameters = [argument.name for argument in trial.schema.positional]
-    call = _Call(results_of, trial.args, trial.kwargs, parameters)
+    call = _Call(results_of, trial.args, trial.kwargs, trial.arguments)
     try:
-        _compare(call, dynamic, "auto", trial.atol, trial.rtol, trial.name)
+        _compare(call, trial.name, dynamic, "auto", atol=trial.atol, rtol=trial.rtol)
     except CheckError as error:
         is_about_data = error.__cause__ is not None and _torch.tensors.needs_data(error.__cause__)
         if dynamic and is_about_data and is_untraceable(trial.op):
@@ -97,71 +96,59 @@ def aot_autograd_check(
         check_gradients: whether to compare gradients; "auto" compares them if an input and an output require grad.
         atol, rtol: absolute and relative tolerance for results; by default those of `torch.testing.assert_close`.
     """
-    call = _Call(lambda *args, **kwargs: {"output": func(*args, **kwargs)}, tuple(args), kwargs or {})
-    _compare(call, dynamic, check_gradients, atol, rtol, getattr(func, "__qualname__", None))
+    named = {f"args[{i}]": value for i, value in enumerate(args)} | (kwargs or {})
+    call = _Call(lambda *args, **kwargs: {"output": func(*args, **kwargs)}, tuple(args), kwargs or {}, named)
+    _compare(call, getattr(func, "__qualname__", None), dynamic, check_gradients, atol=atol, rtol=rtol)
 
 
-def _compare(
-    call: _Call,
-    dynamic: bool,
-    check_gradients: CheckGradients,
-    atol: float | None,
-    rtol: float | None,
-    op: str | None,
-) -> None:
+def _compare(call: _Call, op: str | None, dynamic: bool, check_gradients: CheckGradients, **tolerance: Any) -> None:
     """Run a call in eager mode and through AOTDispatcher, and raise a CheckError if that makes a difference."""
-    eager = _run(call, call, "in eager mode, on these inputs", "auto" if check_gradients else False, op)
-    has_gradients = eager[1] is not None
+    eager = _run(call, call, op, "in eager mode, on these inputs", "auto" if check_gradients else False)
+    has_gradients = len(eager) > len(call.result_names)
     if check_gradients is True and not has_gradients:
         raise CheckError("there are no gradients to check: no input or no output requires grad", op=op)
     compiled = _torch.tensors.aot_function(call, dynamic=dynamic)
-    traced = _run(call, compiled, "when traced by AOTDispatcher", has_gradients, op)
-
-    def assert_close(actual: Any, expected: Any) -> None:
-        torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol, equal_nan=True)
-
+    traced = _run(call, compiled, op, "when traced by AOTDispatcher", has_gradients)
     inputs = zip(call.input_names, call.inputs, strict=True)
-    gradient_names = [f"the gradient of {name}" for name, tensor in inputs if tensor.requires_grad]
-    for kind, names in enumerate([call.result_names, gradient_names] if has_gradients else [call.result_names]):
-        for i, name in enumerate(names):
-            expected = eager[kind][i]  # type: ignore[index]
+    gradients = [f"the gradient of {name}" for name, tensor in inputs if has_gradients and tensor.requires_grad]
+    for i, name in enumerate([*call.result_names, *gradients]):
+        try:
+            torch.testing.assert_close(traced[i], eager[i], equal_nan=True, **tolerance)
+        except AssertionError as difference:
+            again = _run(call, call, op, "when called again", has_gradients)
+            fix = (
+                "a trace is made once, on fake tensors, and used for all calls: look for a fake impl that differs from "
+                "the kernel, a write that is not declared, a value read while tracing"
+            )
             try:
-                assert_close(traced[kind][i], expected)  # type: ignore[index]
-            except AssertionError as difference:
-                again = _run(call, call, "when called again", kind == 1, op)
+                torch.testing.assert_close(again[i], eager[i], equal_nan=True, **tolerance)
+            except AssertionError:
                 fix = (
-                    "a trace is made once, on fake tensors, and used for all calls: look for a fake impl that differs "
-                    "from the kernel, a write that is not declared, a value read while tracing"
+                    "it differs between two calls in eager mode, too: look for a counter, a cache, uninitialised "
+                    "memory, or randomness that torch.manual_seed does not govern"
                 )
-                try:
-                    assert_close(again[kind][i], expected)  # type: ignore[index]
-                except AssertionError:
-                    fix = (
-                        "it differs between two calls in eager mode, too: look for a counter, a cache, uninitialised "
-                        "memory, or randomness that torch.manual_seed does not govern"
-                    )
-                raise CheckError(
-                    f"{name} differs in eager-mode PyTorch vs AOTDispatcher, so it is incorrect under torch.compile",
-                    op=op,
-                    got=" ".join(str(difference).split()),
-                    fix=fix,
-                ) from difference
+            raise CheckError(
+                f"{name} differs in eager-mode PyTorch vs AOTDispatcher, so it is incorrect under torch.compile",
+                op=op,
+                got=" ".join(str(difference).split()),
+                fix=fix,
+            ) from difference
 
 
 def _run(
-    call: _Call, function: Callable[..., list[Any]], where: str, gradients: CheckGradients, op: str | None
-) -> tuple[list[Any], list[torch.Tensor] | None]:
-    """The results of a run on copies of the inputs, and the gradients if they are asked for."""
+    call: _Call, function: Callable[..., list[Any]], op: str | None, where: str, gradients: CheckGradients
+) -> list[Any]:
+    """The results of a run on copies of the inputs, and then the gradients, if they are asked for."""
     with seeded(call.values), _torch.tensors.ignoring_aliases():  # they are for test_schema to find
         inputs = copy_tensors(call.inputs, leaves=True)
         try:
-            results = function(*inputs)
+            results = list(function(*inputs))
         except Exception as error:
             raise failed_call(op, f"the operator fails {where}", error) from error
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         tracked = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
         if gradients is False or (gradients == "auto" and not (wanted and tracked)):
-            return results, None
+            return results
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         try:
             if tracked:
@@ -169,8 +156,7 @@ def _run(
         except Exception as error:
             raise failed_call(op, f"the operator's backward fails {where}", error) from error
     # To have no gradient and to have one of zeros is the same to whoever minimises.
-    pairs = zip(wanted, found, strict=True)
-    return results, [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs]
+    return results + [torch.zeros_like(x) if grad is None else grad for x, grad in zip(wanted, found, strict=True)]
 
 
 def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,14 +176,9 @@ class _Call:
     """
 
     def __init__(
-        self,
-        results_of: Callable[..., dict[str, Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parameters: Sequence[str] = (),
+        self, results_of: Callable[..., dict[str, Any]], args: Any, kwargs: dict[str, Any], named: dict[str, Any]
     ) -> None:
-        names = [*parameters, *(f"args[{i}]" for i in range(len(parameters), len(args)))]
-        leaves = _named_leaves([*zip(names, args, strict=False), *kwargs.items()])
+        leaves = _named_leaves(named)
         inputs = {id(leaf): (name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
         self.input_names = [name for name, _ in inputs.values()]
         self.inputs = [tensor for _, tensor in inputs.values()]
@@ -211,16 +192,15 @@ class _Call:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
         values = [copies[self._position[id(v)]] if isinstance(v, torch.Tensor) else v for v in self.values]
         args, kwargs = _torch.tensors.tree_unflatten(values, self._spec)
-        leaves = _named_leaves(self._results_of(*args, **kwargs).items())
+        leaves = _named_leaves(self._results_of(*args, **kwargs))
         results = [(name, leaf) for name, leaf in leaves if isinstance(leaf, _RESULTS)]
         self.result_names = [name for name, _ in results]
         return [leaf for _, leaf in results]
 
 
-def _named_leaves(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, tree in named:
-        leaves = _torch.tensors.tree_leaves(tree)
-        for i, leaf in enumerate(leaves):
+def _named_leaves(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, tree in named.items():
+        for i, leaf in enumerate(_torch.tensors.tree_leaves(tree)):
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
 

@@ -1,4 +1,6 @@
-"""test_batches: the elements of a batch have their own results, however many there are.
+"""test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
+
+The elements of a batch have their own results, however many there are.
 
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
@@ -6,6 +8,9 @@ gives each the result it had. Then the same has to hold for other sizes: what ea
 the calls of the sample's size. Sizes lie beside powers of two and beyond usual blocks.
 
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree.
+
+Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
+may change where it is broadcast to, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,10 +21,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
+from customops.checks._variants import are_plain
 
 _SIZES = (2, 3, 5, 8, 16, 33, 64, 130, 1030, 66_000)  #: the last one is beyond what 16 bits count
 _MOST_ELEMENTS = 300_000
@@ -52,7 +59,7 @@ class _Batch:
 
     Attributes:
         tensors: the inputs of the call.
-        group: their batch dimensions.
+        group: their batch dimensions, of one size.
         pools: by the number of a tensor, many elements along its batch dimension.
         results: what they gave, along the dimensions `dims`.
         dims: by the name of a result, its batch dimension, and how many rows of it one element makes.
@@ -61,13 +68,10 @@ class _Batch:
     trial: Trial
     tensors: list[torch.Tensor]
     group: Group
+    size: int
     pools: dict[int, torch.Tensor]
     results: Results
     dims: dict[str, int]
-
-    @property
-    def size(self) -> int:
-        return self.tensors[self.group[0][0]].shape[self.group[0][1]]
 
     @property
     def count(self) -> int:
@@ -109,7 +113,8 @@ def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group, expected: Re
     numbers = torch.Generator().manual_seed(0)
     if not all(isinstance(value, torch.Tensor) for value in expected.values()):
         return None
-    own = _Batch(trial, tensors, group, {i: tensors[i] for i, _ in group}, expected, {})
+    size = tensors[group[0][0]].shape[group[0][1]]
+    own = _Batch(trial, tensors, group, size, {i: tensors[i] for i, _ in group}, expected, {})
     # Each element of the result may move with one dimension only: those along which it moves as the input does.
     order = torch.arange(own.size).roll(1)
     rolled = own.call(order)
@@ -202,3 +207,44 @@ def _check_sizes(batch: _Batch) -> bool:
             "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
         )
     return agreeing >= 2
+
+
+def check_pointwise(trial: Trial) -> None:
+    if torch.Tag.pointwise not in trial.op.tags or trial.is_builtin:
+        raise NotExercised("the operator is not tagged as pointwise")
+    trial = trial.detached()
+    if not are_plain(trial):
+        raise NotExercised("an input is not a plain strided tensor")
+    expected = steady_results(trial)
+    tried = False
+    for _, label, tensor in named_tensors(trial):
+        for place in (0, -1) if tensor.is_floating_point() and tensor.numel() > 1 else ():
+            at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+            at.view(-1)[place] = True
+            changed = tensor.where(~at, tensor * 1.5 + 1)
+            actual = attempt(trial.map_tensors(lambda _, x, old=tensor, new=changed: new if x is old else x))  # type: ignore[misc]
+            for name, after in actual.items() if actual is not None else ():
+                before = expected[name]
+                try:
+                    others = ~at.expand(before.shape)
+                except (
+                    AttributeError,
+                    RuntimeError,
+                ):  # it is a number, or of sizes to which the input is not broadcast
+                    continue
+                if after.shape != before.shape:
+                    continue
+                tried = True
+                found = difference(after[others], before[others], exact=True)
+                if found:
+                    raise trial.fault(
+                        "the operator is tagged as pointwise, and an element of the result depends on other elements",
+                        argument=label,
+                        expected=f"no change of {name} beside the place of the element that was changed",
+                        got=found,
+                        fix="leave out torch.Tag.pointwise",
+                    )
+    if not tried:
+        raise NotExercised(
+            "no input of floating point has several elements and the sizes of a result, but for broadcast"
+        )

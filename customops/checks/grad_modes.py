@@ -12,14 +12,10 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
-)
+from torch.utils import checkpoint
 
 from customops.checks._derivatives import (
     Function,
@@ -54,26 +50,31 @@ class _Modes(Ordinary):
         if not self.settle():
             return
         self._compare("once backward has run again: it returns memory that it uses again", self._kept, _BUFFER)
-        self._compare_call("while another call was made in between", self._before_others, _STATE)
+        self._compare("while another call was made in between", self._before_others, _STATE)
         self._compare("together with those of another call", self._with_another_call, _BUFFER)
-        self._compare_call("under torch.utils.checkpoint, use_reentrant=False", self._checkpointed, _FORMULA)
+        # Stopping early would leave out what an operator writes after it has saved it.
+        with checkpoint.set_checkpoint_early_stop(False):
+            self._compare("under torch.utils.checkpoint, use_reentrant=False", self._checkpointed, _FORMULA)
         self._compare("under torch.utils.checkpoint, use_reentrant=True", self._checkpointed_reentrant, _FORMULA)
-        for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
+        for policy in (checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_RECOMPUTE):
             if not self.function.writes:  # torch refuses to have written what it has saved
                 how = f"under selective checkpointing, CheckpointPolicy.{policy.name}"
-                self._compare_call(how, functools.partial(self._checkpointed_selectively, policy), _FORMULA)
+                contexts = functools.partial(
+                    checkpoint.create_selective_checkpoint_contexts, lambda *_, to=policy, **__: to
+                )
+                self._compare(how, functools.partial(self._checkpointed, context_fn=contexts), _FORMULA)
         if torch.Tag.nondeterministic_seeded not in self.function.trial.op.tags:  # rrelu saves its noise, then draws it
             how = "with saved tensors packed by torch.autograd.graph.saved_tensors_hooks"
-            self._compare_call(how, self._packed, _FORMULA)
+            self._compare(how, self._packed, _FORMULA)
         self._compare("in half, of two backward runs added up in .grad", self._accumulated, _STATE)
-        self._compare_call("by torch.autograd.grad, where inputs have a .grad already", self._beside_grads, _GRAD)
+        self._compare("by torch.autograd.grad, where inputs have a .grad already", self._beside_grads, _GRAD)
         self._compare("in one of a batch, by is_grads_batched=True", self._batched, _FORMULA, may_raise=True)
         if not self.function.writes:  # torch.func does not know of writes that torch.library makes
             self._compare("by torch.func.vjp", self._by_func, _FORMULA, may_raise=True)
             inputs = [(item.label, i, None) for i, item in enumerate(self.function.inputs)]
             for label, i, k in [*inputs, *((f"output {k}", None, k) for k in self.recorded.tracked)]:
                 how = f"where {label} is written between forward and backward, and nothing says so"
-                self._compare_call(how, functools.partial(self._written, i, k), _SAVE, may_raise=True)
+                self._compare(how, functools.partial(self._written, i, k), _SAVE, may_raise=True)
         for size in range(2, len(self.wanted)) if len(self.wanted) <= _FEW else ():
             for chosen in itertools.combinations(self.wanted, size):
                 labels = " and ".join(self.function.inputs[i].label for i in chosen)
@@ -94,32 +95,19 @@ class _Modes(Ordinary):
                 raise self.function.fault(f"the result requires grad under {name}", "requires_grad=False", "True", fix)
 
     def _compare(
-        self, how: str, gradients_of: Callable[[], Gradients | None], fix: str, *, may_raise: bool = False
+        self, how: str, gradients_of: Callable[[Tensors], Gradients | None], fix: str, *, may_raise: bool = False
     ) -> None:
+        """Compare gradients that are found in another way, by leaves of their own."""
         problem = f"the gradients are other ones {how}"
         try:
-            found = gradients_of()
+            values = enumerate(self.function.values)
+            found = gradients_of([x.detach().clone().requires_grad_(i in self.wanted) for i, x in values])
         except Exception as error:
             if may_raise or refuses_gradients(error):
                 return
             raise self.function.fault(problem, "the same gradients", in_short(error, 300), fix) from error
         if found is not None:
             self.judge(found, self.expected, problem, fix)
-
-    def _compare_call(
-        self, how: str, call: Callable[[Tensors], Sequence[torch.Tensor]], fix: str, *, may_raise: bool = False
-    ) -> None:
-        """Compare the gradients of a call that is made in another way, of leaves that it is given."""
-
-        def gradients_of() -> Gradients:
-            leaves = self._leaves()
-            return self._gradients(call(leaves), leaves)
-
-        self._compare(how, gradients_of, fix, may_raise=may_raise)
-
-    def _leaves(self) -> Tensors:
-        values = enumerate(self.function.values)
-        return [x.detach().clone().requires_grad_(i in self.wanted) for i, x in values]
 
     def _others(self) -> Tensors:
         return [(x.detach() * 1.25 + 0.1).requires_grad_(i in self.wanted) for i, x in enumerate(self.function.values)]
@@ -138,21 +126,20 @@ class _Modes(Ordinary):
         by_number = dict(zip(self.wanted, found, strict=True))
         return [by_number.get(i) for i in range(len(self.function.inputs))]
 
-    def _kept(self) -> Gradients:
+    def _kept(self, _leaves: Tensors) -> Gradients:
         found = self.recorded.gradients(self.cotangents)
         self.recorded.gradients([None if v is None else v * 2 for v in self.cotangents])
         return found
 
-    def _before_others(self, leaves: Tensors) -> Tensors:
+    def _before_others(self, leaves: Tensors) -> Gradients:
         outputs = self.function(leaves)
         for another in (self.function, self.function.call_with_other_numbers):
             with contextlib.suppress(Exception):  # other inputs may be refused
                 another(self._others())
-        return outputs
+        return self._gradients(outputs, leaves)
 
-    def _with_another_call(self) -> Gradients | None:
-        leaves, others = self._leaves(), self._others()
-        of = self._tracked(self.function(leaves))
+    def _with_another_call(self, leaves: Tensors) -> Gradients | None:
+        of, others = self._tracked(self.function(leaves)), self._others()
         try:
             of_others = self._tracked(self.function(others))
         except Exception:  # other inputs may be refused
@@ -167,29 +154,23 @@ class _Modes(Ordinary):
     def _call(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(self.function(values))
 
-    def _checkpointed(self, leaves: Tensors) -> Sequence[torch.Tensor]:
-        # Stopping early would leave out what an operator writes after it has saved it.
-        with set_checkpoint_early_stop(False):
-            return checkpoint(self._call, *leaves, use_reentrant=False)  # type: ignore[no-any-return]
+    def _checkpointed(self, leaves: Tensors, **options: Any) -> Gradients:
+        outputs = checkpoint.checkpoint(self._call, *leaves, use_reentrant=False, **options)
+        return self._gradients(outputs, leaves)
 
-    def _checkpointed_reentrant(self) -> Gradients | None:
-        leaves = self._leaves()
-        of = self._tracked(checkpoint(self._call, *leaves, use_reentrant=True))
+    def _checkpointed_reentrant(self, leaves: Tensors) -> Gradients | None:
+        of = self._tracked(checkpoint.checkpoint(self._call, *leaves, use_reentrant=True))
         if not all(output.requires_grad for output in of):
             return None
         torch.autograd.backward(of, self._given())
         return [leaf.grad for leaf in leaves]
 
-    def _checkpointed_selectively(self, policy: CheckpointPolicy, leaves: Tensors) -> Sequence[torch.Tensor]:
-        contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
-        return checkpoint(self._call, *leaves, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
-
-    def _packed(self, leaves: Tensors) -> Tensors:
+    def _packed(self, leaves: Tensors) -> Gradients:
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().clone(), lambda x: x.clone()):
-            return self.function(leaves)
+            outputs = self.function(leaves)
+        return self._gradients(outputs, leaves)
 
-    def _accumulated(self) -> Gradients:
-        leaves = self._leaves()
+    def _accumulated(self, leaves: Tensors) -> Gradients:
         of = self._tracked(self.function(leaves))
         for output in of:
             output.retain_grad()
@@ -197,19 +178,19 @@ class _Modes(Ordinary):
             torch.autograd.backward(of, self._given(), retain_graph=True)
         return [None if leaf.grad is None else leaf.grad / 2 for leaf in leaves]
 
-    def _beside_grads(self, leaves: Tensors) -> Tensors:
+    def _beside_grads(self, leaves: Tensors) -> Gradients:
         for i in self.wanted:
             leaves[i].grad = torch.ones_like(leaves[i])
-        return self.function(leaves)
+        return self._gradients(self.function(leaves), leaves)
 
-    def _batched(self) -> Gradients:
+    def _batched(self, _leaves: Tensors) -> Gradients:
         leaves = [self.recorded.leaves[i] for i in self.wanted]
         batch = [torch.stack([v * 0, v]) for v in self.cotangents if v is not None]
         options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
         found = torch.autograd.grad(self._tracked(self.recorded.outputs), leaves, batch, **options)
         return self._by_number([None if gradient is None else gradient[1] for gradient in found])
 
-    def _by_func(self) -> Gradients:
+    def _by_func(self, _leaves: Tensors) -> Gradients:
         values = self.function.values
 
         def of_wanted(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -220,9 +201,9 @@ class _Modes(Ordinary):
         pairs = zip(self.cotangents, self.recorded.outputs, strict=True)
         return self._by_number(vjp(tuple(torch.zeros_like(x) if v is None else v for v, x in pairs)))
 
-    def _written(self, i: int | None, k: int | None, leaves: Tensors) -> Tensors:
+    def _written(self, i: int | None, k: int | None, leaves: Tensors) -> Gradients:
         """The call, after which input `i` or output `k` is written."""
         outputs = self.function(leaves)
         with torch.no_grad():
             (outputs[k] if k is not None else leaves[i or 0]).mul_(-1.5).add_(0.7)
-        return outputs
+        return self._gradients(outputs, leaves)

@@ -67,7 +67,7 @@ def check_resolution(trial: Trial) -> None:
     for name, value in truth.items():
         if not _is_floating(value) or value.dtype is not torch.float64 or value.numel() == 0:
             continue
-        if not (tiny[name].shape == small[name].shape == value.shape):
+        if not tiny[name].shape == small[name].shape == value.shape:
             continue
         seen = (small[name] != value) & value.isfinite()
         # Steps have few elements that change a little; what goes through float32 has nothing but those.
@@ -99,11 +99,11 @@ def check_stability(trial: Trial) -> None:
         return (tensor.double() * (_HUNDREDS / (largest or _HUNDREDS))).float()
 
     narrow = trial.map_tensors(in_hundreds)
-    wide, results = narrow.in_float64(), attempt(narrow)
-    truths = None if results is None else attempt(wide)
+    wide, results = narrow.in_float64(), attempt(narrow) or {}
+    truths = (attempt(wide) or {}) if results else {}
     tried = False
-    for name, truth in truths.items() if truths else ():
-        actual = results[name] if results else None
+    for name, truth in truths.items():
+        actual = results[name]
         if not _is_floating(truth) or not isinstance(actual, torch.Tensor) or actual.shape != truth.shape:
             continue
         if actual.dtype is not torch.float32 or truth.dtype is not torch.float64 or not truth.numel():
@@ -195,9 +195,9 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
         if max(numel // old**count * _LARGE**count for numel, count in counts) > 300_000:
             continue
         large = trial.map_tensors(larger)
-        results = attempt(large)
-        sizes = [x.numel() if isinstance(x, torch.Tensor) else 1 for x in (results or {}).values()]
-        if results is not None and sum(sizes) <= _MOST_RESULTS:
+        results = attempt(large) or {}
+        size = sum(x.numel() if isinstance(x, torch.Tensor) else 1 for x in results.values())
+        if 0 < size <= _MOST_RESULTS:
             _compare_with_wider(large, dtype, results)
     return tried
 

@@ -38,9 +38,8 @@ class _Second(Differences):
     """Backward as a function of a point: the inputs, then the gradients of the outputs."""
 
     def __init__(self, function: Function, wanted: Sequence[int]) -> None:
-        super().__init__(function)
-        self.evaluate = self._first
-        self.wanted, self.count = wanted, len(self.point)
+        super().__init__(function, wanted)
+        self.evaluate, self.count = self._first, len(self.point)
         self.tracked = Recorded(function, self.point, wanted).tracked
         self.point += random_like([function.base[k] for k in self.tracked], self.numbers)
         self.scales += [1.0] * len(self.tracked)
