@@ -53,11 +53,7 @@ def recording() -> Iterator[None]:
 
 
 class Function:
-    """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors.
-
-    Raises:
-        NotExercised: the operator is declared to have no gradients.
-    """
+    """The operator of a trial as a function of `inputs`, floating-point tensors, which gives such tensors."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = own = trial.copy(leaves=True)
@@ -87,11 +83,7 @@ class Function:
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
-        """The function in the widest precision that the operator takes.
-
-        Raises:
-            NotExercised: there is nothing to differentiate by, or it differs from call to call, or it is too coarse.
-        """
+        """The function in the widest precision that the operator takes; NotExercised if it cannot be compared."""
         trial.require_data()
         if not cls(trial).inputs:
             raise NotExercised("there is no floating-point input that may have a gradient")
@@ -140,6 +132,15 @@ class Function:
         """The outputs for these inputs, on which the operator may write if they are no leaves."""
         results = self._results(values, seed)
         return [results[i] for i in self._kept or ()]
+
+    def of_some(self, numbers: Sequence[int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The function of the inputs of these numbers alone, as `torch.func` takes functions."""
+
+        def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            by_number = dict(zip(numbers, values, strict=True))
+            return tuple(self([by_number.get(i, x) for i, x in enumerate(self.values)]))
+
+        return call
 
     def fault(
         self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
@@ -244,16 +245,20 @@ class Recorded:
     def gradients(self, cotangents: Gradients, create_graph: bool = False) -> Gradients:
         """The gradients of the inputs, for gradients of the outputs, of which None are left out."""
         given = [(self.outputs[i], cotangents[i]) for i in self.tracked if cotangents[i] is not None]
-        wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
-        if not given or not wanted:
+        if not given or not any(leaf.requires_grad for leaf in self.leaves):
             return [None] * len(self.leaves)
         outputs, grads = zip(*given, strict=True)
-        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
         with seeded(()):
             # What backward draws anew is not to be, by chance, what forward drew.
             torch.default_generator.manual_seed(_OTHER_SEED)
-            found = iter(torch.autograd.grad(outputs, wanted, grads, **options))
-        return [next(found) if leaf.requires_grad else None for leaf in self.leaves]
+            return gradients_of(outputs, self.leaves, grads, retain_graph=True, create_graph=create_graph)
+
+
+def gradients_of(outputs: Sequence[torch.Tensor], leaves: Tensors, weights: Any, **options: Any) -> Gradients:
+    """The gradients by some leaves, as `torch.autograd.grad` gives them; None for leaves that require none."""
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad(outputs, asked, weights, allow_unused=True, **options))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
 def refuses_gradients(error: BaseException) -> bool:
@@ -293,11 +298,7 @@ def formula_may_fail(function: Function, problem: str, kind: str = "backward") -
 
 
 def differentiable_inputs(function: Function) -> list[int]:
-    """The inputs that may require grad, if not all may.
-
-    Raises:
-        NotExercised: none may, or no output has a gradient then.
-    """
+    """The inputs that may require grad; NotExercised if none may, or no output has a gradient then."""
 
     def record(wanted: list[int]) -> Recorded:
         recorded = Recorded(function, function.values, wanted)
@@ -323,11 +324,7 @@ def differentiable_inputs(function: Function) -> list[int]:
 
 
 def requiring_grad(trial: Trial) -> Trial:
-    """The same call, in which every differentiable input requires grad.
-
-    Raises:
-        NotExercised: no input is differentiable.
-    """
+    """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
     with recording():
         function = Function.of(trial)
         labels = {function.inputs[i].label for i in differentiable_inputs(function)}
@@ -369,12 +366,8 @@ class Ordinary:
         for what, tensors in kept.items():
             found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
             if found:
-                raise self.function.fault(
-                    f"backward writes to {what}",
-                    "the values it had",
-                    found,
-                    "use operations that make a new tensor, in the place of those that end in _; or write to a clone",
-                )
+                fix = "use operations that make a new tensor, in the place of those that end in _; or write to a clone"
+                raise self.function.fault(f"backward writes to {what}", "the values it had", found, fix)
         self.expected = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
         return are_finite(self.expected)
 

@@ -90,12 +90,7 @@ class _Forward(Differences):
         """`torch.func.jvp` runs the same formula, at a level of its own."""
         direction = self.direction(moving)
         _, tangents = self._call(self.point, direction, moving)
-
-        def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            by_number = dict(zip(moving, values, strict=True))
-            return tuple(self.function([by_number.get(i, x) for i, x in enumerate(self.point)]))
-
-        primals = tuple(self.point[i] for i in moving)
+        call, primals = self.function.of_some(moving), tuple(self.point[i] for i in moving)
         try:
             _, found = torch.func.jvp(call, primals, tuple(direction[i] for i in moving))  # type: ignore[misc]
         except Exception:  # a write to its argument, say, which torch.func refuses, or an op that cannot be nested

@@ -23,6 +23,7 @@ from customops.checks._derivatives import (
     Ordinary,
     Tensors,
     differentiable_inputs,
+    gradients_of,
     recording,
     refuses_gradients,
 )
@@ -59,9 +60,8 @@ class _Modes(Ordinary):
         for policy in (checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_RECOMPUTE):
             if not self.function.writes:  # torch refuses to have written what it has saved
                 how = f"under selective checkpointing, CheckpointPolicy.{policy.name}"
-                contexts = functools.partial(
-                    checkpoint.create_selective_checkpoint_contexts, lambda *_, to=policy, **__: to
-                )
+                always = functools.partial(lambda policy, /, *_, **__: policy, policy)
+                contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, always)
                 self._compare(how, functools.partial(self._checkpointed, context_fn=contexts), _FORMULA)
         if torch.Tag.nondeterministic_seeded not in self.function.trial.op.tags:  # rrelu saves its noise, then draws it
             how = "with saved tensors packed by torch.autograd.graph.saved_tensors_hooks"
@@ -119,12 +119,7 @@ class _Modes(Ordinary):
         return [outputs[k] for k in self.recorded.tracked]
 
     def _gradients(self, outputs: Sequence[torch.Tensor], leaves: Tensors) -> Gradients:
-        asked = [leaves[i] for i in self.wanted]
-        return self._by_number(torch.autograd.grad(self._tracked(outputs), asked, self._given(), allow_unused=True))
-
-    def _by_number(self, found: Sequence[torch.Tensor | None]) -> Gradients:
-        by_number = dict(zip(self.wanted, found, strict=True))
-        return [by_number.get(i) for i in range(len(self.function.inputs))]
+        return gradients_of(self._tracked(outputs), leaves, self._given())
 
     def _kept(self, _leaves: Tensors) -> Gradients:
         found = self.recorded.gradients(self.cotangents)
@@ -146,10 +141,8 @@ class _Modes(Ordinary):
             return None
         if any(x.shape != y.shape or not y.requires_grad for x, y in zip(of, of_others, strict=True)):
             return None
-        asked = [values[i] for values in (leaves, others) for i in self.wanted]
         given = [*self._given(), *(2 * v for v in self._given())]
-        found = torch.autograd.grad(of + of_others, asked, given, allow_unused=True)
-        return self._by_number(found[: len(self.wanted)])
+        return gradients_of(of + of_others, leaves + others, given)[: len(leaves)]
 
     def _call(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(self.function(values))
@@ -184,22 +177,18 @@ class _Modes(Ordinary):
         return self._gradients(self.function(leaves), leaves)
 
     def _batched(self, _leaves: Tensors) -> Gradients:
-        leaves = [self.recorded.leaves[i] for i in self.wanted]
         batch = [torch.stack([v * 0, v]) for v in self.cotangents if v is not None]
-        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": True}
-        found = torch.autograd.grad(self._tracked(self.recorded.outputs), leaves, batch, **options)
-        return self._by_number([None if gradient is None else gradient[1] for gradient in found])
+        outputs, leaves = self._tracked(self.recorded.outputs), self.recorded.leaves
+        found = gradients_of(outputs, leaves, batch, retain_graph=True, is_grads_batched=True)
+        return [None if gradient is None else gradient[1] for gradient in found]
 
     def _by_func(self, _leaves: Tensors) -> Gradients:
-        values = self.function.values
-
-        def of_wanted(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            by_number = dict(zip(self.wanted, wanted, strict=True))
-            return self._call(*(by_number.get(i, x) for i, x in enumerate(values)))
-
-        _, vjp = torch.func.vjp(of_wanted, *(values[i] for i in self.wanted))  # type: ignore[misc]
+        values, call = self.function.values, self.function.of_some(self.wanted)
+        _, vjp = torch.func.vjp(call, *(values[i] for i in self.wanted))  # type: ignore[misc]
         pairs = zip(self.cotangents, self.recorded.outputs, strict=True)
-        return self._by_number(vjp(tuple(torch.zeros_like(x) if v is None else v for v, x in pairs)))
+        found = vjp(tuple(torch.zeros_like(x) if v is None else v for v, x in pairs))
+        by_number = dict(zip(self.wanted, found, strict=True))
+        return [by_number.get(i) for i in range(len(values))]
 
     def _written(self, i: int | None, k: int | None, leaves: Tensors) -> Gradients:
         """The call, after which input `i` or output `k` is written."""

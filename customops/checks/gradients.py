@@ -67,11 +67,9 @@ class _Relations(Ordinary):
     def run(self) -> None:
         if not self.settle():
             return
-        self._compare(
-            self.cotangents,
-            "a second backward through the same graph gives other gradients",
-            "do not write to what the formula has saved; keep no state between calls",
-        )
+        problem = "a second backward through the same graph gives other gradients"
+        fix = "do not write to what the formula has saved; keep no state between calls"
+        self._compare(self.cotangents, problem, fix)
         self._compare_layouts()
         # Each output alone: by linearity the gradients add up.
         problem = "backward is wrong where only some of the outputs are used"
@@ -84,12 +82,10 @@ class _Relations(Ordinary):
             fix = "the gradient of an output that is not used may be None or zeros: take both"
             self.judge(sums, self.expected, problem, fix)
         if not self.recorded.returns_an_input():  # else it is there, perhaps, for what its backward adds
-            self._compare(
-                [v if v is None else torch.zeros_like(v) for v in self.cotangents],
-                "backward makes something else than zeros of a gradient of zeros",
-                "do not divide by the gradient, nor add to it",
-                [None] * len(self.expected),
-            )
+            zeros = [v if v is None else torch.zeros_like(v) for v in self.cotangents]
+            problem = "backward makes something else than zeros of a gradient of zeros"
+            fix = "do not divide by the gradient, nor add to it"
+            self._compare(zeros, problem, fix, [None] * len(self.expected))
         for i in self.wanted if len(self.wanted) > 1 else ():
             label = self.function.inputs[i].label
             self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
@@ -130,11 +126,7 @@ class _Comparison(Differences):
     """Gradients of a function by some of its inputs, and finite differences."""
 
     def run(self) -> str:
-        """'agrees', or why nothing can be said.
-
-        Raises:
-            CheckError: the gradients differ.
-        """
+        """'agrees', or why nothing can be said."""
         nearby = [shifted(self.point, self.direction(self.wanted), distance) for distance in (0.03, 0.2)]
         relative = [u * x.abs() for u, x in zip(random_like(self.point, self.numbers), self.point, strict=True)]
         for i, point in enumerate([self.point, *nearby, shifted(self.point, relative, 0.01)]):

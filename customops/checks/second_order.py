@@ -19,6 +19,7 @@ from customops.checks._derivatives import (
     Tensors,
     differentiable_inputs,
     formula_may_fail,
+    gradients_of,
     only,
     random_like,
     recording,
@@ -85,14 +86,12 @@ class _Second(Differences):
             leaves = [*recorded.leaves, *given]
             if not pairs:
                 return [None] * len(leaves)
-            asked = [leaf for leaf in leaves if leaf.requires_grad]
             of, with_weights = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(of, asked, with_weights, allow_unused=True))
+            return gradients_of(of, leaves, with_weights)
         except NotExercised:
             raise
         except Exception as error:  # loud, as it should be
             raise NotExercised(f"the operator cannot be differentiated twice: {in_short(error, 200)}") from error
-        return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
     def _is_wrong(self, point: Tensors, i: int, j: int, symmetric: bool) -> bool:
         """Is the gradient of input `i` wrongly differentiated by the tensor `j` of the point?"""
