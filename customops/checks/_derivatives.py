@@ -6,17 +6,15 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
 import itertools
 import linecache
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -24,42 +22,29 @@ from customops import _torch
 from customops._autograd import recompute
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised, in_short
+from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users, where
 
-_WIDE = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float64,
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
-    torch.complex128: torch.complex128,
-}
+_WIDE = dict.fromkeys((torch.float64, torch.float32, torch.float16, torch.bfloat16), torch.float64)
+_WIDE |= dict.fromkeys((torch.complex128, torch.complex64), torch.complex128)
 _MIDDLE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-OTHER_SEED = 1  #: Not that of `seeded`.
+_OTHER_SEED = 1  #: Not that of `seeded`.
 _COARSE = 1e-3  #: What resolves less than this is too coarse for finite differences.
 
 Tensors = list[torch.Tensor]
+Gradients = Sequence[torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class Input:
-    """A tensor to differentiate by: the argument, what to call it, and whether the user's tensor requires grad."""
+class Input(NamedTuple):
+    """A tensor to differentiate by, what to call it, and whether the user's tensor requires grad."""
 
-    argument: str
     label: str
     tensor: torch.Tensor
     requires_grad: bool
 
 
-def has_formula(trial: Trial) -> bool:
-    """Is there a kernel at an autograd key, or is the operator made of others?"""
-    key = _torch.dispatcher.autograd_key(trial.tensors)
-    keys = ("Autograd", "CompositeImplicitAutograd", *([key] if key else []))
-    return any(_torch.dispatcher.has_kernel(trial.name, each) for each in keys)
-
-
-@contextlib.contextmanager
+@contextmanager
 def recording() -> Iterator[None]:
     """Gradients are recorded, whatever the caller has switched off; torch's warnings about them are not shown."""
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
@@ -68,60 +53,59 @@ def recording() -> Iterator[None]:
 
 
 class Function:
-    """The operator of a trial as a function of `inputs`, which gives `outputs`: floating-point tensors."""
+    """The operator of a trial as a function of `inputs`, floating-point tensors, which gives such tensors."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = own = trial.copy(leaves=True)
         self.writes = bool(trial.schema.mutated)
-        self._leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
-        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        self.inputs, self._positions = self._find_inputs(trial)
         #: Of all tensors that a call leaves behind, those that may have a gradient.
         self._kept: tuple[int, ...] | None = None
         #: The history of what the latest call was given to write to.
         self.entered: list[Any] = []
-        #: What is called.
+        #: What is called: the operator, or its reference function.
         self.called: Callable[..., Any] = trial.op
+        without: frozenset[str] = frozenset()
+        if trial.custom_op is not None:
+            said, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
+            if not said.op:
+                raise NotExercised("the operator is declared not to be differentiable")
+            without = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+        leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
+        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.inputs: list[Input] = []
+        self._positions: list[list[int]] = []  #: of each input among the leaves
+        passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
+        for name, label, tensor in named_tensors(trial):
+            at = [i for i, value in enumerate(passed) if value is tensor]
+            if name not in without and tensor.dtype in _WIDE and is_plain(tensor) and at not in self._positions:
+                self.inputs.append(Input(label, self._leaves[at[0]], tensor.requires_grad))
+                self._positions.append(at)
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
-        """The function in the widest precision that the operator takes.
-
-        Raises:
-            NotExercised: there is nothing to differentiate by, or it differs from call to call, or it is too coarse.
-        """
+        """The function in the widest precision that the operator takes; NotExercised if it cannot be compared."""
         trial.require_data()
-        own = cls(trial)
-        if not own.inputs:
+        if not cls(trial).inputs:
             raise NotExercised("there is no floating-point input that may have a gradient")
-        if not has_formula(trial) and not any(tensor.requires_grad for tensor in trial.tensors):
+        keys = ("Autograd", "CompositeImplicitAutograd", _torch.dispatcher.autograd_key(trial.tensors))
+        has_formula = any(key and _torch.dispatcher.has_kernel(trial.name, key) for key in keys)
+        if not has_formula and not any(tensor.requires_grad for tensor in trial.tensors):
             raise NotExercised("the op has no gradient formula (register_autograd), and the sample requires none")
-        for dtypes in (_WIDE, _MIDDLE):
-            wider = own.wider(trial, dtypes)
-            if wider is not None and wider.epsilon < _COARSE:
-                return wider
-        try:
-            own.settle()
-        except NotExercised:
-            raise
-        except Exception as error:
-            raise failed_call(trial.name, FAILS, error) from error
-        if own.epsilon >= _COARSE:
-            raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
-        return own
-
-    def wider(self, trial: Trial, dtypes: dict[torch.dtype, torch.dtype]) -> Function | None:
-        """The same function on tensors of other dtypes, if the operator takes them."""
-        if all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
-            return None
-        function = Function(trial.map_tensors(lambda _name, tensor: _convert(tensor, dtypes)))
-        try:
-            function.settle()
-        except NotExercised:
-            raise
-        except Exception:  # other dtypes may be refused, by any kind of error
-            return None
-        return function
+        for dtypes in (_WIDE, _MIDDLE, {}):
+            if dtypes and all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
+                continue
+            function = cls(trial.map_tensors(functools.partial(_convert, dtypes)))
+            try:
+                function.settle()
+            except NotExercised:
+                raise
+            except Exception as error:
+                if dtypes:  # other dtypes may be refused, by any kind of error
+                    continue
+                raise failed_call(trial.name, FAILS, error) from error
+            if function.epsilon < _COARSE:
+                return function
+        raise NotExercised("the operator takes no dtype that is fine enough for finite differences: try float64")
 
     def settle(self) -> None:
         """Call it twice at the given inputs, to see what it returns and that this is no matter of chance."""
@@ -135,14 +119,6 @@ class Function:
             if one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()):
                 raise NotExercised("the results differ from call to call, also with the same random seed")
 
-    def reference(self) -> Function | None:
-        """The plain function that computes the same, of the same inputs, if there is one."""
-        if self.trial.reference is None:
-            return None
-        function = copy.copy(self)
-        function.called, function.entered = self.trial.reference, []
-        return function
-
     @property
     def values(self) -> Tensors:
         return [item.tensor for item in self.inputs]
@@ -152,31 +128,38 @@ class Function:
         """What the coarsest of inputs and outputs resolves."""
         return max(torch.finfo(tensor.dtype).eps for tensor in [*self.values, *self.base])
 
-    def __call__(self, values: Sequence[torch.Tensor]) -> Tensors:
+    def __call__(self, values: Sequence[torch.Tensor], seed: int | None = None) -> Tensors:
         """The outputs for these inputs, on which the operator may write if they are no leaves."""
-        results = self._results(values)
+        results = self._results(values, seed)
         return [results[i] for i in self._kept or ()]
+
+    def of_some(self, numbers: Sequence[int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The function of the inputs of these numbers alone, as `torch.func` takes functions."""
+
+        def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            by_number = dict(zip(numbers, values, strict=True))
+            return tuple(self([by_number.get(i, x) for i, x in enumerate(self.values)]))
+
+        return call
 
     def fault(
         self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
     ) -> CheckError:
         """The finding that the formula is wrong, with its place."""
-        where = place_of_formula(self.trial, kind)
-        fields = {"argument": argument, "expected": expected, "got": got, "where": where, "fix": fix}
-        return CheckError(problem, op=self.trial.name, **fields)
+        place = place_of_formula(self.trial, kind)
+        return self.trial.fault(problem, got, fix, argument=argument, expected=expected, where=place)
 
     def is_random(self) -> bool:
         """Does another random seed make another result?"""
-        args, kwargs = self._arguments(self.values)
-        with torch.no_grad(), seeded((args, kwargs)):
-            torch.default_generator.manual_seed(OTHER_SEED)
-            results = _torch.tensors.tree_leaves(self.trial.op(*args, **kwargs))
-        pairs = zip(results, self.base, strict=False)
-        return any(isinstance(x, torch.Tensor) and x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
+        with torch.no_grad():
+            pairs = zip(self(self.values, _OTHER_SEED), self.base, strict=True)
+            return any(x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
 
     def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
         """Call it with these inputs, and with other floating-point numbers in the place of numbers."""
-        args, kwargs = _torch.tensors.tree_map(_other_number, self._arguments(values))
+        args, kwargs = _torch.tensors.tree_map(
+            lambda value: value * 1.25 + 0.1 if isinstance(value, float) else value, self._arguments(values)
+        )
         with seeded((args, kwargs)):
             self.trial.op(*args, **kwargs)
 
@@ -191,102 +174,45 @@ class Function:
                 leaves[position] = value
         return _torch.tensors.tree_unflatten(leaves, self._spec)
 
-    def _results(self, values: Sequence[torch.Tensor]) -> list[Any]:
+    def _results(self, values: Sequence[torch.Tensor], seed: int | None = None) -> list[Any]:
         """What a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
-            returned = self.called(*args, **kwargs)
-        results = _torch.tensors.tree_leaves(returned)
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
+            results = _torch.tensors.tree_leaves(self.called(*args, **kwargs))
         if self.writes:
             known = {id(result) for result in results}
             call = Trial(self.trial.op, args, kwargs)
             results += [tensor for tensor in tensors_in(call.mutated) if id(tensor) not in known]
         return results
 
-    def _find_inputs(self, trial: Trial) -> tuple[list[Input], list[list[int]]]:
-        """The tensors to differentiate by, and where each is among the leaves."""
-        passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
-        without = arguments_without_gradient(trial)
-        inputs, positions = [], []
-        for name, label, tensor in named_tensors(trial):
-            at = [i for i, value in enumerate(passed) if value is tensor]
-            if name in without or tensor.dtype not in _WIDE or not is_plain(tensor) or at in positions:
-                continue
-            inputs.append(Input(name, label, self._leaves[at[0]], tensor.requires_grad))
-            positions.append(at)
-        return inputs, positions
 
-
-def arguments_without_gradient(trial: Trial) -> frozenset[str]:
-    """The arguments that are declared to have none.
-
-    Raises:
-        NotExercised: the operator has no gradients at all.
-    """
-    found = trial.custom_op
-    if found is None:
-        return frozenset()
-    said, formulas = found._definition.differentiable, found._rules.autograd.formulas
-    if not said.op:
-        raise NotExercised("the operator is declared not to be differentiable")
-    declared: frozenset[str] = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
-    return declared
+def _convert(dtypes: dict[torch.dtype, torch.dtype], _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    dtype = dtypes.get(tensor.dtype, tensor.dtype)
+    if not is_plain(tensor) or dtype == tensor.dtype:
+        return tensor
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
     """Where the user wrote the formula, or the function it is derived from, if that is known."""
-    found = trial.custom_op
-    formula = found and found._rules.autograd.formulas.get(kind)
-    return where(derived_from(trial, kind) or formula.fn) if formula else None
-
-
-def derived_from(trial: Trial, kind: str = "backward") -> Callable[..., Any] | None:
-    """The function that `register_autograd_from` was given, if the formula is its derivative."""
-    found = trial.custom_op
-    formula = found and found._rules.autograd.formulas.get(kind)
-    return recompute.derived_from(formula.fn) if formula else None
+    formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
+    return where(recompute.derived_from(formula.fn) or formula.fn) if formula else None
 
 
 def named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Each tensor, with the argument that it is or is part of, and what to call it: ``xs[1]``."""
     for name, value in trial.arguments.items():
-        tensors = tensors_in(value)
-        for i, tensor in enumerate(tensors):
+        for i, tensor in enumerate(tensors_in(value)):
             yield name, name if tensor is value else f"{name}[{i}]", tensor
 
 
-def _other_number(value: Any) -> Any:
-    return value * 1.25 + 0.1 if isinstance(value, float) else value
-
-
-def _convert(tensor: torch.Tensor, dtypes: dict[torch.dtype, torch.dtype]) -> torch.Tensor:
-    if not is_plain(tensor) or dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype:
-        return tensor
-    return tensor.detach().to(dtypes[tensor.dtype]).requires_grad_(tensor.requires_grad)
-
-
-Gradients = list[torch.Tensor | None]
-
 #: What messages say that refuse, on purpose, to differentiate.
-_REFUSALS = (
-    "not implemented",
-    "not support",
-    "unsupported",
-    "not differentiable",
-    "isn't differentiable",
-    "differentiable once",
-    "once_differentiable",
-    "can't differentiate",
-    "cannot differentiate",
-    "register_autograd",
-    "register_jvp",
-    "no backward",
-    "not require grad",
-    "requires grad",
-    "require gradients",
-    "second derivative",
-    "is a view",
-    "inplace arithmetic",
+_REFUSALS = re.compile(
+    "not implemented|not support|unsupported|not differentiable|isn't differentiable|differentiable once"
+    "|once_differentiable|can't differentiate|cannot differentiate|register_autograd|register_jvp|no backward"
+    "|not require grad|requires grad|require gradients|second derivative|is a view|inplace arithmetic"
 )
 #: What autograd says of gradients that do not fit.
 _MISFITS = ("invalid gradient", "incorrect number of gradients", "backward returned", "jvp returned")
@@ -295,42 +221,44 @@ _MISFITS = ("invalid gradient", "incorrect number of gradients", "backward retur
 class Recorded:
     """A call that autograd recorded: its inputs, its outputs, and which of them have a gradient."""
 
-    def __init__(
-        self, function: Function, point: Sequence[torch.Tensor], wanted: Collection[int] | None = None
-    ) -> None:
-        """Call `function` at `point`; the inputs of the numbers `wanted` require grad, by default all."""
-        self.function = function
-        wanted = range(len(point)) if wanted is None else wanted
+    def __init__(self, function: Function, point: Sequence[torch.Tensor], wanted: Collection[int]) -> None:
+        """Call `function` at `point`; the inputs of the numbers `wanted` require grad."""
         self.leaves = [x.detach().clone().requires_grad_(i in wanted) for i, x in enumerate(point)]
         self.outputs: Tensors = function(self.leaves)
-        self.tracked = [i for i, output in enumerate(self.outputs) if self._is_recorded(output.grad_fn)]
-
-    def _is_recorded(self, node: Any) -> bool:
-        """Did autograd record what the operator did? It may know no gradient of it, or not see a write at all."""
-        unseen = any(node is entered for entered in self.function.entered)
-        return node is not None and node.name() != "WarnNotImplemented" and not unseen
+        self.tracked: list[int] = []
+        for k, output in enumerate(self.outputs):
+            # Autograd may know no gradient of what the operator did, or not see a write at all.
+            node: Any = output.grad_fn
+            is_unseen = any(node is entered for entered in function.entered)
+            if node is not None and node.name() != "WarnNotImplemented" and not is_unseen:
+                self.tracked.append(k)
 
     def returns_an_input(self) -> bool:
         """Is a result an input as it is? The operator may be there for what its backward does."""
         pairs = itertools.product(self.leaves, self.outputs)
         return any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs)
 
-    def gradients(self, cotangents: Sequence[torch.Tensor | None], create_graph: bool = False) -> Gradients:
+    def cotangents(self, numbers: torch.Generator, chosen: Collection[int] | None = None) -> Gradients:
+        """Random gradients of the outputs of the numbers `chosen`, by default of all that have one."""
+        return only(random_like(self.outputs, numbers), self.tracked if chosen is None else chosen)
+
+    def gradients(self, cotangents: Gradients, create_graph: bool = False) -> Gradients:
         """The gradients of the inputs, for gradients of the outputs, of which None are left out."""
         given = [(self.outputs[i], cotangents[i]) for i in self.tracked if cotangents[i] is not None]
-        wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
-        if not given or not wanted:
+        if not given or not any(leaf.requires_grad for leaf in self.leaves):
             return [None] * len(self.leaves)
         outputs, grads = zip(*given, strict=True)
         with seeded(()):
             # What backward draws anew is not to be, by chance, what forward drew.
-            torch.default_generator.manual_seed(OTHER_SEED)
-            found = iter(
-                torch.autograd.grad(
-                    outputs, wanted, grads, retain_graph=True, create_graph=create_graph, allow_unused=True
-                )
-            )
-        return [next(found) if leaf.requires_grad else None for leaf in self.leaves]
+            torch.default_generator.manual_seed(_OTHER_SEED)
+            return gradients_of(outputs, self.leaves, grads, retain_graph=True, create_graph=create_graph)
+
+
+def gradients_of(outputs: Sequence[torch.Tensor], leaves: Tensors, weights: Any, **options: Any) -> Gradients:
+    """The gradients by some leaves, as `torch.autograd.grad` gives them; None for leaves that require none."""
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad(outputs, asked, weights, allow_unused=True, **options))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
 def refuses_gradients(error: BaseException) -> bool:
@@ -340,7 +268,7 @@ def refuses_gradients(error: BaseException) -> bool:
     text = str(error)
     if any(said in text for said in _MISFITS):
         return False
-    if isinstance(error, (RuntimeError, ValueError)) and any(said in text.lower() for said in _REFUSALS):
+    if isinstance(error, (RuntimeError, ValueError)) and _REFUSALS.search(text.lower()):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     of_user = [(frame, line) for frame, line in frames if is_users(frame.f_code.co_filename)]
@@ -352,7 +280,7 @@ def refuses_gradients(error: BaseException) -> bool:
 
 
 @contextmanager
-def backward_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
+def formula_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
     """What the block raises becomes a finding with this problem, or NotExercised if it is a refusal."""
     try:
         yield
@@ -360,26 +288,33 @@ def backward_may_fail(function: Function, problem: str, kind: str = "backward") 
         raise
     except Exception as error:
         if refuses_gradients(error):
-            raise NotExercised(f"the operator refuses to be differentiated: {in_short(error, 200)}") from error
+            what = "forward mode" if kind == "jvp" else "to be differentiated"
+            raise NotExercised(f"the operator refuses {what}: {in_short(error, 200)}") from error
         fix = "have the formula take what the operator itself takes, or refuse it with a NotImplementedError"
-        where = place_of_formula(function.trial, kind)
-        raise failed_call(function.trial.name, problem, error, fix, where=where) from error
+        if kind == "jvp":
+            fix = "the tangent of an input that has none is None, or zeros: the formula has to take both"
+        place = place_of_formula(function.trial, kind)
+        raise failed_call(function.trial.name, problem, error, fix, where=place) from error
 
 
 def differentiable_inputs(function: Function) -> list[int]:
-    """The inputs that may require grad, if not all may.
+    """The inputs that may require grad; NotExercised if none may, or no output has a gradient then."""
 
-    Raises:
-        NotExercised: none may, or no output has a gradient then.
-    """
-    everything = list(range(len(function.inputs)))
+    def record(wanted: list[int]) -> Recorded:
+        recorded = Recorded(function, function.values, wanted)
+        recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
+        return recorded
+
+    accepted = list(range(len(function.inputs)))
     try:
-        with backward_may_fail(function, "the operator fails where its inputs require grad"):
-            recorded = Recorded(function, function.values)
-            recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
-            accepted = everything
+        with formula_may_fail(function, "the operator fails where its inputs require grad"):
+            recorded = record(accepted)
     except NotExercised:
-        accepted = [i for i in everything if len(everything) > 1 and _accepts(function, i)]
+        everything, accepted = accepted, []
+        for i in everything if len(everything) > 1 else ():
+            with suppress(Exception):  # of whatever kind: with all inputs it was a refusal
+                record([i])
+                accepted.append(i)
         if not accepted:
             raise
         recorded = Recorded(function, function.values, accepted)
@@ -389,11 +324,7 @@ def differentiable_inputs(function: Function) -> list[int]:
 
 
 def requiring_grad(trial: Trial) -> Trial:
-    """The same call, in which every differentiable input requires grad.
-
-    Raises:
-        NotExercised: no input is differentiable.
-    """
+    """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
     with recording():
         function = Function.of(trial)
         labels = {function.inputs[i].label for i in differentiable_inputs(function)}
@@ -401,40 +332,75 @@ def requiring_grad(trial: Trial) -> Trial:
     return trial.map_tensors(lambda _, x: x.detach().requires_grad_() if id(x) in chosen else x)
 
 
-def _accepts(function: Function, i: int) -> bool:
-    try:
-        recorded = Recorded(function, function.values, [i])
-        recorded.gradients([torch.ones_like(output) for output in recorded.outputs])
-    except Exception:  # of whatever kind: with all inputs it was a refusal
-        return False
-    return True
-
-
 def are_finite(gradients: Gradients) -> bool:
     return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-def only(cotangents: Sequence[torch.Tensor], chosen: Sequence[int], outputs: Sequence[torch.Tensor]) -> Gradients:
-    """The gradients of these outputs, of the outputs' dtypes, and None for the others."""
-    pairs = zip(cotangents, outputs, strict=True)
-    return [v.to(output.dtype) if i in chosen else None for i, (v, output) in enumerate(pairs)]
+def only(cotangents: Gradients, chosen: Collection[int]) -> Gradients:
+    """The tensors of the numbers `chosen`, and None for the others."""
+    return [v if i in chosen else None for i, v in enumerate(cotangents)]
 
 
-# Derivatives along a direction, by central differences. `error` of a slope is made of three parts: what half the step
-# changes; what remains, at half the step, of the difference between the slopes to the two sides, which at a kink does
-# not get smaller with the step; and rounding. It is large near kinks and jumps, for steep functions and for those that
-# round inside, and small wherever the function is smooth at the scale of the step.
-Evaluate = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]]
+class Ordinary:
+    """The gradients of one call as they are ordinarily asked for. However else they are, they have to be equal."""
+
+    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
+        self.function, self.wanted = function, wanted
+        self.recorded = Recorded(function, function.values, wanted)
+        self.cotangents = self.recorded.cotangents(generator())
+        self.rtol = 1e-7 if function.epsilon < 1e-7 else 1e-3
+
+    def settle(self) -> bool:
+        """Find the gradients, with a look at all that backward must not write to. Are they finite?
+
+        NaN hides differences, and comes of rounding as of mistakes.
+        """
+        kept = {
+            "the gradient that it is given": [v for v in self.cotangents if v is not None],
+            "an input of the operator": self.recorded.leaves,
+            "a result of the operator": self.recorded.outputs,
+        }
+        before = {what: [tensor.detach().clone() for tensor in tensors] for what, tensors in kept.items()}
+        with formula_may_fail(self.function, "backward fails"):
+            gradients = self.recorded.gradients(self.cotangents)
+        for what, tensors in kept.items():
+            found = difference([tensor.detach() for tensor in tensors], before[what], exact=True)
+            if found:
+                fix = "use operations that make a new tensor, in the place of those that end in _; or write to a clone"
+                raise self.function.fault(f"backward writes to {what}", "the values it had", found, fix)
+        self.expected = [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+        return are_finite(self.expected)
+
+    def judge(self, found: Gradients, expected: Gradients, problem: str, fix: str, argument: str | None = None) -> None:
+        """Raise CheckError for a gradient that is not the expected one."""
+        for i in self.wanted:
+            leaf, ordinary = self.recorded.leaves[i], self.expected[i]
+            one, other = (torch.zeros_like(leaf) if g is None else g.detach() for g in (found[i], expected[i]))
+            # The gradient of a sum over a normalisation, say, is zero but for rounding.
+            scale = 0.0 if ordinary is None or not ordinary.numel() else float(ordinary.abs().max())
+            differs = difference(one, other, rtol=self.rtol, scale=scale)
+            if differs:
+                expected_text = f"the gradient of {self.function.inputs[i].label} as ordinarily"
+                raise self.function.fault(problem, expected_text, differs, fix, argument=argument)
+
+    def compare_choice(self, chosen: Sequence[int], problem: str, argument: str | None = None) -> None:
+        """Compare the gradients of some inputs where these alone require grad."""
+        problem = f"{problem} require{'s' if len(chosen) == 1 else ''} grad"
+        with formula_may_fail(self.function, problem):
+            found = Recorded(self.function, self.function.values, chosen).gradients(self.cotangents)
+        some: Gradients = [gradient if k in chosen else None for k, gradient in enumerate(self.expected)]
+        fix = "return a gradient for each argument in its place; ctx.needs_input_grad[i] is for argument i"
+        self.judge(found, some, problem, fix, argument)
+
 
 Verdict = Literal["agrees", "unclear", "differs"]
 
-_SEED = 0x5EED
 _FINE = 1e-10  #: What resolves less is compared with other steps and tolerances.
 
 
 def generator() -> torch.Generator:
     """Random numbers of one's own, the same in every run."""
-    return torch.Generator().manual_seed(_SEED)
+    return torch.Generator().manual_seed(0x5EED)
 
 
 def random_like(tensors: Sequence[torch.Tensor], numbers: torch.Generator) -> Tensors:
@@ -450,154 +416,112 @@ def scale_of(tensor: torch.Tensor) -> float:
     return min(max(typical, 1e-6), 1e6)
 
 
-def random_direction(
-    point: Sequence[torch.Tensor],
-    scales: Sequence[float],
-    moving: Collection[int],
-    numbers: torch.Generator,
-    *,
-    symmetric: bool = False,
-) -> Tensors:
-    """Random changes of the tensors of the numbers `moving`, of these sizes, and zeros for the others."""
-    random = zip(random_like(point, numbers), scales, strict=True)
-    found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
-    return [as_symmetric(u) for u in found] if symmetric else found
-
-
 def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], step: float) -> Tensors:
     return [x + step * u for x, u in zip(point, direction, strict=True)]
 
 
-def as_symmetric(direction: torch.Tensor) -> torch.Tensor:
-    """A direction in which square matrices stay symmetric; functions of symmetric matrices read one triangle alone."""
-    is_square = direction.dim() > 1 and direction.shape[-1] == direction.shape[-2]
-    return direction + direction.mH if is_square else direction
+def inner(one: Gradients, other: Gradients) -> tuple[float, float]:
+    """The real part of the inner product of tensors, and the sum of the sizes of its terms; None counts as zero."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    product = sum(float((a.conj() * b).real.sum(dtype=torch.float64)) for a, b in pairs)
+    return product, sum(float((a.abs() * b.abs()).sum(dtype=torch.float64)) for a, b in pairs)
 
 
-def inner(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
-    """The real part of the inner product of tensors; None counts as zero."""
-    return sum(
-        float((a.conj() * b).real.sum(dtype=torch.float64))
-        for a, b in zip(one, other, strict=True)
-        if a is not None and b is not None
-    )
-
-
-def size_of_terms(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
-    """The sum of the sizes of the terms of the inner product."""
-    return sum(
-        float((a.abs() * b.abs()).sum(dtype=torch.float64))
-        for a, b in zip(one, other, strict=True)
-        if a is not None and b is not None
-    )
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The steps to take, the best one first, and how far apart results may be, relatively to the sum of all terms."""
-
-    epsilon: float
-    steps: tuple[float, ...]
-    tolerance: float
-
-    @classmethod
-    def of(cls, epsilon: float) -> Accuracy:
-        if epsilon < _FINE:
-            return cls(epsilon, (1e-4, 1e-3, 1e-5, 1e-2), 1e-4)
-        return cls(epsilon, (1e-2, 3e-2, 1e-1), 2e-2)
-
-
-@dataclass(frozen=True)
-class Slope:
-    """The derivative of each output along a direction, and its error, both elementwise."""
+class Slope(NamedTuple):
+    """The derivative of each output along a direction, and its error, both elementwise, and both finite."""
 
     value: Tensors
     error: Tensors
 
-    def is_zero(self) -> bool:
-        return not any(bool((value != 0).any()) for value in self.value)
 
-    def is_finite(self) -> bool:
-        return all(bool((value + error).isfinite().all()) for value, error in zip(self.value, self.error, strict=True))
+class Differences:
+    """Slopes of a function along directions, by central differences, and what they say of gradients.
 
-
-def slope(
-    function: Evaluate,
-    point: Sequence[torch.Tensor],
-    direction: Sequence[torch.Tensor],
-    step: float,
-    epsilon: float,
-    base: Sequence[torch.Tensor | None] | None = None,
-) -> Slope | None:
-    """The slope of a function at a point; None if it is not defined around it, or changes its shape there.
-
-    None, too, if the elements are so large that a step is lost in rounding.
+    Attributes:
+        wanted: the numbers of the inputs to differentiate by.
+        evaluate: what the slopes are of; it is the function itself, or something derived from it.
+        point: where.
+        scales: the size of the typical element of each tensor of the point.
+        numbers: where random directions come from.
+        steps: the steps to take, the best one first.
+        tolerance: how far apart results may be, relatively to the sum of all terms.
     """
-    if not all(map(functools.partial(_can_step, step / 2), point, direction)):
-        return None
-    try:
-        with torch.no_grad():
-            at = [
-                _wide(base if base is not None and factor == 0 else function(shifted(point, direction, factor * step)))
-                for factor in (0.0, 1.0, -1.0, 0.5, -0.5)
-            ]
-    except Exception:  # the neighbourhood may be refused: the operator need take the given inputs alone
-        return None
-    values, errors = [], []
-    for outputs in zip(*at, strict=True):
-        if any(output.shape != outputs[0].shape for output in outputs):
+
+    def __init__(self, function: Function, wanted: Sequence[int] = ()) -> None:
+        self.function, self.wanted, self.point = function, wanted, function.values
+        self.evaluate: Callable[[Sequence[torch.Tensor]], Tensors] = function
+        self.scales = [scale_of(x) for x in self.point]
+        self.numbers = generator()
+        is_fine = function.epsilon < _FINE
+        self.steps = (1e-4, 1e-3, 1e-5, 1e-2) if is_fine else (1e-2, 3e-2, 1e-1)
+        self.tolerance = 1e-4 if is_fine else 2e-2
+
+    def direction(self, moving: Collection[int], *, symmetric: bool = False) -> Tensors:
+        """Random changes of the tensors of the numbers `moving`, and zeros for the others.
+
+        Args:
+            symmetric: symmetric square matrices stay so; functions of them read one triangle alone.
+        """
+        random = zip(random_like(self.point, self.numbers), self.scales, strict=True)
+        found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
+        if not symmetric:
+            return found
+        return [u + u.mH if u.dim() > 1 and u.shape[-1] == u.shape[-2] else u for u in found]
+
+    def slope(self, point: Tensors, direction: Tensors, step: float | None = None) -> Slope | None:
+        """The slope at a point; None if the function is not defined around it, or not finite, or changes its shape.
+
+        None, too, if the elements are so large that a step is lost in rounding.
+
+        The error is made of three parts: what half the step changes; what remains, at half the step, of the difference
+        between the slopes to the two sides, which at a kink does not get smaller with the step; and rounding. It is
+        large near kinks and jumps, for steep functions and for those that round inside, and small wherever the function
+        is smooth at the scale of the step.
+        """
+        step = step or self.steps[0]
+        for x, u in zip(point, direction, strict=True):
+            way = step / 2 * u
+            if not bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all()):
+                return None
+        try:
+            with torch.no_grad():
+                at = [self.evaluate(shifted(point, direction, by * step)) for by in (0.0, 1.0, -1.0, 0.5, -0.5)]
+        except Exception:  # the neighbourhood may be refused: the operator need take the given inputs alone
             return None
-        value, error = _of_output(outputs, step, epsilon)
-        values.append(value)
-        errors.append(error)
-    return Slope(values, errors)
+        found = Slope([], [])
+        for outputs in zip(*at, strict=True):
+            if any(y.shape != outputs[0].shape for y in outputs):
+                return None
+            wide = torch.complex128 if outputs[0].is_complex() else torch.float64
+            here, ahead, behind, half_ahead, half_behind = (y.detach().to(wide) for y in outputs)
+            whole, half = (ahead - behind) / (2 * step), (half_ahead - half_behind) / step
+            bend = (ahead - 2 * here + behind) / step
+            half_bend = (half_ahead - 2 * here + half_behind) / (step / 2)
+            rounding = 8 * self.function.epsilon * torch.maximum(ahead.abs(), behind.abs()) / step
+            found.value.append(half + (half - whole) / 3)
+            found.error.append((half - whole).abs() + (2 * half_bend - bend).abs() + rounding)
+            if not (found.value[-1] + found.error[-1]).isfinite().all():
+                return None
+        return found
 
+    def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
+        """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
+        if found is None:
+            return "unclear"
+        (numeric, size), (analytic, more) = inner(cotangents, found.value), inner(gradients, direction)
+        _, error = inner(cotangents, found.error)
+        size += more
+        if not abs(numeric) + abs(analytic) + size + error < float("inf"):
+            return "unclear"
+        if abs(numeric - analytic) > 10 * error + self.tolerance * size:
+            return "differs"
+        return "unclear" if error > 0.01 * size > 0 else "agrees"
 
-def _can_step(step: float, x: torch.Tensor, direction: torch.Tensor) -> bool:
-    if not x.numel():
-        return True
-    way = step * direction
-    return bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all())
-
-
-def judge(
-    found: Slope | None,
-    cotangents: Sequence[torch.Tensor | None],
-    gradients: Sequence[torch.Tensor | None],
-    direction: Sequence[torch.Tensor],
-    tolerance: float,
-) -> Verdict:
-    """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
-    if found is None or not found.is_finite():
-        return "unclear"
-    numeric, analytic = inner(cotangents, found.value), inner(gradients, direction)
-    size = size_of_terms(cotangents, found.value) + size_of_terms(gradients, direction)
-    error = size_of_terms(cotangents, found.error)
-    if not abs(numeric) + abs(analytic) + size + error < float("inf"):
-        return "unclear"
-    if abs(numeric - analytic) > 10 * error + tolerance * size:
-        return "differs"
-    return "unclear" if error > 0.01 * size > 0 else "agrees"
+    def differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
+        """Do the differences with all steps that can be trusted say so?"""
+        slopes = [self.slope(point, direction, step) for step in self.steps]
+        return confirmed([self.judge(found, cotangents, gradients, direction) for found in slopes])
 
 
 def confirmed(verdicts: Sequence[Verdict]) -> bool:
-    """Do the differences with all steps that can be trusted say so?"""
     return verdicts.count("differs") >= 2 and "agrees" not in verdicts
-
-
-def _of_output(at: Sequence[torch.Tensor], step: float, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    here, ahead, behind, half_ahead, half_behind = at
-    whole, half = (ahead - behind) / (2 * step), (half_ahead - half_behind) / step
-    bend = (ahead - 2 * here + behind) / step
-    half_bend = (half_ahead - 2 * here + half_behind) / (step / 2)
-    rounding = 8 * epsilon * torch.maximum(ahead.abs(), behind.abs()) / step
-    error = (half - whole).abs() + (2 * half_bend - bend).abs() + rounding
-    return half + (half - whole) / 3, error
-
-
-def _wide(outputs: Sequence[torch.Tensor | None]) -> Tensors:
-    return [
-        output.detach().to(torch.complex128 if output.is_complex() else torch.float64)
-        for output in outputs
-        if output is not None
-    ]

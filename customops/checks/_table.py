@@ -21,11 +21,9 @@ from customops.checks import (
     layouts,
     modes,
     permutations,
-    pointwise,
     precision,
     schema,
     second_order,
-    stability,
     state,
     threads,
     unchecked,
@@ -129,10 +127,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            batches.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_stability": Check(
-            stability.check,
+            precision.check_stability,
             "float32 against float64, on values for which formulas overflow on the way",
             after=(*_CALL, "test_layouts", "test_precision"),
         ),

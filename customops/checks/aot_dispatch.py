@@ -9,9 +9,7 @@ outputs. Gradients are those of the sum of the magnitudes of the sums of all dif
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -46,10 +44,20 @@ def check(trial: Trial, *, dynamic: bool) -> None:
     trial.require_data()
     if any(tensor.layout not in (torch.strided, torch.sparse_coo) for tensor in trial.tensors):
         raise NotExercised("an input is compressed and sparse, which torch does not trace")
-    parameters = [argument.name for argument in trial.schema.positional]
-    call = _Call(functools.partial(_results_of_op, trial.op), trial.args, trial.kwargs, parameters)
+
+    def results_of(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        """All that a call leaves behind: what it returns, and the arguments it writes."""
+        call = Trial(trial.op, args, kwargs)
+        outputs = call.by_return(trial.op(*args, **kwargs))
+        mutated = call.mutated
+        if trial.custom_op is not None:  # one of ours: a backward through its writes raises
+            mutated = _torch.tensors.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, mutated)
+        results = {f"output {i}": value for i, value in enumerate(outputs)}
+        return results | {f"argument {name} after the call": value for name, value in mutated.items()}
+
+    call = _Call(results_of, trial.args, trial.kwargs, trial.arguments)
     try:
-        _Comparison(call, dynamic, "auto", (trial.atol, trial.rtol), trial.name).run()
+        _compare(call, trial.name, dynamic, "auto", atol=trial.atol, rtol=trial.rtol)
     except CheckError as error:
         is_about_data = error.__cause__ is not None and _torch.tensors.needs_data(error.__cause__)
         if dynamic and is_about_data and is_untraceable(trial.op):
@@ -88,32 +96,76 @@ def aot_autograd_check(
         check_gradients: whether to compare gradients; "auto" compares them if an input and an output require grad.
         atol, rtol: absolute and relative tolerance for results; by default those of `torch.testing.assert_close`.
     """
-    call = _Call(functools.partial(_results_of_function, func), tuple(args), kwargs or {})
-    _Comparison(call, dynamic, check_gradients, (atol, rtol), getattr(func, "__qualname__", None)).run()
+    named = {f"args[{i}]": value for i, value in enumerate(args)} | (kwargs or {})
+    call = _Call(lambda *args, **kwargs: {"output": func(*args, **kwargs)}, tuple(args), kwargs or {}, named)
+    _compare(call, getattr(func, "__qualname__", None), dynamic, check_gradients, atol=atol, rtol=rtol)
 
 
-def _results_of_function(func: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {"output": func(*args, **kwargs)}
+def _compare(call: _Call, op: str | None, dynamic: bool, check_gradients: CheckGradients, **tolerance: Any) -> None:
+    """Run a call in eager mode and through AOTDispatcher, and raise a CheckError if that makes a difference."""
+    eager = _run(call, call, op, "in eager mode, on these inputs", "auto" if check_gradients else False)
+    has_gradients = len(eager) > len(call.result_names)
+    if check_gradients is True and not has_gradients:
+        raise CheckError("there are no gradients to check: no input or no output requires grad", op=op)
+    compiled = _torch.tensors.aot_function(call, dynamic=dynamic)
+    traced = _run(call, compiled, op, "when traced by AOTDispatcher", has_gradients)
+    inputs = zip(call.input_names, call.inputs, strict=True)
+    gradients = [f"the gradient of {name}" for name, tensor in inputs if has_gradients and tensor.requires_grad]
+    for i, name in enumerate([*call.result_names, *gradients]):
+        try:
+            torch.testing.assert_close(traced[i], eager[i], equal_nan=True, **tolerance)
+        except AssertionError as difference:
+            again = _run(call, call, op, "when called again", has_gradients)
+            fix = (
+                "a trace is made once, on fake tensors, and used for all calls: look for a fake impl that differs from "
+                "the kernel, a write that is not declared, a value read while tracing"
+            )
+            try:
+                torch.testing.assert_close(again[i], eager[i], equal_nan=True, **tolerance)
+            except AssertionError:
+                fix = (
+                    "it differs between two calls in eager mode, too: look for a counter, a cache, uninitialised "
+                    "memory, or randomness that torch.manual_seed does not govern"
+                )
+            raise CheckError(
+                f"{name} differs in eager-mode PyTorch vs AOTDispatcher, so it is incorrect under torch.compile",
+                op=op,
+                got=" ".join(str(difference).split()),
+                fix=fix,
+            ) from difference
 
 
-def _results_of_op(op: _torch.library.OpOverload, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """All that a call of `op` leaves behind: what it returns, and the arguments it writes."""
-    trial = Trial(op, args, kwargs)
-    outputs = trial.by_return(op(*args, **kwargs))
-    mutated = trial.mutated
-    if hasattr(
-        _torch.library.torch_op_of(trial.name), "_definition"
-    ):  # one of ours: a backward through its writes raises
-        mutated = {name: _detached(value) for name, value in mutated.items()}
-    return {
-        **{f"output {i}": value for i, value in enumerate(outputs)},
-        **{f"argument {name} after the call": value for name, value in mutated.items()},
-    }
+def _run(
+    call: _Call, function: Callable[..., list[Any]], op: str | None, where: str, gradients: CheckGradients
+) -> list[Any]:
+    """The results of a run on copies of the inputs, and then the gradients, if they are asked for."""
+    with seeded(call.values), _torch.tensors.ignoring_aliases():  # they are for test_schema to find
+        inputs = copy_tensors(call.inputs, leaves=True)
+        try:
+            results = list(function(*inputs))
+        except Exception as error:
+            raise failed_call(op, f"the operator fails {where}", error) from error
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        tracked = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
+        if gradients is False or (gradients == "auto" and not (wanted and tracked)):
+            return results
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        try:
+            if tracked:
+                found = torch.autograd.grad([_magnitude(x) for x in tracked], wanted, allow_unused=True)
+        except Exception as error:
+            raise failed_call(op, f"the operator's backward fails {where}", error) from error
+    # To have no gradient and to have one of zeros is the same to whoever minimises.
+    return results + [torch.zeros_like(x) if grad is None else grad for x, grad in zip(wanted, found, strict=True)]
 
 
-def _detached(value: Any) -> Any:
-    values, spec = _torch.tensors.tree_flatten(value)
-    return _torch.tensors.tree_unflatten([v.detach() if isinstance(v, torch.Tensor) else v for v in values], spec)
+def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
+    """That of the sum, which is real if the tensor is complex."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    elif tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # torch does not sum 8-bit floats
+    return tensor.sum().abs()
 
 
 class _Call:
@@ -124,14 +176,9 @@ class _Call:
     """
 
     def __init__(
-        self,
-        results_of: Callable[..., dict[str, Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parameters: Sequence[str] = (),
+        self, results_of: Callable[..., dict[str, Any]], args: Any, kwargs: dict[str, Any], named: dict[str, Any]
     ) -> None:
-        names = [*parameters, *(f"args[{i}]" for i in range(len(parameters), len(args)))]
-        leaves = _named_leaves([*zip(names, args, strict=False), *kwargs.items()])
+        leaves = _named_leaves(named)
         inputs = {id(leaf): (name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
         self.input_names = [name for name, _ in inputs.values()]
         self.inputs = [tensor for _, tensor in inputs.values()]
@@ -145,16 +192,15 @@ class _Call:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
         values = [copies[self._position[id(v)]] if isinstance(v, torch.Tensor) else v for v in self.values]
         args, kwargs = _torch.tensors.tree_unflatten(values, self._spec)
-        leaves = _named_leaves(self._results_of(*args, **kwargs).items())
+        leaves = _named_leaves(self._results_of(*args, **kwargs))
         results = [(name, leaf) for name, leaf in leaves if isinstance(leaf, _RESULTS)]
         self.result_names = [name for name, _ in results]
         return [leaf for _, leaf in results]
 
 
-def _named_leaves(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, tree in named:
-        leaves = _torch.tensors.tree_leaves(tree)
-        for i, leaf in enumerate(leaves):
+def _named_leaves(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, tree in named.items():
+        for i, leaf in enumerate(_torch.tensors.tree_leaves(tree)):
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
 
@@ -177,105 +223,3 @@ def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     copy = one_of_each.new_empty_strided(one_of_each.shape, one_of_each.stride()).copy_(one_of_each)
     # An expand that expands nothing is not harmless: undoing it as a view adds and subtracts the old values.
     return copy if one_of_each is tensor else copy.expand(tensor.shape)
-
-
-@dataclass
-class _Run:
-    """One run of a call: the inputs it was given, what it made of them, and gradients if they were asked for."""
-
-    inputs: list[torch.Tensor]
-    results: list[Any]
-    gradients: list[torch.Tensor] | None = None
-
-    def is_differentiable(self) -> bool:
-        return bool(self._differentiable()) and any(tensor.requires_grad for tensor in self.inputs)
-
-    def differentiate(self) -> None:
-        wanted = [tensor for tensor in self.inputs if tensor.requires_grad]
-        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        if self._differentiable():
-            sums = [_summable(result).sum().abs() for result in self._differentiable()]  # real, if complex
-            found = torch.autograd.grad(sums, wanted, allow_unused=True)
-        # To have no gradient and to have one of zeros is the same to whoever minimises.
-        pairs = zip(wanted, found, strict=True)
-        self.gradients = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in pairs]
-
-    def _differentiable(self) -> list[torch.Tensor]:
-        return [result for result in self.results if isinstance(result, torch.Tensor) and result.requires_grad]
-
-
-def _summable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
-        return tensor.to_dense()
-    return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch does not sum 8-bit floats
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Runs a call in eager mode and through AOTDispatcher, and raises a CheckError if that makes a difference."""
-
-    call: _Call
-    dynamic: bool
-    check_gradients: CheckGradients
-    tolerance: tuple[float | None, float | None]  #: atol, rtol
-    name: str | None
-
-    def run(self) -> None:
-        eager = self._run(self.call, "in eager mode, on these inputs", self.check_gradients)
-        if self.check_gradients is True and not eager.is_differentiable():
-            raise CheckError("there are no gradients to check: no input or no output requires grad", op=self.name)
-        compiled = _torch.tensors.aot_function(self.call, dynamic=self.dynamic)
-        traced = self._run(compiled, "when traced by AOTDispatcher", eager.gradients is not None)
-        self._compare(self.call.result_names, lambda run: run.results, eager, traced)
-        if eager.gradients is not None:
-            names = zip(self.call.input_names, self.call.inputs, strict=True)
-            names_of_gradients = [f"the gradient of {name}" for name, tensor in names if tensor.requires_grad]
-            self._compare(names_of_gradients, _gradients, eager, traced)
-
-    def _run(self, function: Callable[..., list[Any]], where: str, gradients: CheckGradients) -> _Run:
-        with seeded(self.call.values), _torch.tensors.ignoring_aliases():  # they are for test_schema to find
-            inputs = copy_tensors(self.call.inputs, leaves=True)
-            try:
-                run = _Run(inputs, function(*inputs))
-            except Exception as error:
-                raise failed_call(self.name, f"the operator fails {where}", error) from error
-            if gradients is True or (gradients == "auto" and run.is_differentiable()):
-                try:
-                    run.differentiate()
-                except Exception as error:
-                    raise failed_call(self.name, f"the operator's backward fails {where}", error) from error
-        return run
-
-    def _compare(self, names: list[str], values_of: Callable[[_Run], list[Any]], eager: _Run, traced: _Run) -> None:
-        for i, name in enumerate(names):
-            try:
-                self._assert_close(values_of(traced)[i], values_of(eager)[i])
-            except AssertionError as difference:
-                again = self._run(self.call, "when called again", values_of is _gradients)
-                raise CheckError(
-                    f"{name} differs in eager-mode PyTorch vs AOTDispatcher, so it is incorrect under torch.compile",
-                    op=self.name,
-                    got=" ".join(str(difference).split()),
-                    fix=self._remedy(values_of(again)[i], values_of(eager)[i]),
-                ) from difference
-
-    def _remedy(self, again: Any, before: Any) -> str:
-        try:
-            self._assert_close(again, before)
-        except AssertionError:
-            return (
-                "it differs between two calls in eager mode, too: look for a counter, a cache, uninitialised memory, "
-                "or randomness that torch.manual_seed does not govern"
-            )
-        return (
-            "a trace is made once, on fake tensors, and used for all calls: look for a fake impl that differs from "
-            "the kernel, a write that is not declared, a value read while tracing"
-        )
-
-    def _assert_close(self, actual: Any, expected: Any) -> None:
-        atol, rtol = self.tolerance
-        torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol, equal_nan=True)
-
-
-def _gradients(run: _Run) -> list[Any]:
-    return run.gradients or []

@@ -11,6 +11,7 @@ torch's fallback switched off; an output that requires grad then says that autog
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -40,21 +41,11 @@ def check(trial: Trial) -> None:
     key = _torch.dispatcher.autograd_key(trial.tensors)
     if key is None:
         raise NotExercised("the inputs were made in inference mode: autograd does not see them")
-    if not _is_differentiable_at(trial.name, key):
-        _run_below_autograd(trial, key)
-
-
-def _is_differentiable_at(name: str, key: str) -> bool:
-    if _torch.dispatcher.has_kernel(name, key) or _torch.dispatcher.has_kernel(name, "Autograd"):
-        return True
+    has_kernel = functools.partial(_torch.dispatcher.has_kernel, trial.name)
     # A composite stops being one where the device has a kernel of its own.
-    backend = key.removeprefix("Autograd")
-    return _torch.dispatcher.has_kernel(name, "CompositeImplicitAutograd") and not (
-        _torch.dispatcher.has_kernel(name, "CompositeExplicitAutograd") or _torch.dispatcher.has_kernel(name, backend)
-    )
-
-
-def _run_below_autograd(trial: Trial, key: str) -> None:
+    of_device = has_kernel("CompositeExplicitAutograd") or has_kernel(key.removeprefix("Autograd"))
+    if has_kernel(key) or has_kernel("Autograd") or (has_kernel("CompositeImplicitAutograd") and not of_device):
+        return
     copy = trial.copy()
     already = {id(tensor) for tensor in copy.tensors if tensor.requires_grad}
     before = _torch.autograd.set_autograd_fallback("nothing")
@@ -62,21 +53,18 @@ def _run_below_autograd(trial: Trial, key: str) -> None:
         outputs = copy.run()
     finally:
         _torch.autograd.set_autograd_fallback(before)
-    for i, tensor in enumerate(tensors_in(outputs)):
-        if tensor.requires_grad and id(tensor) not in already:
-            raise _misplaced(trial, key, f"output {i} requires grad")
+    results = [(f"output {i} requires grad", tensor) for i, tensor in enumerate(tensors_in(outputs))]
     for name, value in copy.arguments.items():
-        if any(tensor.requires_grad and id(tensor) not in already for tensor in tensors_in(value)):
-            raise _misplaced(trial, key, f"argument {name} requires grad after the call, and did not before")
-
-
-def _misplaced(trial: Trial, key: str, got: str) -> CheckError:
-    return CheckError(
-        "the operator does not have an autograd kernel, and yet autograd recorded it: "
-        "its backward is incorrectly registered, below autograd",
-        op=trial.name,
-        expected=f"a kernel at {key} or Autograd; or only one at CompositeImplicitAutograd",
-        got=got,
-        fix="call register_autograd; or register the autograd.Function at Autograd and not for a device; "
-        "or, if it is made of differentiable operators, register it as CompositeImplicitAutograd",
-    )
+        got = f"argument {name} requires grad after the call, and did not before"
+        results += [(got, tensor) for tensor in tensors_in(value)]
+    for got, tensor in results:
+        if tensor.requires_grad and id(tensor) not in already:
+            raise CheckError(
+                "the operator does not have an autograd kernel, and yet autograd recorded it: "
+                "its backward is incorrectly registered, below autograd",
+                op=trial.name,
+                expected=f"a kernel at {key} or Autograd; or only one at CompositeImplicitAutograd",
+                got=got,
+                fix="call register_autograd; or register the autograd.Function at Autograd and not for a device; "
+                "or, if it is made of differentiable operators, register it as CompositeImplicitAutograd",
+            )

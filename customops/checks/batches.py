@@ -1,4 +1,6 @@
-"""test_batches: the elements of a batch have their own results, however many there are.
+"""test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
+
+The elements of a batch have their own results, however many there are.
 
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
@@ -6,25 +8,27 @@ gives each the result it had. Then the same has to hold for other sizes: what ea
 the calls of the sample's size. Sizes lie beside powers of two and beyond usual blocks.
 
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree.
+
+Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
+may change where it is broadcast to, and nowhere else.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
-from customops.errors import CheckError
+from customops.checks._variants import are_plain
 
-_SIZES = (2, 3, 5, 8, 16, 33, 64, 130, 1030)
-_HUGE = 66_000  #: beyond what 16 bits count
+_SIZES = (2, 3, 5, 8, 16, 33, 64, 130, 1030, 66_000)  #: the last one is beyond what 16 bits count
 _MOST_ELEMENTS = 300_000
 _MOST_GROUPS = 16
 _SLOW = 0.05  #: seconds of this thread; larger sizes are left out where a call takes longer
@@ -44,23 +48,24 @@ def check(trial: Trial) -> None:
     learnt = [batch for group in groups if (batch := _learn(trial, tensors, group, expected)) is not None]
     if not learnt:
         raise NotExercised("no dimension of the inputs is a batch of independent elements")
-    tried = [_check_sizes(trial, batch) for batch in learnt]
+    tried = [_check_sizes(batch) for batch in learnt]
     if not any(tried):
         raise NotExercised("the operator does not take other sizes of its batch dimensions, or depends on them")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Batch:
     """A batch dimension: elements to build batches of, and the result of each.
 
     Attributes:
         tensors: the inputs of the call.
-        group: their batch dimensions.
+        group: their batch dimensions, of one size.
         pools: by the number of a tensor, many elements along its batch dimension.
         results: what they gave, along the dimensions `dims`.
         dims: by the name of a result, its batch dimension, and how many rows of it one element makes.
     """
 
+    trial: Trial
     tensors: list[torch.Tensor]
     group: Group
     size: int
@@ -72,13 +77,13 @@ class _Batch:
     def count(self) -> int:
         return self.pools[self.group[0][0]].shape[self.group[0][1]]
 
-    def trial(self, trial: Trial, index: torch.Tensor) -> Trial:
-        """The call for the elements at `index`."""
+    def call(self, index: torch.Tensor) -> Results | None:
+        """The results of a call with the elements at `index`; None if the operator does not take them."""
 
         def choose(i: int, dim: int) -> torch.Tensor:
             return self.pools[i].index_select(dim, index.to(self.tensors[i].device))
 
-        return chosen(trial, self.tensors, self.group, choose)
+        return attempt(chosen(self.trial, self.tensors, self.group, choose))
 
     def difference(self, actual: Results, index: torch.Tensor) -> tuple[str, str] | None:
         """How results differ from those of the elements at `index`; the name is empty where shapes differ."""
@@ -105,126 +110,141 @@ def _tolerance(tensor: torch.Tensor) -> float | None:
 
 def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group, expected: Results) -> _Batch | None:
     """The batch that a group of dimensions is, or None."""
-    generator = torch.Generator().manual_seed(0)
-    size = tensors[group[0][0]].shape[group[0][1]]
+    numbers = torch.Generator().manual_seed(0)
     if not all(isinstance(value, torch.Tensor) for value in expected.values()):
         return None
-    own = {i: tensors[i] for i, _ in group}
-    batch = _Batch(tensors, group, size, own, expected, {})
-    # Each element of the result may move with one dimension only.
-    order = torch.arange(size).roll(1)
-    rolled = attempt(batch.trial(trial, order))
+    size = tensors[group[0][0]].shape[group[0][1]]
+    own = _Batch(trial, tensors, group, size, {i: tensors[i] for i, _ in group}, expected, {})
+    # Each element of the result may move with one dimension only: those along which it moves as the input does.
+    order = torch.arange(own.size).roll(1)
+    rolled = own.call(order)
     if rolled is None:
         return None
-    candidates = {name: _candidates(value, rolled[name], order, size) for name, value in expected.items()}
+    candidates: dict[str, list[int]] = {name: [] for name in expected}
+    for name, value in expected.items():
+        moved = rolled[name]
+        if isinstance(moved, torch.Tensor) and moved.shape == value.shape and value.layout is torch.strided:
+            dims = [dim for dim, length in enumerate(value.shape) if length and length % own.size == 0]
+            rows = [(dim, _rows(value, dim, order, own.size)) for dim in dims]
+            candidates[name] = [dim for dim, row in rows if not difference(moved, row, rtol=_tolerance(value))]
     if not all(candidates.values()):
         return None
-    other = _other_values(trial, batch, generator)
-    if other is None:
+    others = _other_elements(own, numbers)
+    if others is None:
         return None
-    pools, results = other
-    for dims in itertools.islice(itertools.product(*candidates.values()), 4):
-        found = dict(zip(candidates, dims, strict=True))
-        joined = {name: torch.cat([expected[name], results[name]], dim) for name, dim in found.items()}
-        both = {i: torch.cat([tensors[i], pools[i]], dim) for i, dim in group}
-        batch = _Batch(tensors, group, size, both, joined, found)
-        if _holds(trial, batch, generator):
+    pools = {i: torch.cat([tensors[i], others.pools[i]], dim) for i, dim in group}
+    for combination in itertools.islice(itertools.product(*candidates.values()), 4):
+        found = dict(zip(candidates, combination, strict=True))
+        joined = {name: torch.cat([expected[name], others.results[name]], dim) for name, dim in found.items()}
+        batch = replace(own, pools=pools, results=joined, dims=found)
+        for _ in range(3):  # batches of the sample's size, of any elements, give each the result it had
+            index = torch.randint(batch.count, (batch.size,), generator=numbers)
+            actual = batch.call(index)
+            if actual is None or batch.difference(actual, index) is not None:
+                break
+        else:
             return batch
     return None
 
 
-def _candidates(value: torch.Tensor, rolled: torch.Tensor, order: torch.Tensor, size: int) -> list[int]:
-    """The dimensions along which a result moves as the input does."""
-    if not isinstance(rolled, torch.Tensor) or rolled.shape != value.shape or value.layout is not torch.strided:
-        return []
-    dims = [dim for dim, length in enumerate(value.shape) if length and length % size == 0]
-    return [dim for dim in dims if not difference(rolled, _rows(value, dim, order, size), rtol=_tolerance(value))]
-
-
-def _other_values(
-    trial: Trial, batch: _Batch, generator: torch.Generator
-) -> tuple[dict[int, torch.Tensor], Results] | None:
-    """Other inputs of the sample's size, and their results; the same elements in another order if need be."""
-    index = torch.randperm(batch.size, generator=generator)
-    moved = {i: batch.tensors[i].index_select(dim, index.to(batch.tensors[i].device)) for i, dim in batch.group}
-    for pools in ({i: _shuffled(tensor, generator) for i, tensor in moved.items()}, moved):
-        same = _Batch(batch.tensors, batch.group, batch.size, pools, {}, {})
-        if _is_varied(same):
-            results = attempt(same.trial(trial, torch.arange(batch.size)))
-            if results is not None and _of_one_shape(results, batch.results):
-                return pools, results
+def _other_elements(own: _Batch, numbers: torch.Generator) -> _Batch | None:
+    """A batch of the sample's size of other elements; of the same ones in another order if need be."""
+    index = torch.randperm(own.size, generator=numbers)
+    moved = {i: own.pools[i].index_select(dim, index.to(own.pools[i].device)) for i, dim in own.group}
+    for pools in ({i: _shuffled(tensor, numbers) for i, tensor in moved.items()}, moved):
+        i, dim = own.group[0]
+        rows = pools[i].movedim(dim, 0)
+        if not (rows[1:] != rows[:1]).any():
+            continue  # no two elements differ
+        batch = replace(own, pools=pools)
+        results = batch.call(torch.arange(own.size))
+        if results is not None and all(
+            isinstance(x, torch.Tensor) and (x.shape, x.dtype) == (own.results[name].shape, own.results[name].dtype)
+            for name, x in results.items()
+        ):
+            return replace(batch, results=results)
     return None
 
 
-def _of_one_shape(results: Results, others: Results) -> bool:
-    return all(
-        isinstance(value, torch.Tensor) and value.shape == others[name].shape and value.dtype == others[name].dtype
-        for name, value in results.items()
-    )
-
-
-def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _shuffled(tensor: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
     """The same elements at other places; floating-point numbers also a little smaller, so that they differ."""
-    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+    order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
     values = tensor.reshape(-1)[order].reshape(tensor.shape)
     if not tensor.is_floating_point():
         return values
-    factor = 1 - torch.rand(tensor.shape, generator=generator) / 4
+    factor = 1 - torch.rand(tensor.shape, generator=numbers) / 4
     return (values * factor.to(tensor.device, torch.float32)).to(tensor.dtype)
 
 
-def _is_varied(batch: _Batch) -> bool:
-    """Are there two elements that differ?"""
-    i, dim = batch.group[0]
-    rows = batch.pools[i].movedim(dim, 0)
-    return bool((rows[1:] != rows[:1]).any())
-
-
-def _holds(trial: Trial, batch: _Batch, generator: torch.Generator) -> bool:
-    """Do batches of the sample's size, of any elements, give each the result it had?"""
-    for _ in range(3):
-        index = torch.randint(batch.count, (batch.size,), generator=generator)
-        actual = attempt(batch.trial(trial, index))
-        if actual is None or batch.difference(actual, index) is not None:
-            return False
-    return True
-
-
-def _check_sizes(trial: Trial, batch: _Batch) -> bool:
+def _check_sizes(batch: _Batch) -> bool:
     """Raise CheckError for a size with other results; False if the operator depends on the size, or takes no other."""
-    generator = torch.Generator().manual_seed(1)
+    numbers = torch.Generator().manual_seed(1)
+    most = max([batch.tensors[i].numel() for i, _ in batch.group] + [x.numel() for x in batch.results.values()])
     agreeing, differing = 0, []
-    for size in _affordable(batch):
-        index = torch.randint(batch.count, (size,), generator=generator)
+    for size in _SIZES:
+        if size == batch.size or most * size // batch.size > _MOST_ELEMENTS:
+            continue
+        index = torch.randint(batch.count, (size,), generator=numbers)
         start = time.thread_time()
-        actual = attempt(batch.trial(trial, index))
+        actual = batch.call(index)
         seconds = time.thread_time() - start
         if actual is not None:
             found = batch.difference(actual, index)
             agreeing += found is None
-            differing += [(size, found)] if found and found[0] else []
+            differing += [(size, *found)] if found and found[0] else []
         if seconds > _SLOW or (size >= 1000 and seconds > _SLOW / 10):
             break
     # Right only at the sample's size is what depends on the size.
     if differing and agreeing >= 2:
-        raise _error(trial, batch, *differing[0])
+        (size, name, how), *_ = differing
+        arguments, dims = words_of(batch.trial, batch.tensors, batch.group)
+        raise batch.trial.fault(
+            "an element of a batch has another result in a batch of another size",
+            argument=arguments,
+            expected=f"the result it has in a batch of {batch.size}",
+            got=f"{dims} of size {size}: {name}: {how}",
+            fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
+            "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
+        )
     return agreeing >= 2
 
 
-def _affordable(batch: _Batch) -> Iterator[int]:
-    numels = [batch.tensors[i].numel() for i, _ in batch.group] + [value.numel() for value in batch.results.values()]
-    for size in (*_SIZES, _HUGE):
-        if size != batch.size and max(numels) * size // batch.size <= _MOST_ELEMENTS:
-            yield size
-
-
-def _error(trial: Trial, batch: _Batch, size: int, found: tuple[str, str]) -> CheckError:
-    arguments, dims = words_of(trial, batch.tensors, batch.group)
-    return trial.fault(
-        "an element of a batch has another result in a batch of another size",
-        argument=arguments,
-        expected=f"the result it has in a batch of {batch.size}",
-        got=f"{dims} of size {size}: {found[0]}: {found[1]}",
-        fix="check how the kernel divides the elements: the rest after the last whole block, blocks of a fixed "
-        "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
-    )
+def check_pointwise(trial: Trial) -> None:
+    if torch.Tag.pointwise not in trial.op.tags or trial.is_builtin:
+        raise NotExercised("the operator is not tagged as pointwise")
+    trial = trial.detached()
+    if not are_plain(trial):
+        raise NotExercised("an input is not a plain strided tensor")
+    expected = steady_results(trial)
+    tried = False
+    for _, label, tensor in named_tensors(trial):
+        for place in (0, -1) if tensor.is_floating_point() and tensor.numel() > 1 else ():
+            at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
+            at.view(-1)[place] = True
+            changed = tensor.where(~at, tensor * 1.5 + 1)
+            actual = attempt(trial.map_tensors(lambda _, x, old=tensor, new=changed: new if x is old else x))  # type: ignore[misc]
+            for name, after in actual.items() if actual is not None else ():
+                before = expected[name]
+                try:
+                    others = ~at.expand(before.shape)
+                except (
+                    AttributeError,
+                    RuntimeError,
+                ):  # it is a number, or of sizes to which the input is not broadcast
+                    continue
+                if after.shape != before.shape:
+                    continue
+                tried = True
+                found = difference(after[others], before[others], exact=True)
+                if found:
+                    raise trial.fault(
+                        "the operator is tagged as pointwise, and an element of the result depends on other elements",
+                        argument=label,
+                        expected=f"no change of {name} beside the place of the element that was changed",
+                        got=found,
+                        fix="leave out torch.Tag.pointwise",
+                    )
+    if not tried:
+        raise NotExercised(
+            "no input of floating point has several elements and the sizes of a result, but for broadcast"
+        )

@@ -5,52 +5,47 @@ gradient (for v as the gradient of the outputs) with u is that of v with the slo
 cannot be trusted, at a kink or a jump, a point nearby is tried. After a mismatch each input and each output is tried
 alone, with several steps, and all of these have to agree before it is reported.
 
-Where there is a reference function, gradients are compared with those of it, too; see `_reference`.
-
-Then gradients are compared with each other: the same again, in another memory layout, of each output alone, of each
-input alone. See `_gradient_variants`.
+Before that, gradients are compared with each other, however they are asked for: the same again, in another memory
+layout, of each output alone, of each input alone. This finds a backward that depends on what it must not depend on, and
+one that writes to tensors that are not its own. Where there is a reference function, gradients are compared with those
+of it, too.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
+import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
-from customops.checks import _gradient_relations
+from customops._autograd import recompute
 from customops.checks._derivatives import (
-    Accuracy,
+    Differences,
     Function,
     Gradients,
+    Ordinary,
     Recorded,
-    Slope,
     Tensors,
     Verdict,
-    backward_may_fail,
-    confirmed,
-    derived_from,
+    are_finite,
     differentiable_inputs,
+    formula_may_fail,
     generator,
     inner,
-    judge,
     only,
-    random_direction,
     random_like,
     recording,
     scale_of,
     shifted,
-    slope,
 )
-from customops.checks._gradient_relations import is_always_identity
 from customops.checks._outcome import NotExercised
+from customops.checks._runs import difference
 from customops.checks._trial import Trial
-from customops.errors import CheckError, name_of
+from customops.checks._variants import other_arguments
+from customops.errors import CheckError, name_of, where
 
-_LARGE_STEPS = (0.3, 1.0, 3.0)
+_LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0)
 _MOST_ELEMENTS = 64
 _MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a mismatch
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
@@ -60,162 +55,103 @@ def check(trial: Trial) -> None:
     with recording():
         function = Function.of(trial)
         wanted = differentiable_inputs(function)
-        _gradient_relations.compare_variants(function, wanted)  # first: a backward that writes spoils the rest
-        verdict = Comparison(function, wanted).run()
-        if not _gradient_relations.compare_with_reference(function, wanted) and verdict != "agrees":
+        _Relations(function, wanted).run()  # first: a backward that writes spoils the rest
+        verdict = _Comparison(function, wanted).run()
+        if not _compare_with_reference(function, wanted) and verdict != "agrees":
             raise NotExercised(f"the gradients cannot be compared with finite differences: {verdict}")
 
 
-class _WrongElement(NamedTuple):
-    """A derivative by one element of an input, and what backward says it is."""
+class _Relations(Ordinary):
+    """Gradients that are equal however they are asked for."""
 
-    numeric: float
-    analytic: float
-    which: str
+    def run(self) -> None:
+        if not self.settle():
+            return
+        problem = "a second backward through the same graph gives other gradients"
+        fix = "do not write to what the formula has saved; keep no state between calls"
+        self._compare(self.cotangents, problem, fix)
+        self._compare_layouts()
+        # Each output alone: by linearity the gradients add up.
+        problem = "backward is wrong where only some of the outputs are used"
+        sums = [torch.zeros_like(leaf) for leaf in self.recorded.leaves]
+        for k in self.recorded.tracked if len(self.recorded.tracked) > 1 else ():
+            with formula_may_fail(self.function, problem):
+                found = self.recorded.gradients(only(self.cotangents, [k]))
+            sums = [a if b is None else a + b for a, b in zip(sums, found, strict=True)]
+        if len(self.recorded.tracked) > 1:
+            fix = "the gradient of an output that is not used may be None or zeros: take both"
+            self.judge(sums, self.expected, problem, fix)
+        if not self.recorded.returns_an_input():  # else it is there, perhaps, for what its backward adds
+            zeros = [v if v is None else torch.zeros_like(v) for v in self.cotangents]
+            problem = "backward makes something else than zeros of a gradient of zeros"
+            fix = "do not divide by the gradient, nor add to it"
+            self._compare(zeros, problem, fix, [None] * len(self.expected))
+        for i in self.wanted if len(self.wanted) > 1 else ():
+            label = self.function.inputs[i].label
+            self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
 
-    @property
-    def error(self) -> float:
-        return abs(self.numeric - self.analytic)
+    def _compare_layouts(self) -> None:
+        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
+        strided: list[torch.Tensor | None] = []
+        for v in self.cotangents:
+            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
+                larger = v.new_zeros((*reversed(v.shape), 2))
+                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
+            strided.append(v)
+        if _would_be_copied(strided):
+            self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
+        if any(v is not None and v.is_complex() for v in self.cotangents):
+            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
+            self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
+        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        with formula_may_fail(self.function, "backward fails"):
+            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
+        if are_finite(of_ones) and _would_be_copied(expanded):
+            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
+            self._compare(expanded, problem, fix, of_ones)
 
-    def texts(self) -> tuple[str, str]:
-        return f"{self.numeric:.6g} (finite differences, {self.which})", f"{self.analytic:.6g} (backward)"
+    def _compare(self, cotangents: Gradients, problem: str, fix: str, expected: Gradients | None = None) -> None:
+        with formula_may_fail(self.function, problem):
+            found = self.recorded.gradients(cotangents)
+        self.judge(found, self.expected if expected is None else expected, problem, fix)
 
 
-class Comparison:
+def _would_be_copied(gradients: Gradients) -> bool:
+    """Does .contiguous() cure what is unusual? It leaves the strides of what is empty, or has one element."""
+    return any(v is not None and not v.is_contiguous() for v in gradients)
+
+
+class _Comparison(Differences):
     """Gradients of a function by some of its inputs, and finite differences."""
 
-    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
-        self.function = function
-        self.wanted = wanted
-        self.numbers = generator()
-        self.accuracy = Accuracy.of(function.epsilon)
-        self.scales = [scale_of(x) for x in function.values]
-        #: Why nothing is said about some inputs.
-        self.exempt: str | None = None
-
     def run(self) -> str:
-        """'agrees', or why nothing can be said.
-
-        Raises:
-            CheckError: the gradients differ.
-        """
-        reason = "the operator is not smooth around these inputs, or too steep"
-        for i, point in enumerate(self._points()):
-            verdict = self._verdict(point, self._random_direction())
+        """'agrees', or why nothing can be said."""
+        nearby = [shifted(self.point, self.direction(self.wanted), distance) for distance in (0.03, 0.2)]
+        relative = [u * x.abs() for u, x in zip(random_like(self.point, self.numbers), self.point, strict=True)]
+        for i, point in enumerate([self.point, *nearby, shifted(self.point, relative, 0.01)]):
+            verdict = self._verdict(point, self.direction(self.wanted))
+            if verdict == "agrees":
+                return verdict
             if verdict == "unclear" and i == 0:
                 self._compare_common_shift(point)
-            if verdict == "differs":
-                self._confirm(point)
-                reason = self.exempt or reason
-                if self.exempt:
-                    break
-            elif verdict == "agrees":
-                return verdict
-        return reason
-
-    def _points(self) -> list[Tensors]:
-        """The inputs, and points nearby."""
-        values = self.function.values
-        nearby = [shifted(values, self._random_direction(), distance) for distance in (0.03, 0.2)]
-        relative = [u * x.abs() for u, x in zip(random_like(values, self.numbers), values, strict=True)]
-        return [values, *nearby, shifted(values, relative, 0.01)]
-
-    def _random_direction(self, only: int | None = None) -> Tensors:
-        moving = self.wanted if only is None else [only]
-        return random_direction(self.function.values, self.scales, moving, self.numbers)
-
-    def _slope(self, point: Tensors, direction: Tensors, step: float) -> Slope | None:
-        base = self.function.base if point is self.function.values else None
-        return slope(self.function, point, direction, step, self.function.epsilon, base)
+            reason = self._confirm(point) if verdict == "differs" else None
+            if reason:
+                return reason
+        return "the operator is not smooth around these inputs, or too steep"
 
     def _verdict(self, point: Tensors, direction: Tensors) -> Verdict:
-        found = self._slope(point, direction, self.accuracy.steps[0])
-        if found is None or not found.is_finite():
+        found = self.slope(point, direction)
+        if found is None:
             return "unclear"
         try:
-            with backward_may_fail(self.function, "backward fails"):
+            with formula_may_fail(self.function, "backward fails"):
                 recorded = Recorded(self.function, point, self.wanted)
-                cotangents = only(random_like(found.value, self.numbers), recorded.tracked, recorded.outputs)
+                cotangents = recorded.cotangents(self.numbers)
                 gradients = recorded.gradients(cotangents)
         except NotExercised:
             return "unclear"
-        return judge(found, cotangents, gradients, direction, self.accuracy.tolerance)
-
-    def _confirm(self, point: Tensors) -> None:
-        """Find the input, and the output, of which the gradient is wrong, and raise."""
-        for i, k, gradients, differs in itertools.islice(self._wrong_pairs(point), _MOST_DOUBTS):
-            if not self._is_exempt(i, k, point, gradients) and not self._is_symmetric(i, gradients[i], differs):
-                raise self._error(i, k, point)
-
-    def _wrong_pairs(self, point: Tensors) -> Iterator[tuple[int, int, Gradients, Callable[[Tensors], bool]]]:
-        """Inputs and outputs of which the gradient differs from finite differences."""
-        for i in self.wanted:
-            recorded = Recorded(self.function, point, self.wanted)
-            if len(recorded.tracked) > _MANY and not self._is_wrong(i, recorded.tracked, recorded, point)[0]:
-                continue
-            for k in recorded.tracked:
-                is_wrong, gradients, differs = self._is_wrong(i, [k], recorded, point)
-                if is_wrong:
-                    yield i, k, gradients, differs
-
-    def _is_wrong(
-        self, i: int, of: Sequence[int], recorded: Recorded, point: Tensors
-    ) -> tuple[bool, Gradients, Callable[[Tensors], bool]]:
-        """Is the gradient of an input wrong, for some outputs? Also the gradients, and what judges a direction."""
-        cotangents = only(random_like(recorded.outputs, self.numbers), of, recorded.outputs)
-        gradients = recorded.gradients(cotangents)
-        differs = functools.partial(self._differs, point, cotangents, gradients)
-        return all(differs(self._random_direction(i)) for _ in range(2)), gradients, differs
-
-    def _differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
-        """Do the differences with all steps that can be trusted say so?"""
-        slopes = [self._slope(point, direction, step) for step in self.accuracy.steps]
-        tolerance = self.accuracy.tolerance
-        return confirmed([judge(found, cotangents, gradients, direction, tolerance) for found in slopes])
-
-    def _is_exempt(self, i: int, k: int, point: Tensors, gradients: Gradients) -> bool:
-        """Is there no saying what the gradient should be? `exempt` has the reason."""
-        gradient, item, direction = gradients[i], self.function.inputs[i], self._random_direction(i)
-        others_require = any(other.requires_grad for other in self.function.inputs)
-        has_no_formula = all(each is None for each in gradients)
-        if gradient is None and (others_require or has_no_formula) and not item.requires_grad:
-            self.exempt = f"backward gives {item.label} no gradient, and the sample does not ask for one"
-            return True
-        if (gradient is None or not bool((gradient != 0).any())) and self.function.is_random():
-            self.exempt = "the operator is random, and samples have no gradient"
-            return True
-        here = self.function(point)[k]
-        if here.shape == point[i].shape and torch.equal(here, point[i]) and is_always_identity(self.function, i, k):
-            self.exempt = "the operator returns its input as it is: it may be there for what its backward does"
-            return True
-        found = self._slope(point, direction, self.accuracy.steps[0])
-        is_flat = found is not None and not bool((found.value[k] != 0).any())
-        if is_flat and self._changes_far_off(k, point, direction):
-            self.exempt = "the operator is a step function, with a gradient that its author chose"
-            return True
-        return False
-
-    def _is_symmetric(self, i: int, gradient: torch.Tensor | None, judge: Callable[[Tensors], bool]) -> bool:
-        """Is it the gradient of a function of symmetric matrices? Such functions read one triangle alone."""
-        if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != gradient.shape[-2] or gradient.shape[-1] < 2:
-            return False
-        direction = self._random_direction(i)
-        direction[i] = direction[i] + direction[i].mH
-        if not torch.allclose(gradient, gradient.mH) or judge(direction):
-            return False
-        self.exempt = "the operator is one of symmetric matrices: it reads one triangle of them"
-        return True
-
-    def _changes_far_off(self, k: int, point: Tensors, direction: Tensors) -> bool:
-        here = self.function(point)[k]
-        for step in (*_LARGE_STEPS, *(-step for step in _LARGE_STEPS)):
-            try:
-                there = self.function(shifted(point, direction, step))[k]
-            except Exception:  # refused, so nothing is known of what is there
-                continue
-            if there.shape != here.shape or not torch.equal(there, here):
-                return True
-        return False
+        return self.judge(found, cotangents, gradients, direction)
 
     def _compare_common_shift(self, point: Tensors) -> None:
         """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
@@ -225,10 +161,11 @@ class Comparison:
             return
         recorded = Recorded(self.function, point, self.wanted)
         for k in recorded.tracked:
-            cotangents = only(random_like(recorded.outputs, self.numbers), [k], recorded.outputs)
-            if any(recorded.gradients(cotangents)[i] is None for i in self.wanted):
+            cotangents = recorded.cotangents(self.numbers, [k])
+            gradients = recorded.gradients(cotangents)
+            if any(gradients[i] is None for i in self.wanted):
                 continue  # of these nothing is said, or has been said
-            if self._differs(point, cotangents, recorded.gradients(cotangents), direction):
+            if self.differs(point, cotangents, gradients, direction):
                 raise self.function.fault(
                     "the gradients at a kink, or a tie, do not add up to the slope along which there is none",
                     "the slope where all elements change alike",
@@ -236,52 +173,178 @@ class Comparison:
                     "have elements that tie share the gradient, or give it to one of them",
                 )
 
+    def _confirm(self, point: Tensors) -> str | None:
+        """Find the input, and the output, of which the gradient is wrong, and raise; or why it is no fault."""
+        doubts: list[str] = []
+        for i in self.wanted:
+            recorded = Recorded(self.function, point, self.wanted)
+            if len(recorded.tracked) > _MANY and self._wrong_gradients(i, recorded.tracked, recorded, point) is None:
+                continue
+            for k in recorded.tracked:
+                wrong = self._wrong_gradients(i, [k], recorded, point)
+                exempt = self._exemption(i, k, point, *wrong) if wrong is not None else None
+                if wrong is not None and exempt is None:
+                    raise self._error(i, k, point)
+                doubts += [exempt] if exempt else []
+                if len(doubts) == _MOST_DOUBTS:
+                    return exempt
+        return doubts[-1] if doubts else None
+
+    def _wrong_gradients(
+        self, i: int, of: Sequence[int], recorded: Recorded, point: Tensors
+    ) -> tuple[Gradients, Gradients] | None:
+        """Gradients of some outputs, and those of the inputs for them, if that of input `i` is wrong."""
+        cotangents = recorded.cotangents(self.numbers, of)
+        gradients = recorded.gradients(cotangents)
+        is_wrong = all(self.differs(point, cotangents, gradients, self.direction([i])) for _ in range(2))
+        return (cotangents, gradients) if is_wrong else None
+
+    def _exemption(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradients: Gradients) -> str | None:
+        """Why there is no saying what a gradient should be."""
+        gradient, item, direction = gradients[i], self.function.inputs[i], self.direction([i])
+        others_require = any(other.requires_grad for other in self.function.inputs)
+        has_no_formula = all(each is None for each in gradients)
+        if gradient is None and (others_require or has_no_formula) and not item.requires_grad:
+            return f"backward gives {item.label} no gradient, and the sample does not ask for one"
+        if (gradient is None or not bool((gradient != 0).any())) and self.function.is_random():
+            return "the operator is random, and samples have no gradient"
+        here = self.function(point)[k]
+        if here.shape == point[i].shape and torch.equal(here, point[i]) and _is_always_identity(self.function, i, k):
+            return "the operator returns its input as it is: it may be there for what its backward does"
+        found = self.slope(point, direction)
+        is_flat = found is not None and not bool((found.value[k] != 0).any())
+        for step in _LARGE_STEPS if is_flat else ():
+            try:
+                there = self.function(shifted(point, direction, step))[k]
+            except Exception:  # refused, so nothing is known of what is there
+                continue
+            if there.shape != here.shape or not torch.equal(there, here):
+                return "the operator is a step function, with a gradient that its author chose"
+        # Functions of symmetric matrices read one triangle alone.
+        if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != gradient.shape[-2] or gradient.shape[-1] < 2:
+            return None
+        direction = self.direction([i], symmetric=True)
+        if torch.allclose(gradient, gradient.mH) and not self.differs(point, cotangents, gradients, direction):
+            return "the operator is one of symmetric matrices: it reads one triangle of them"
+        return None
+
     def _error(self, i: int, k: int, point: Tensors) -> CheckError:
         label = self.function.inputs[i].label
         wrong = self._worst_element(i, k, point, ones=True)
-        if wrong is None or math.isclose(wrong.numeric, wrong.analytic, rel_tol=1e-3):
+        if wrong is None or math.isclose(wrong[0], wrong[1], rel_tol=1e-3):
             # Wrong elements may cancel in the sum, as where two are exchanged: weigh the outputs at random.
             wrong = self._worst_element(i, k, point, ones=False) or wrong
-        derived = derived_from(self.function.trial)
-        if not self._has_gradient(i, k, point):
+        recorded = Recorded(self.function, point, self.wanted)
+        gradient = recorded.gradients(recorded.cotangents(self.numbers, [k]))[i]
+        if gradient is None or not bool((gradient != 0).any()):
             of_output = f" for output {k}" if len(self.function.base) > 1 else ""
             problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"
             fix = f"return the gradient of {label}; or declare that it has none: nondiff_args={{{label!r}}}"
         else:
             problem = f"the gradient of {label} is not the derivative of what the operator computes"
             fix = f"correct the formula for {label}: look at this element, with the other inputs as they are"
+        op = self.function.trial.custom_op
+        formula = op and op._rules.autograd.formulas.get("backward")
+        derived = formula and recompute.derived_from(formula.fn)  # by register_autograd_from
         if derived is not None:
             fix = f"the gradient is that of {name_of(derived)}: make it compute what the kernel does"
-        expected, got = wrong.texts() if wrong else ("another one", "this one")
+        expected, got = "another one", "this one"
+        if wrong is not None:
+            numeric, analytic, element = wrong
+            expected, got = f"{numeric:.6g} (finite differences, {element})", f"{analytic:.6g} (backward)"
         return self.function.fault(problem, expected, got, fix, argument=label)
 
-    def _has_gradient(self, i: int, k: int, point: Tensors) -> bool:
-        recorded = Recorded(self.function, point, self.wanted)
-        gradient = recorded.gradients(only(random_like(recorded.outputs, self.numbers), [k], recorded.outputs))[i]
-        return gradient is not None and bool((gradient != 0).any())
-
-    def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> _WrongElement | None:
-        """The element of which the gradient is most wrong.
+    def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> tuple[float, float, str] | None:
+        """The element of which the gradient is most wrong: its derivative, what backward says it is, and which it is.
 
         Args:
             ones: let the gradients of the outputs be ones, so that the numbers are those of the formula.
         """
         recorded = Recorded(self.function, point, self.wanted)
         all_ones = [torch.ones_like(output) for output in recorded.outputs]
-        cotangents = only(all_ones if ones else random_like(all_ones, self.numbers), [k], all_ones)
+        cotangents = only(all_ones, [k]) if ones else recorded.cotangents(self.numbers, [k])
         gradient = recorded.gradients(cotangents)[i]
         worst = None
         for n in range(min(point[i].numel(), _MOST_ELEMENTS)):
             direction = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in point]
             direction[i].view(-1)[n] = self.scales[i]
-            found = self._slope(point, direction, self.accuracy.steps[0])
-            if found is None or not found.is_finite():
+            found = self.slope(point, direction)
+            if found is None:
                 continue
-            numeric = inner(cotangents, found.value) / self.scales[i]
-            analytic = inner([gradient], [direction[i]]) / self.scales[i]
+            numeric = inner(cotangents, found.value)[0] / self.scales[i]
+            analytic = inner([gradient], [direction[i]])[0] / self.scales[i]
             at = tuple(int(x) for x in torch.unravel_index(torch.tensor(n), point[i].shape)) if n or k else ()
             weights = "" if ones else " times random numbers"
-            element = _WrongElement(numeric, analytic, f"element {at or 0}, for output {k}{weights}")
-            if worst is None or element.error > worst.error:
-                worst = element
+            if worst is None or abs(numeric - analytic) > abs(worst[0] - worst[1]):
+                worst = numeric, analytic, f"element {at or 0}, for output {k}{weights}"
         return worst
+
+
+def _is_always_identity(function: Function, i: int, k: int) -> bool:
+    """Is output `k` input `i` also with other numbers, and with optional arguments that are absent here?
+
+    If not, returning the input is what the operator computes here, and not something done for the sake of backward.
+    """
+    for trial in other_arguments(function.trial, "normal"):
+        try:
+            other = Function(trial)
+            other.settle()
+            given = next(item.tensor for item in other.inputs if item.label == function.inputs[i].label)
+            if not torch.equal(other.base[k], given):
+                return False
+        except Exception:  # these arguments need not be taken, or the results are other ones
+            continue
+    return True
+
+
+# Gradients of an operator and of its reference may differ by right where the function has a kink, or a tie, so they
+# have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
+# as a rounding has, and where the operator returns its input as it is.
+def _compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
+    """Compare the gradients by the inputs of the numbers `wanted`. Was there something to compare?"""
+    if function.trial.reference is None:
+        return False
+    values, reference = function.values, copy.copy(function)
+    reference.called, reference.entered = function.trial.reference, []
+    direction = [u * scale_of(x) for u, x in zip(random_like(values, generator()), values, strict=True)]
+    wrong = []  # an input, and how its gradient differs, for each point
+    for distance in (0.0, 0.03, 0.2):
+        point = shifted(values, direction, distance)
+        try:
+            one, other = Recorded(function, point, wanted), Recorded(reference, point, wanted)
+            cotangents = one.cotangents(generator(), [k for k in one.tracked if k in other.tracked])
+            gradients, right_ones = one.gradients(cotangents), other.gradients(cotangents)
+        except Exception:  # one of the two refuses the point, or to be differentiated
+            continue
+        results = [[y.detach() for y in recorded.outputs] for recorded in (one, other)]
+        if difference(*results, rtol=1e-3) or one.returns_an_input():
+            continue
+        found: dict[int, str | None] = {}
+        for i in wanted:
+            gradient, right = gradients[i], right_ones[i]
+            if right is None or not bool(right.any()) or not bool(right.isfinite().all()):
+                continue
+            if gradient is None:
+                # Does the sample ask for the gradient of this input, or of none?
+                if not function.inputs[i].requires_grad and any(item.requires_grad for item in function.inputs):
+                    continue
+                gradient = torch.zeros_like(right)
+            found[i] = difference(gradient, right, rtol=1e-3)
+            is_square = right.dim() > 1 and right.shape[-1] == right.shape[-2]
+            if found[i] and is_square and any(torch.allclose(x, x.mH) for x in (gradient, right)):
+                # Of symmetric matrices, of which one triangle may be read alone.
+                found[i] = difference(gradient + gradient.mH, right + right.mH, rtol=1e-3)
+        if found and not any(found.values()):
+            return True
+        wrong += [(i, differs) for i, differs in found.items() if differs][:1]
+    if len(wrong) < 2:
+        return False
+    i, differs = wrong[0]
+    label = function.inputs[i].label
+    raise function.fault(
+        "the operator has other gradients than its reference function",
+        f"the gradient of {label} by {where(reference.called)}",
+        differs,
+        f"correct the formula for {label}, or the reference function",
+        argument=label,
+    )

@@ -27,8 +27,6 @@ from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 from customops.errors import AliasError, CheckError, KernelError
 
-_FIX = "have the kernel return the same, new tensors however it is called"
-
 
 def check(trial: Trial) -> None:
     op = trial.custom_op
@@ -41,11 +39,11 @@ def check(trial: Trial) -> None:
         expected = steady_results(trial)
         if op._definition.when != "always":
             _compare_checked(trial, op, expected)
-        _compare(trial, "with bypass=True", _past_dispatcher(op, op._definition.when), expected)
+        _compare(trial, "with bypass=True", op, expected, bypassing=op._definition.when)
         try:
             with _twin(op, "never") as twin:
-                _compare(trial, 'with check="never"', twin._opoverload, expected)
-                _compare(trial, 'with check="never" and bypass=True', _past_dispatcher(twin, "never"), expected)
+                _compare(trial, 'with check="never"', twin, expected)
+                _compare(trial, 'with check="never" and bypass=True', twin, expected, bypassing="never")
         except CheckError:
             _compare_checked(trial, op, expected)
             raise
@@ -88,16 +86,14 @@ def _compare_checked(trial: Trial, op: CustomOpDef[Any, Any], expected: Results)
         raise NotExercised("the operator does more than call the kernels registered with it")
 
 
-def _past_dispatcher(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Callable[..., Any] | None:
-    """What an object of an op with ``bypass=True`` does when it is called; None if the op cannot have it."""
-    if bypass.obstacle(op.schema) is not None:
-        return None
-    return functools.partial(bypass.call(op.schema, op._definition.tags, op._qualname, when), op)
-
-
-def _compare(trial: Trial, how: str, function: Callable[..., Any] | None, expected: Results) -> None:
-    if function is None:
-        return
+def _compare(
+    trial: Trial, how: str, op: CustomOpDef[Any, Any], expected: Results, bypassing: CheckPolicy | None = None
+) -> None:
+    function: Callable[..., Any] = op._opoverload
+    if bypassing is not None:  # what an object of an op with ``bypass=True`` does when it is called
+        if bypass.obstacle(op.schema) is not None:
+            return
+        function = functools.partial(bypass.call(op.schema, op._definition.tags, op._qualname, bypassing), op)
     problem = f"the op does something else {how}"
     for _ in range(2):  # the first call of the two finds the way past the dispatcher
         try:
@@ -106,7 +102,8 @@ def _compare(trial: Trial, how: str, function: Callable[..., Any] | None, expect
         except Exception as error:
             got = in_short(error, 300)
         if got:
-            raise trial.fault(problem, got, _FIX, expected="the results of an ordinary call")
+            fix = "have the kernel return the same, new tensors however it is called"
+            raise trial.fault(problem, got, fix, expected="the results of an ordinary call")
 
 
 def _results(trial: Trial, function: Callable[..., Any]) -> Results:

@@ -11,9 +11,8 @@ exception that it raises on purpose is no finding. One that comes about in its c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,41 +40,30 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         _check_randomness(plain)
         return
-    _require_same_again(plain)
+    copies = [plain.copy(), plain.copy()]
+    with seeded((plain.args, plain.kwargs)), quiet(), torch.no_grad():
+        results = [[copy.op(*copy.args, **copy.kwargs), list(copy.mutated.values())] for copy in copies]
+    if difference(*results):  # by random numbers: a loop draws others than a batch
+        raise NotExercised("two calls of the operator differ, and a loop makes several")
     calls = _Calls(plain)
     if empty:
-        _compare_all(calls, [_Plan("an empty batch", (0,) * len(calls.tensors), size=0)])
+        _compare_all(calls, [_Plan("an empty batch", calls.first, size=0)])
         return
     _compare_all(calls, _plans(calls))
     _compare_gradients(trial, calls)
-    for call in _other_dims(plain):
-        calls = _Calls(call)
-        _compare_all(calls, [_Plan("all tensors batched", (0,) * len(calls.tensors))])
-
-
-def _compare_all(calls: _Calls, plans: Iterable[_Plan]) -> None:
-    tried, refused = 0, ""
-    for plan in plans:
-        refusal = _compare(calls, plan)
-        tried, refused = tried + (refusal is None), refused or refusal or ""
-    if not tried:
-        raise NotExercised(f"vmap of the operator refuses: {refused}")
-
-
-def _other_dims(trial: Trial) -> Iterator[Trial]:
-    """The call with other dimensions, counted from the front and from the back, where an argument is named so."""
-    for name, value in trial.arguments.items():
+    for name, value in plain.arguments.items():
+        # Other dimensions, counted from the front and from the back.
         if isinstance(value, int) and not isinstance(value, bool) and ("dim" in name or "axis" in name):
             for other in {-1, 0} - {value}:
-                call = trial.with_arguments(**{name: other})
+                call = plain.with_arguments(**{name: other})
                 if attempt(call) is not None:
-                    yield call
+                    calls = _Calls(call)
+                    _compare_all(calls, [_Plan("all tensors batched", calls.first)])
 
 
 def _check_randomness(trial: Trial) -> None:
     """With randomness="same" the elements of a batch are treated alike, with "different" each by itself."""
     calls = _Calls(trial)
-    count = len(calls.tensors)
     batch = [torch.stack([tensor] * _BATCH) for tensor in calls.tensors]
     refused = ""
     with quiet(), torch.no_grad(), seeded((trial.args, trial.kwargs)):
@@ -84,7 +72,7 @@ def _check_randomness(trial: Trial) -> None:
             raise NotExercised("the random numbers do not show in the result, or not always")
         for randomness in ("same", "different"):
             try:
-                runs = [torch.vmap(calls, (0,) * count, randomness=randomness)(*batch) for _ in range(2)]
+                runs = [torch.vmap(calls, calls.first, randomness=randomness)(*batch) for _ in range(2)]
             except Exception as error:
                 refused = in_short(error, 200)
                 continue
@@ -101,30 +89,21 @@ def _check_randomness(trial: Trial) -> None:
         raise NotExercised(f"vmap of the operator refuses: {refused}")
 
 
-def _require_same_again(trial: Trial) -> None:
-    """Raise NotExercised for operators that draw random numbers: a loop draws others than a batch."""
-    copies = [trial.copy(), trial.copy()]
-    with seeded((trial.args, trial.kwargs)), quiet(), torch.no_grad():
-        results = [[copy.op(*copy.args, **copy.kwargs), list(copy.mutated.values())] for copy in copies]
-    if difference(results[0], results[1]):
-        raise NotExercised("two calls of the operator differ, and a loop makes several")
-
-
 class _Calls:
     """The operator as a function of its tensors alone, which returns its results and copies of what it wrote."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        self.tensors = trial.distinct
-        self._is_written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
-        self.elements = [self._elements(by) for by in range(_BATCH)]
+        self.trial, self.tensors = trial, trial.distinct
+        self.first = (0,) * len(self.tensors)  #: the dimensions of a batch where all are batched along the first
+        written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
+        self._are_written = [id(tensor) in written for tensor in self.tensors]
+        # Those of the call in another order, and floating-point ones smaller: else their means would be the same.
+        self.elements = [
+            [reordered(t * (1 - 0.1 * by) if t.is_floating_point() else t, by) for t in self.tensors]
+            for by in range(_BATCH)
+        ]
         if any(attempt(self._with(element)) is None for element in self.elements[1:]):
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
-
-    def _elements(self, by: int) -> list[torch.Tensor]:
-        """Those of the call in another order, and floating-point ones smaller: else their means would be the same."""
-        scale = 1 - 0.1 * by
-        return [reordered(t * scale if t.is_floating_point() else t, by) for t in self.tensors]
 
     def _with(self, tensors: list[Any]) -> Trial:
         given = dict(zip(map(id, self.tensors), tensors, strict=True))
@@ -132,23 +111,18 @@ class _Calls:
 
     def __call__(self, *tensors: Any) -> Any:
         # Inside of vmap a copy is batched as its original is.
-        written = [id(tensor) in self._is_written for tensor in self.tensors]
-        call = self._with([t.clone() if w else t for t, w in zip(tensors, written, strict=True)])
+        call = self._with([t.clone() if w else t for t, w in zip(tensors, self._are_written, strict=True)])
         outputs = call.by_return(call.op(*call.args, **call.kwargs))
-        return [leaf for leaf in _torch.tensors.tree_leaves([outputs, list(call.mutated.values())])]
+        return list(_torch.tensors.tree_leaves([outputs, list(call.mutated.values())]))
 
-    def loop(self, which: tuple[bool, ...], rows: list[int]) -> list[list[Any]]:
-        """The results for each element of a batch in which the tensors of `which` are batched."""
-        results = []
-        for row in rows:
-            mixed = [self.elements[row if batched else 0][i] for i, batched in enumerate(which)]
-            # Of copies: the next call may write there, which is another fault.
-            results.append(_torch.tensors.tree_leaves(results_of(self._with(mixed))))
-        return results
+    def element(self, row: int, dims: tuple[int | None, ...]) -> list[Any]:
+        """The results for one element of a batch along these dimensions; tensors without one are not batched."""
+        mixed = [self.elements[0 if dim is None else row][i] for i, dim in enumerate(dims)]
+        # Copies: the next call may write there, which is another fault.
+        return _torch.tensors.tree_leaves(results_of(self._with(mixed)))
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """One way to batch: for each tensor the dimension of the batch or None."""
 
     label: str
@@ -160,99 +134,80 @@ class _Plan:
 
 
 def _plans(calls: _Calls) -> Iterator[_Plan]:
-    count = len(calls.tensors)
-    yield _Plan("all tensors batched", (0,) * count)
-    if count > 1:
-        for i in range(count):
-            yield _Plan("one tensor batched, and others not", tuple(0 if j == i else None for j in range(count)))
+    first, count = calls.first, len(calls.tensors)
+    yield _Plan("all tensors batched", first)
+    for i in range(count) if count > 1 else ():
+        yield _Plan("one tensor batched, and others not", tuple(0 if j == i else None for j in range(count)))
     yield _Plan("batched along the last dimension", (-1,) * count)
     if count > 1:
         mixed = tuple(-1 if i % 2 else 0 for i in range(count))
         yield _Plan("batched along different dimensions", mixed)
         yield _Plan("batched along different dimensions", tuple(-1 - dim for dim in mixed))
-    yield _Plan("batch of one", (0,) * count, size=1)
-    yield _Plan("results batched along the last dimension", (0,) * count, out_dim=-1)
-    yield _Plan("in chunks", (0,) * count, chunk=2)
-    yield _Plan("two levels of vmap", (0,) * count, nested=True)
+    yield _Plan("batch of one", first, size=1)
+    yield _Plan("results batched along the last dimension", first, out_dim=-1)
+    yield _Plan("in chunks", first, chunk=2)
+    yield _Plan("two levels of vmap", first, nested=True)
+
+
+def _compare_all(calls: _Calls, plans: Iterable[_Plan]) -> None:
+    refusals = [_compare(calls, plan) for plan in plans]
+    if None not in refusals:
+        raise NotExercised(f"vmap of the operator refuses: {refusals[0]}")
 
 
 def _compare(calls: _Calls, plan: _Plan) -> str | None:
-    """Compare one batch with a loop; what vmap says if it refuses."""
-    which = tuple(dim is not None for dim in plan.dims)
-    rows = list(range(max(plan.size, 1)))
+    """Compare one batch with a loop; what vmap says if it refuses. A rule that fails by accident is a fault."""
+    trial, rows = calls.trial, range(max(plan.size, 1))
     with quiet(), torch.no_grad():
-        looped = calls.loop(which, rows)
-        expected = _stacked(looped, plan.out_dim, plan.size)
-        if expected is None:
-            return "the sizes of the results differ from element to element"
+        expected = []
+        for values in zip(*(calls.element(row, plan.dims) for row in rows), strict=True):
+            if not all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
+                return "the sizes of the results differ from element to element"
+            expected.append(torch.stack(values, plan.out_dim).narrow(plan.out_dim, 0, plan.size))
         try:
-            with seeded((calls.trial.args, calls.trial.kwargs)):
-                batched = _run(calls, plan)
+            with seeded((trial.args, trial.kwargs)):
+                inputs = []
+                for i, dim in enumerate(plan.dims):
+                    elements = [calls.elements[row][i] for row in rows]
+                    inputs.append(elements[0] if dim is None else torch.stack(elements, dim).narrow(dim, 0, plan.size))
+                function = torch.vmap(calls, plan.dims, plan.out_dim, randomness="different", chunk_size=plan.chunk)
+                if plan.nested:  # the outer level is over two equal batches, so the loop is the same
+                    outer = torch.vmap(function, (0, *(None,) * (len(inputs) - 1)), randomness="different")
+                    batched = [result[1] for result in outer(torch.stack([inputs[0], inputs[0]]), *inputs[1:])]
+                else:
+                    batched = function(*inputs)
         except Exception as error:
-            return _refusal(calls, plan, error)
-    found = difference(batched, expected, scale=_ordinary_size(calls.trial))
-    if found is not None:
-        raise _finding(calls.trial, plan.label, found)
+            has_rule = _torch.dispatcher.has_kernel(trial.name, "FuncTorchBatched")
+            if not has_rule or trial.is_builtin or is_refusal(error):
+                return in_short(error, 200)
+            raise failed_call(
+                trial.name,
+                f"the vmap rule fails: {plan.label}",
+                error,
+                fix="in_dims has one entry for each argument, None where it is not batched: move the batch of each to "
+                "the front, and do not count it as a dimension of an element; raise NotImplementedError for what the "
+                "rule does not take",
+            ) from error
+    scale = 0.0
+    if trial.custom_op is not None and trial.custom_op._rules.vmap.registered is None:
+        # Without a rule, layout and rounding are all that may differ, and results be zero by cancellation.
+        finite = [x[x.isfinite()].abs() for x in trial.tensors if x.is_floating_point()]
+        scale = max((float(x.max()) for x in finite if x.numel()), default=0.0)
+    _judge(trial, plan.label, batched, expected, scale=scale)
     return None
 
 
-def _ordinary_size(trial: Trial) -> float:
-    """How large results are but for cancellation: without a rule, layout and rounding are all that may differ."""
-    if trial.custom_op is None or trial.custom_op._rules.vmap.registered is not None:
-        return 0.0
-    finite = [x[x.isfinite()].abs() for x in trial.tensors if x.is_floating_point()]
-    return max((float(x.max()) for x in finite if x.numel()), default=0.0)
-
-
-def _run(calls: _Calls, plan: _Plan) -> Any:
-    inputs = []
-    for i, dim in enumerate(plan.dims):
-        rows = [element[i] for element in calls.elements[: max(plan.size, 1)]]
-        inputs.append(rows[0] if dim is None else torch.stack(rows, dim).narrow(dim, 0, plan.size))
-    function = torch.vmap(calls, plan.dims, plan.out_dim, randomness="different", chunk_size=plan.chunk)
-    if not plan.nested:
-        return function(*inputs)
-    # The outer level is over two equal batches, so the loop is the same.
-    outer = torch.vmap(function, (0, *(None,) * (len(inputs) - 1)), randomness="different")
-    return [result[1] for result in outer(torch.stack([inputs[0], inputs[0]]), *inputs[1:])]
-
-
-def _stacked(looped: list[list[Any]], dim: int, size: int) -> list[Any] | None:
-    """The results of a loop as vmap would give them."""
-    stacked = []
-    for values in zip(*looped, strict=True):
-        if not all(isinstance(value, torch.Tensor) and value.shape == values[0].shape for value in values):
-            return None
-        stacked.append(torch.stack(values, dim).narrow(dim, 0, size))
-    return stacked
-
-
-def _refusal(calls: _Calls, plan: _Plan, error: Exception) -> str:
-    """The words of a rule that refuses; raises a finding for one that fails by accident."""
-    trial = calls.trial
-    has_rule = _torch.dispatcher.has_kernel(trial.name, "FuncTorchBatched")
-    if has_rule and not trial.is_builtin and not is_refusal(error):
-        problem = f"the vmap rule fails: {plan.label}"
-        raise failed_call(
-            trial.name,
-            problem,
-            error,
-            fix="in_dims has one entry for each argument, None where it is not batched: move the batch of each to the "
-            "front, and do not count it as a dimension of an element; raise NotImplementedError for what the rule "
-            "does not take",
-        ) from error
-    return in_short(error, 200)
-
-
-def _finding(trial: Trial, label: str, found: str) -> CheckError:
-    return CheckError(
-        f"vmap gives another result than a loop: {label}",
-        op=trial.name,
-        got=found,
-        expected="what a loop over the batch gives",
-        fix="in the vmap rule: use the entry of in_dims of each argument, shift dimensions that are arguments "
-        "by the batch, and return as out_dims where the batch is in each result",
-    )
+def _judge(trial: Trial, label: str, batched: Any, looped: list[torch.Tensor], **options: float) -> None:
+    found = difference(batched, looped, **options)  # type: ignore[arg-type]
+    if found is not None:
+        raise CheckError(
+            f"vmap gives another result than a loop: {label}",
+            op=trial.name,
+            got=found,
+            expected="what a loop over the batch gives",
+            fix="in the vmap rule: use the entry of in_dims of each argument, shift dimensions that are arguments "
+            "by the batch, and return as out_dims where the batch is in each result",
+        )
 
 
 def _compare_gradients(trial: Trial, calls: _Calls) -> None:
@@ -260,24 +215,18 @@ def _compare_gradients(trial: Trial, calls: _Calls) -> None:
     wanted = tuple(i for i, tensor in enumerate(calls.tensors) if tensor.is_floating_point() and not trial.mutated)
     if not wanted or not any(tensor.requires_grad for tensor in trial.tensors):
         return
-    count = len(calls.tensors)
-    gradient = torch.func.grad(_weighted_sum(calls), wanted)
-    batch = [torch.stack([element[i] for element in calls.elements]) for i in range(count)]
-    with quiet(), seeded((trial.args, trial.kwargs)):
-        try:
-            looped = [gradient(*element) for element in calls.elements]
-            batched = torch.vmap(gradient, (0,) * count, randomness="different")(*batch)
-        except Exception:
-            return  # no gradient, or none for this under vmap: not a wrong one
-    expected = [torch.stack(grads) for grads in zip(*looped, strict=True)]
-    found = difference(list(batched), expected, rtol=1e-4)
-    if found is not None:
-        raise _finding(trial, "gradients of the elements", found)
 
-
-def _weighted_sum(calls: _Calls) -> Callable[..., Any]:
     def total(*tensors: Any) -> Any:
         results = [value for value in calls(*tensors) if isinstance(value, torch.Tensor) and value.is_floating_point()]
         return sum((value.sum() for value in results), start=torch.zeros(()))
 
-    return total
+    gradient = torch.func.grad(total, wanted)
+    batch = [torch.stack(tensors) for tensors in zip(*calls.elements, strict=True)]
+    with quiet(), seeded((trial.args, trial.kwargs)):
+        try:
+            looped = [gradient(*element) for element in calls.elements]
+            batched = torch.vmap(gradient, calls.first, randomness="different")(*batch)
+        except Exception:
+            return  # no gradient, or none for this under vmap: not a wrong one
+    expected = [torch.stack(grads) for grads in zip(*looped, strict=True)]
+    _judge(trial, "gradients of the elements", list(batched), expected, rtol=1e-4)
