@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from customops.backend import _compat, kernels
-from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
-from customops.backend.fallbacks import Fallback, Policy, check_policy
+from customops.backend.fallbacks import Policy, check_policy
 from customops.backend.kernels import Fn, KernelHandle, UserKernels
-from customops.backend.memory import Memory
 from customops.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -34,23 +32,15 @@ class Backend:
         module: the device module, ``torch.<name>``.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        module: DeviceModule,
-        fallback: Fallback,
-        user_kernels: UserKernels,
-        options: object,
-        undo: contextlib.ExitStack,
-    ) -> None:
-        self.name = memory.name
-        self.device_count = memory.device_count
-        self.module = module
-        self._memory = memory
-        self._fallback = fallback
+    def __init__(self, user_kernels: UserKernels, options: object, undo: contextlib.ExitStack) -> None:
         self._kernels = user_kernels
+        self._fallback = user_kernels.fallback
+        self._memory = self._fallback.memory
         self._options = options
         self._undo = undo  # keeps the libraries alive, and with them the kernels
+        self.name = self._memory.name
+        self.device_count = self._memory.device_count
+        self.module = self._fallback.module
 
     def __repr__(self) -> str:
         return f"<Backend {self.name!r}, {self.device_count} devices, fallback {self.fallback_policy!r}>"

@@ -377,18 +377,16 @@ class FallbackCall:
 
     def _elsewhere(self, key: int | str, tensor: Tensor) -> WrongDeviceError:
         """The error for a tensor that is not where the others are."""
-        name, found, got, wanted = self.fallback.name, "one is on the CPU", None, "a CPU tensor of no dimensions"
-        expected = f"a tensor on {name}, or {wanted}"
-        if not tensor.is_cpu:
-            name, found, got = f"{name}:{self.index}", "found at least two devices", f"one on {tensor.device}"
-            expected = f"a tensor on {name}"
+        wanted, found, others = f"{self.fallback.name}:{self.index}", "found at least two devices", ""
+        if tensor.is_cpu:
+            wanted, found, others = self.fallback.name, "one is on the CPU", ", or a CPU tensor of no dimensions"
         return WrongDeviceError(
             f"Expected all tensors to be on the same device, but {found}",
             op=self.plan.name,
             argument=key if isinstance(key, str) else self.plan.schema.arguments[key].name,
-            expected=expected,
-            got=got,
-            fix=f".to({name!r})",
+            expected=f"a tensor on {wanted}{others}",
+            got=None if tensor.is_cpu else f"one on {tensor.device}",
+            fix=f".to({wanted!r})",
         )
 
     def _settle_device(self) -> None:

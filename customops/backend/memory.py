@@ -74,8 +74,8 @@ class Memory:
         if tensor.dtype is not host.dtype:  # DLPack knows no numbers of 4 bits
             raise self.cannot_hold(host)
         reference = weakref.ref(host, self._when_dead)
-        nbytes = host.nbytes if owner is None else owner.nbytes
-        self._live[id(reference)] = (reference, index, nbytes)  # references compare as what they refer to: not as keys
+        # References compare as what they refer to: not as keys.
+        self._live[id(reference)] = (reference, index, (host if owner is None else owner).nbytes)
         return tensor
 
     def place(self, host: Tensor, index: int) -> Tensor:

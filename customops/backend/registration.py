@@ -23,6 +23,7 @@ from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallbacks import Fallback, Policy, check_policy
 from customops.backend.kernels import UserKernels
+from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
 
@@ -191,10 +192,10 @@ REPLACED_PATHS = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATO
 class Patches:
     """The functions that are put in their place, for one device."""
 
-    def __init__(self, memory: memory.Memory, module: DeviceModule, fallback: Fallback) -> None:
-        self.memory = memory
-        self.module = module
+    def __init__(self, fallback: Fallback) -> None:
         self.fallback = fallback
+        self.module = fallback.module
+        self.name = fallback.name
 
     def install(self, undo: contextlib.ExitStack) -> None:
         """Replace all of them, until `undo` is closed."""
@@ -207,7 +208,7 @@ class Patches:
 
     def _replacement(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """`original` but for tensors and storages of the device: `function`, which gets it as its first argument."""
-        name = self.memory.name
+        name = self.name
 
         @functools.wraps(original)
         def replacement(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +222,7 @@ class Patches:
         """torch has no allocator for the device, and calls it all the same: a segfault (pytorch issue 184032)."""
         if device is None:
             return original(cls, *args, **kwargs)
-        if torch.device(device).type != self.memory.name:
+        if torch.device(device).type != self.name:
             return original(cls, *args, device=device, **kwargs)
         if args and not isinstance(args[0], int):
             return torch.tensor(list(args[0]), dtype=torch.uint8, device=device).untyped_storage()
@@ -280,7 +281,7 @@ class Patches:
         raise UnsupportedError(
             "a device written in Python counts its memory, and keeps no other statistics",
             op="torch.accelerator",
-            fix=f"torch.{self.memory.name}.memory_allocated()",
+            fix=f"torch.{self.name}.memory_allocated()",
         )
 
 
@@ -428,14 +429,13 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
 def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
-    own_memory = memory.Memory(name, options.device_count, options.allocate)
+    own_memory = Memory(name, options.device_count, options.allocate)
     module = DeviceModule(own_memory, options.amp_dtypes)
-    fallback = Fallback(own_memory, module, options.fallback)
-    user_kernels = UserKernels(fallback)
+    user_kernels = UserKernels(Fallback(own_memory, module, options.fallback))
     with contextlib.ExitStack() as undo:
-        user_kernels.own = _install_kernels(undo, options, memory.Essentials(own_memory, user_kernels.counts), fallback)
+        _install_kernels(undo, options, user_kernels)
         user_kernels.install_shortcuts(undo)
-        Patches(own_memory, module, fallback).install(undo)
+        Patches(user_kernels.fallback).install(undo)
         register, torchs = multiprocessing.reduction.register, torch.multiprocessing.reductions.reduce_storage
         register(torch.UntypedStorage, reduce)
         undo.callback(register, torch.UntypedStorage, torchs)
@@ -445,13 +445,13 @@ def _register(options: BackendOptions) -> Backend:
         _compat.register_device_module(name, module)
         for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
         generate_methods_for_privateuse1_backend(**for_each)
-        return Backend(own_memory, module, fallback, user_kernels, options, undo.pop_all())
+        return Backend(user_kernels, options, undo.pop_all())
 
 
-def _install_kernels(
-    undo: contextlib.ExitStack, options: BackendOptions, essentials: memory.Essentials, fallback: Fallback
-) -> dict[str, Any]:
-    """Install what every device needs; returns what is not the fallback and runs where a user's kernel does not."""
+def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_kernels: UserKernels) -> None:
+    """Install what every device needs."""
+    fallback = user_kernels.fallback
+    essentials = memory.Essentials(fallback.memory, user_kernels.counts)
 
     def library(namespace: str, key: str = "") -> Any:
         made = _compat.Library(namespace, "IMPL", key)
@@ -497,8 +497,8 @@ def _install_kernels(
         overload, dtype = _compat.find_op(f"aten::{op}"), torch.float32 if op in kernels.FLOAT32 else None
         if overload is not None:
             _compat.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
-    no_fallback = dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
-    return {f"aten::{op}": kernel for op, kernel in own.items()} | no_fallback
+    user_kernels.own = {f"aten::{op}": kernel for op, kernel in own.items()}
+    user_kernels.own |= dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
 
 
 # What is sent to another process, in a queue, from a worker of a data loader or with a dataset, is a copy: the memory
