@@ -7,6 +7,7 @@ writes, is read with PyYAML.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -85,11 +86,11 @@ class OpProfile:
 #: Profiles of ops by name, ``ns.name.overload``.
 Profiles = Mapping[str, Iterable[OpProfile]]
 
-#: An argument list without the Nones at its end: a record may have been made with or without the defaults.
 _Inputs = tuple[TensorMetadata | None, ...]
 
 
 def _inputs(args: Iterable[TensorMetadata | None]) -> _Inputs:
+    """Arguments without the Nones at their end: a record may have been made with or without the defaults."""
     kept = list(args)
     while kept and kept[-1] is None:
         kept.pop()
@@ -105,47 +106,39 @@ def _own(metadata: Any) -> Any:
     return TensorMetadata(metadata.rank, metadata.dtype, metadata.device, metadata.layout)
 
 
-class _ProfileFake:
+def _fake_of(op: str, schema: Schema, profiles: Iterable[OpProfile]) -> Callable[..., Any]:
     """A fake impl that looks its inputs up among the recorded ones."""
+    recorded: dict[_Inputs, set[Any]] = {}
+    fix = f'register a fake impl: customops.register_fake("{op}", fn)'
+    for profile in profiles:
+        output = _own(profile.out_profile)
+        # A fake makes tensors only; whether they are as many as the op's is checked at each call, as for any.
+        if isinstance(output, tuple) and None in output:
+            problem = "a profile has an output that is no tensor, and its value is not recorded"
+            raise ProfileError(problem, op=op, got=str(schema), fix=fix)
+        recorded.setdefault(_inputs(_own(profile.args_profile)), set()).add(output)
 
-    def __init__(self, op: str, schema: Schema, profiles: Iterable[OpProfile]) -> None:
-        self.op = op
-        self.schema = schema
-        self.outputs: dict[_Inputs, set[Any]] = {}
-        for profile in profiles:
-            output = _own(profile.out_profile)
-            # A fake makes tensors only; whether they are as many as the op's is checked at each call, as for any.
-            if isinstance(output, tuple) and None in output:
-                raise ProfileError(
-                    "a profile has an output that is no tensor, and its value is not recorded",
-                    op=op,
-                    got=str(schema),
-                    fix=f'register a fake impl: customops.register_fake("{op}", fn)',
-                )
-            self.outputs.setdefault(_inputs(_own(profile.args_profile)), set()).add(output)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def fake(*args: Any, **kwargs: Any) -> Any:
         found = _inputs(TensorMetadata.maybe_from_tensor(value) for value in (*args, *kwargs.values()))
-        outputs = self.outputs.get(found, set())
-        if len(outputs) == 1:
-            (output,) = outputs
-            return self._make(output)
-        raise MissingOpProfile(
-            "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
-            op=self.op,
-            expected=" or ".join(map(_show, self.outputs)) or "nothing: there is no profile",
-            got=_show(found),
-            fix=f'register a fake impl: customops.register_fake("{self.op}", fn)',
-        )
-
-    def _make(self, output: TensorMetadata | tuple[TensorMetadata, ...]) -> Any:
+        outputs = recorded.get(found, set())
+        if len(outputs) != 1:
+            raise MissingOpProfile(
+                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
+                op=op,
+                expected=" or ".join(map(_show, recorded)) or "nothing: there is no profile",
+                got=_show(found),
+                fix=fix,
+            )
+        (output,) = outputs
         if isinstance(output, TensorMetadata):
             return _make_tensor(output)
-        if not self.schema.returns:
+        if not schema.returns:
             return None
         made = [_make_tensor(item) for item in output]
-        one = self.schema.returns[0].type if len(self.schema.returns) == 1 else ""
+        one = schema.returns[0].type if len(schema.returns) == 1 else ""
         return made[0] if one == "Tensor" and len(made) == 1 else made if one.endswith("]") else tuple(made)
+
+    return fake
 
 
 def _make_tensor(metadata: TensorMetadata) -> torch.Tensor:
@@ -186,22 +179,16 @@ def unsafe_generate_fake_kernels(op_profiles: Profiles) -> Iterator[list[_torch.
     with ExitStack() as stack:
         libraries = []
         for name, profiles in op_profiles.items():
-            op: CustomOpDef[Any, Any] = default.adopt(_qualname(name))
-            fake = _ProfileFake(op._qualname, op.schema, profiles)
+            if "::" not in name and "." in name:  # ``ns.name.default`` is ``ns::name``
+                name = name.replace(".", "::", 1).removesuffix(".default")
+            op: CustomOpDef[Any, Any] = default.adopt(name)
+            fake = _fake_of(op._qualname, op.schema, profiles)
             log.warning("%s: a fake impl made from profiles takes the place of any other", op._qualname)
             library = _torch.library.Library(op._definition.name.namespace, "FRAGMENT")
             stack.callback(_torch.library.destroy_library, library)
             op._register(library, op._rules.fake.register, fake)  # profiles are of what the schema says
             libraries.append(library)
         yield libraries
-
-
-def _qualname(name: str) -> str:
-    """``ns.name.default`` -> ``ns::name``; a name with ``::`` in it stays."""
-    if "::" in name or "." not in name:
-        return name
-    namespace, local = name.split(".", 1)
-    return f"{namespace}::{local.removesuffix('.default')}"
 
 
 class _Numbers(NamedTuple):
@@ -239,16 +226,15 @@ def get_torch_version() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def _each(items: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
-    return [None if item is None else function(item) for item in items]
-
-
-def _write_tensor(metadata: TensorMetadata) -> dict[str, Any]:
+def _as_json(record: Any) -> dict[str, Any]:
+    """A profile, or the metadata of a tensor, of ours or of torch."""
+    if not hasattr(record, "rank"):
+        return {"args_profile": record.args_profile, "out_profile": record.out_profile}
     return {
-        "rank": metadata.rank,
-        "dtype": _DTYPE_NUMBERS.write(metadata.dtype),
-        "device": str(metadata.device),
-        "layout": _LAYOUT_NUMBERS.write(metadata.layout),
+        "rank": record.rank,
+        "dtype": _DTYPE_NUMBERS.write(record.dtype),
+        "device": str(record.device),
+        "layout": _LAYOUT_NUMBERS.write(record.layout),
     }
 
 
@@ -258,22 +244,9 @@ def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
     Raises:
         ProfileError: the format does not support a dtype or layout.
     """
-
-    def written(profile: OpProfile) -> dict[str, Any]:
-        out = profile.out_profile
-        return {
-            "args_profile": _each(profile.args_profile, _write_tensor),
-            "out_profile": _each(out, _write_tensor) if isinstance(out, (tuple, list)) else _write_tensor(out),
-        }
-
-    operators = {name: sorted(map(written, profiles), key=json.dumps) for name, profiles in op_profiles.items()}
-    return json.dumps({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
-
-
-def _list(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError(f"not a list: {brief(data)}")
-    return data
+    dump = functools.partial(json.dumps, default=_as_json)
+    operators = {name: sorted(profiles, key=dump) for name, profiles in op_profiles.items()}
+    return dump({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
 
 
 def _read_tensor(data: dict[str, Any]) -> TensorMetadata:
@@ -286,12 +259,14 @@ def _read_tensor(data: dict[str, Any]) -> TensorMetadata:
         raise ProfileError("the profiles have an unknown device", got=brief(data["device"])) from error
 
 
-def _read_profile(data: dict[str, Any]) -> OpProfile:
-    out = data["out_profile"]
-    return OpProfile(
-        args_profile=tuple(_each(_list(data["args_profile"]), _read_tensor)),
-        out_profile=tuple(_each(out, _read_tensor)) if isinstance(out, list) else _read_tensor(out),
-    )
+def _read_tensors(items: Iterable[Any]) -> tuple[TensorMetadata | None, ...]:
+    return tuple(None if item is None else _read_tensor(item) for item in items)
+
+
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise TypeError(f"not a list: {brief(data)}")
+    return data
 
 
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
@@ -304,13 +279,18 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
         ProfileError: the text was written with another version of torch, contains no profiles, or is damaged.
         CustomOpsError: the text is not JSON, and PyYAML is not installed.
     """
+
+    def read(profile: dict[str, Any]) -> OpProfile:
+        args, out = _list(profile["args_profile"]), profile["out_profile"]
+        return OpProfile(_read_tensors(args), _read_tensors(out) if isinstance(out, list) else _read_tensor(out))
+
     data = _parse(yaml_str)
     try:
         version, operators = str(data["torch_version"]), data["operators"]
         if version == get_torch_version():
             if not all(isinstance(name, str) for name in operators):
                 raise TypeError("the name of an op is no string")
-            return {name: set(map(_read_profile, _list(items))) for name, items in operators.items()}
+            return {name: set(map(read, _list(items))) for name, items in operators.items()}
     except ProfileError:
         raise
     except Exception as error:

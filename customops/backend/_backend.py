@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from customops.backend import _compat, kernels
-from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
-from customops.backend.fallbacks import Fallback, Policy, check_policy
-from customops.backend.kernels import Fn, KernelHandle, Shortcuts, UserKernels
-from customops.backend.memory import Memory
+from customops.backend.fallbacks import Policy, check_policy
+from customops.backend.kernels import Fn, KernelHandle, UserKernels
 from customops.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -34,21 +32,15 @@ class Backend:
         module: the device module, ``torch.<name>``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        memory: Memory,
-        module: DeviceModule,
-        fallback: Fallback,
-        shortcuts: Shortcuts,
-        own_kernels: dict[str, Fn],
-    ) -> None:
-        self.name = name
-        self.device_count = memory.device_count
-        self.module = module
-        self._memory = memory
-        self._fallback = fallback
-        self._kernels = UserKernels(fallback, shortcuts, own_kernels)
+    def __init__(self, user_kernels: UserKernels, options: object, undo: contextlib.ExitStack) -> None:
+        self._kernels = user_kernels
+        self._fallback = user_kernels.fallback
+        self._memory = self._fallback.memory
+        self._options = options
+        self._undo = undo  # keeps the libraries alive, and with them the kernels
+        self.name = self._memory.name
+        self.device_count = self._memory.device_count
+        self.module = self._fallback.module
 
     def __repr__(self) -> str:
         return f"<Backend {self.name!r}, {self.device_count} devices, fallback {self.fallback_policy!r}>"
@@ -76,12 +68,13 @@ class Backend:
                 would interpret as "not implemented"), or its result does not match the schema.
         """
         found = self._kernels.find(op)
-        only = _dtypes(dtypes)
+        only = None if dtypes is None else [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
+        wrong = [dtype for dtype in only or () if not isinstance(dtype, torch.dtype)]
+        if wrong or only == []:
+            raise BackendNameError("dtypes= takes torch dtypes", got=repr(wrong[0]) if wrong else "none")
 
         def register(fn: Fn) -> KernelHandle:
-            handle = self._kernels.install(found, "PrivateUse1", fn, self._kernels.checked(found, fn, only))
-            kernels.after_kernel(found, only)
-            return handle
+            return self._kernels.register(found, fn, only)
 
         return register
 
@@ -99,11 +92,8 @@ class Backend:
                 got=str(_compat.schema_of(found)),
                 fix="backend.kernel(op)",
             )
-
-        def view(*args: Any, **kwargs: Any) -> Any:
-            return _compat.redispatch_to_cpu(found, *args, **kwargs)
-
-        return self._kernels.install(found, "PrivateUse1", view, _compat.outside_dynamo(view))
+        kernel = _compat.kernel_of_the_cpu(found)
+        return self._kernels.install(found, "PrivateUse1", kernel, kernel)
 
     def autocast_kernel(self, op: Op, dtype: torch.dtype | None = None) -> KernelHandle:
         """Under ``torch.autocast(name)``, cast floating-point inputs of `op` to `dtype`, or to the autocast dtype."""
@@ -122,13 +112,26 @@ class Backend:
             ValueError: the tensor is not on this device.
         """
         if type(tensor) is not Tensor or _compat.is_functional(tensor):
-            self._memory.require_here(tensor, "host()")
+            self._require_here(tensor)
         try:
             host = _compat.as_cpu(tensor)
         except (BufferError, RuntimeError):
-            self._memory.require_here(tensor, "host()")
+            self._require_here(tensor)
             raise
         return self._memory.with_bits(host, tensor) if tensor.is_conj() or tensor.is_neg() else host
+
+    def _require_here(self, tensor: object) -> None:
+        """Raise unless it is a tensor with memory on this device."""
+        fix = None
+        if not isinstance(tensor, Tensor):
+            expected, got = "a tensor", type(tensor).__name__
+        elif tensor.device.type != self.name:
+            expected, got, fix = "a tensor of this device", f"one on {tensor.device}", f"x.to({self.name!r})"
+        elif _compat.is_abstract(tensor) or _compat.is_functional(tensor):
+            expected, got = "a tensor with memory", f"{type(tensor).__name__}, while tracing"
+        else:
+            return
+        raise WrongDeviceError(f"host() expects {expected}", op=self.name, got=got, fix=fix)
 
     def numpy(self, tensor: Tensor) -> Array:
         """A NumPy array that shares the memory of `tensor`.
@@ -161,9 +164,23 @@ class Backend:
             ValueError: the value is not plain CPU memory: it is on another device, sparse, quantized or meta.
         """
         if type(index) is not int or index:
-            index = self._index(index)
+            index = self.module.index_of(index)
         if not isinstance(value, Tensor):
-            return self._memory.adopt(_from_numpy(value), index)
+            array: Any = value
+            if hasattr(array, "__array__") and not hasattr(array, "__setitem__"):
+                array = array.__array__()  # NumPy turns results without dimensions into numbers of its own
+            flags = getattr(array, "flags", None)
+            if flags is not None and not flags.writeable:
+                fix = "wrap(array.copy())"
+                raise BackendError(
+                    "wrap() shares memory, which ops may write to", got="a read-only NumPy array", fix=fix
+                )
+            try:
+                host = torch.from_numpy(array)
+            except (TypeError, ValueError) as error:
+                got = f"{type(array).__name__}: {error}"
+                raise BackendError("wrap() takes a CPU tensor or a writable NumPy array", got=got) from error
+            return self._memory.adopt(host, index)
         if _compat.is_functional(value) or (type(value) is not Tensor and _compat.is_abstract(value)):
             raise WrongDeviceError("wrap() takes memory", op=self.name, got=f"a {type(value).__name__}, while tracing")
         try:
@@ -177,14 +194,11 @@ class Backend:
 
     def memory_allocated(self, index: int | str | torch.device = 0) -> int:
         """The memory of all live tensors on a device, in bytes."""
-        return self._memory.allocated(self._index(index))
+        return self._memory.allocated(self.module.index_of(index))
 
     def default_generator(self, index: int | str | torch.device = 0) -> torch.Generator:
         """The generator that random ops on a device use. It is a CPU generator."""
-        return self.module.default_generators[self._index(index)]
-
-    def _index(self, index: int | str | torch.device) -> int:
-        return self.module.index_of(index)
+        return self.module.default_generators[self.module.index_of(index)]
 
     # Fallback ---------------------------------------------------------------------------------------------------
 
@@ -197,11 +211,9 @@ class Backend:
     def fallback_policy(self, policy: Policy) -> None:
         self._fallback.base_policy = check_policy(policy)
 
-    @contextlib.contextmanager
-    def no_fallback(self) -> Iterator[None]:
+    def no_fallback(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: in this thread, an op without a kernel raises NotImplementedError."""
-        with self._fallback.with_policy("error"):
-            yield
+        return self._fallback.with_policy("error")
 
     def fallback_counts(self) -> dict[str, int]:
         """The number of times each op fell back to the CPU since the last reset, most frequent first."""
@@ -210,29 +222,3 @@ class Backend:
     def reset_fallback_counts(self) -> None:
         """Set the counts of calls that fell back to the CPU to zero."""
         self._fallback.counts.clear()
-
-
-def _dtypes(dtypes: Iterable[torch.dtype] | torch.dtype | None) -> list[torch.dtype] | None:
-    if dtypes is None or isinstance(dtypes, torch.dtype):
-        return None if dtypes is None else [dtypes]
-    found = list(dtypes)
-    wrong = [dtype for dtype in found if not isinstance(dtype, torch.dtype)]
-    if wrong or not found:
-        raise BackendNameError("dtypes= takes torch dtypes", got=repr(wrong[0]) if wrong else "none")
-    return found
-
-
-def _from_numpy(array: Any) -> Tensor:
-    if hasattr(array, "__array__") and not hasattr(array, "__setitem__"):
-        array = array.__array__()  # NumPy turns results without dimensions into numbers of its own
-    flags = getattr(array, "flags", None)
-    if flags is not None and not flags.writeable:
-        raise BackendError(
-            "wrap() shares memory, which ops may write to", got="a read-only NumPy array", fix="wrap(array.copy())"
-        )
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:
-        raise BackendError(
-            "wrap() takes a CPU tensor or a writable NumPy array", got=f"{type(array).__name__}: {error}"
-        ) from error

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from customops import _torch as _core
-from customops._dispatch.results import tensors_in
 from customops.backend.errors import BackendError
 
 #: Plenty; torch keeps a device's index in eight bits.
@@ -32,7 +31,10 @@ destroy_library = _core.library.destroy_library
 has_kernel = _core.dispatcher.has_kernel
 exclude_keys = _core.dispatcher.exclude_keys
 key_set = _core.dispatcher.key_set
+below_autograd = _core.dispatcher.below_autograd
 is_abstract = _core.tensors.is_abstract
+storage_id = _core.tensors.storage_id
+overlap = _core.tensors.overlap
 
 
 class Library(_core.library.Library):
@@ -66,7 +68,8 @@ _register_guard = _find("_C._acc.register_python_privateuseone_device_guard")
 _Hooks = _find("_C._acc.PrivateUse1Hooks")
 _Guard = _find("_C._acc.DeviceGuard")
 _PrivateUse1 = _find("_C._autograd.DeviceType.PrivateUse1")
-_current_name = _find("_C._get_privateuse1_backend_name")
+#: What PrivateUse1 is called now; ``privateuseone`` until it is renamed.
+backend_name: Callable[[], str] = _find("_C._get_privateuse1_backend_name")
 rename: Callable[[str], None] = _find("utils.backend_registration.rename_privateuse1_backend")
 generate_methods: Callable[..., None] = _find("utils.backend_registration.generate_methods_for_privateuse1_backend")
 custom_mod_func: Callable[[str], Any] = _find("utils.backend_registration._get_custom_mod_func")
@@ -77,7 +80,8 @@ is_functional: Callable[[torch.Tensor], bool] = _find("_is_functional_tensor")
 is_zero_tensor: Callable[[torch.Tensor], bool] = _find("Tensor._is_zerotensor")
 neg_view: Callable[[torch.Tensor], torch.Tensor] = _find("_neg_view")
 StorageBase: Any = _find("storage._StorageBase")
-_numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
+#: May a Python number be given to an op of ``aten`` where the schema says Tensor?
+numbers_are_tensors: Callable[[str], bool] = _find("_C._should_allow_numbers_as_tensors")
 _run_backward = _find("autograd.graph._engine_run_backward")
 _schemas_of_op = _find("_C._jit_get_schemas_for_operator")
 _schema_in_dispatcher = _find("_C._dispatch_find_schema_or_throw")
@@ -121,21 +125,6 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
 # The dispatcher -------------------------------------------------------------------------------------------------
 
 
-def backend_name() -> str:
-    """What PrivateUse1 is called now; ``privateuseone`` until it is renamed."""
-    return str(_current_name())
-
-
-#: Classes on which `generate_methods` sets ``<name>`` and ``is_<name>``, by the option that has it do so.
-def classes_with_methods() -> dict[str, list[type]]:
-    return {
-        "tensor": [torch.Tensor],
-        "module": [torch.nn.Module],
-        "packed_sequence": [torch.nn.utils.rnn.PackedSequence],
-        "storage": [StorageBase, torch.TypedStorage],
-    }
-
-
 def find_op(qualname: str) -> OpOverload | None:
     """``ns::name`` or ``ns::name.overload`` to the OpOverload."""
     name, _, overload = qualname.partition(".")
@@ -147,16 +136,12 @@ def find_op(qualname: str) -> OpOverload | None:
 
 def overload_names(qualname: str) -> list[str]:
     """``ns::name.overload`` for each overload of an op in the dispatcher; none where there is no such op."""
-    names = (f"{qualname}.{s.overload_name}".removesuffix(".") for s in _schemas_of_op(qualname))
-    return [name for name in names if _is_dispatched(name)]
-
-
-def _is_dispatched(name: str) -> bool:
-    try:
-        _schema_in_dispatcher(*name.partition(".")[::2])
-    except RuntimeError:
-        return False
-    return True
+    names = []
+    for schema in _schemas_of_op(qualname):
+        with contextlib.suppress(RuntimeError):  # TorchScript has overloads of its own
+            _schema_in_dispatcher(qualname, schema.overload_name)
+            names.append(f"{qualname}.{schema.overload_name}".removesuffix("."))
+    return names
 
 
 def full_name(op: OpOverload) -> str:
@@ -191,30 +176,27 @@ def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) ->
     replace(undo, "library.Library.impl", _core.late.followed(_core.library.Library.impl, then))
 
 
-def accepts_numbers(op: OpOverload) -> bool:
-    """May a Python number be given where the schema says Tensor?"""
-    return _numbers_are_tensors(full_name(op).partition("::")[2].partition(".")[0])
-
-
 def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the CPU's kernel on the tensors as they are: for ops that touch sizes and strides alone."""
     return op.redispatch(CPU_KEYS, *args, **kwargs)
 
 
-def below_autograd() -> Any:
-    return _core.dispatcher.below_autograd()
+def kernel_of_the_cpu(op: Any) -> Callable[..., Any]:
+    """The same as a kernel of the device."""
 
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return op.redispatch(CPU_KEYS, *args, **kwargs)
 
-def is_differentiated(values: tuple[Any, ...]) -> bool:
-    """Is a derivative wanted of an op with these arguments, in reverse or forward mode?"""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values)):
-        return True
-    return _core.autograd.forward_ad_active() and _core.autograd.any_tangent(values)
+    return outside_dynamo(kernel)
 
 
 def has_fallback(key: str) -> bool:
     """Has somebody registered a fallback for all ops at a dispatch key?"""
     return bool(_has_fallback(_parse_key(key)))
+
+
+#: The hook and the guard: torch does not keep them alive.
+_installed: dict[str, Any] = {}
 
 
 def install_hooks() -> None:
@@ -223,42 +205,21 @@ def install_hooks() -> None:
     Raises:
         BackendError: somebody else has. Then nothing is changed.
     """
-    global _hook, _guard
-    if _hook is None:
-        hook = _make_hook()
-        if not _register_hook(hook):
-            raise _not_alone("hooks")
-        _hook = hook  # torch does not keep it alive
-    if _guard is None:
-        guard = _make_guard()
-        if not _register_guard(guard):
-            raise _not_alone("a device guard")
-        _guard = guard
 
-
-def _not_alone(what: str) -> BackendError:
-    return BackendError(
-        f"somebody has registered {what} for PrivateUse1 in this process, which torch takes once",
-        fix="leave that to register_backend; or write the whole device in C++, as examples/cpp_device does",
-    )
-
-
-_hook: Any = None
-_guard: Any = None
-
-
-def _make_hook() -> Any:
     def yes(self: Any, *_: Any) -> bool:
         return True
 
-    return type("Hooks", (_Hooks,), {"is_available": yes, "is_built": yes, "has_primary_context": yes})()
-
-
-def _make_guard() -> Any:
-    def type_(self: Any) -> Any:
-        return _PrivateUse1
-
-    return type("Guard", (_Guard,), {"type_": type_})()
+    hook = type("Hooks", (_Hooks,), {"is_available": yes, "is_built": yes, "has_primary_context": yes})
+    guard = type("Guard", (_Guard,), {"type_": lambda self: _PrivateUse1})
+    for what, made, register in (("hooks", hook(), _register_hook), ("a device guard", guard(), _register_guard)):
+        if what in _installed:
+            continue
+        if not register(made):
+            raise BackendError(
+                f"somebody has registered {what} for PrivateUse1 in this process, which torch takes once",
+                fix="leave that to register_backend; or write the whole device in C++, as examples/cpp_device does",
+            )
+        _installed[what] = made
 
 
 def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -314,11 +275,6 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
         raise BufferError(f"memory of {tensor.device}")
     fields[1] = _HOST
     return _from_dlpack(capsule)  # type: ignore[no-any-return]
-
-
-def storage_key(storage: Any) -> int:
-    """What tells storages apart while they live."""
-    return int(storage._cdata)
 
 
 def replace(undo: contextlib.ExitStack, path: str, value: Any) -> None:

@@ -67,60 +67,48 @@ def run(
         patterns: only ops of these names, e.g. ``["nn.functional.*"]``.
         samples: at most so many of the inputs of each op.
     """
-    ops = [op for op in _compat.op_infos() if _selected(_name(op), patterns)]
+    ops = _compat.op_infos()
+    if patterns is not None:
+        chosen = list(patterns)
+        ops = [op for op in ops if any(fnmatch.fnmatchcase(_name(op), pattern) for pattern in chosen)]
     for dtype, both in itertools.product(dtypes, (False, True) if backward else (False,)):
         if both and not (dtype.is_floating_point or dtype.is_complex):
             continue
         score = Score(dtype, both)
         for op in ops:
-            if dtype in (op.supported_backward_dtypes("cpu") if both else op.supported_dtypes("cpu")):
-                _enter(score, _name(op), functools.partial(_check, backend, op, dtype, both, samples), timeout)
+            if dtype not in (op.supported_backward_dtypes("cpu") if both else op.supported_dtypes("cpu")):
+                continue
+            # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
+            outcome = in_fork(functools.partial(_check, backend, op, dtype, both, samples), timeout)
+            failed = outcome.error is not None and (fallbacks.Journal(), False, _line(outcome.error))
+            journal, compared, error = failed or outcome.value
+            score.journal.add(journal)
+            if error is not None:
+                score.failed[_name(op)] = error
+            else:
+                (score.passed if compared else score.skipped).append(_name(op))
         yield score
-
-
-def _selected(name: str, patterns: Iterable[str] | None) -> bool:
-    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def _enter(score: Score, name: str, check: Any, timeout: float) -> None:
-    # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
-    outcome = in_fork(check, timeout)
-    if outcome.error is not None:
-        score.failed[name] = _line(outcome.error)
-        return
-    checked: _Checked = outcome.value
-    score.journal.add(checked.journal)
-    if checked.error is not None:
-        score.failed[name] = checked.error
-    else:
-        (score.passed if checked.compared else score.skipped).append(name)
-
-
 def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """How the test of an op ended, and what ran in it until then."""
-
-    journal: fallbacks.Journal
-    compared: bool = False  #: or the CPU cannot run any of the inputs
-    error: str | None = None
-
-
-def _check(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> _Checked:
+def _check(
+    backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
+) -> tuple[fallbacks.Journal, bool, str | None]:
+    """What ran in the test of an op, whether the CPU can run any of the inputs, and the error that ended it."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     record = fallbacks.start()
     try:
-        return _Checked(record, _compare_all(backend, op, dtype, backward, limit))
+        return record, _compare_all(backend, op, dtype, backward, limit), None
     except Exception as error:
-        return _Checked(record, error=_line(error))
+        return record, False, _line(error)
 
 
 def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
@@ -173,37 +161,36 @@ def _are_equal(ours: Any, theirs: Any) -> bool:
 
 
 def _moved(sample: Any, name: str) -> Any:
+    """A copy of the inputs on the CPU."""
+
+    def on_cpu(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach().cpu().requires_grad_(value.requires_grad)
+        is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
+        return torch.device("cpu") if is_device else value
+
     leaves, spec = _core.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _core.tensors.tree_unflatten([_on_cpu(leaf, name) for leaf in leaves], spec)
+    moved.input, moved.args, moved.kwargs = _core.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
     return moved
-
-
-def _on_cpu(value: Any, name: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().requires_grad_(value.requires_grad)
-    is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
-    return torch.device("cpu") if is_device else value
 
 
 def _leaves(sample: Any) -> list[Any]:
     return _core.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
 
 
-def _tensors(sample: Any) -> list[Tensor]:
-    return [leaf for leaf in _leaves(sample) if isinstance(leaf, Tensor)]
-
-
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
+    """What an op returns, and the gradients of its inputs."""
     torch.manual_seed(1)
-    inputs = (sample.input, *sample.args)
-    result = op(*inputs, **sample.kwargs)
+    result = op(sample.input, *sample.args, **sample.kwargs)
     if not backward:
         return result, []
     if sample.output_process_fn_grad is not None:
         result = sample.output_process_fn_grad(result)
-    outputs = [leaf for leaf in _core.tensors.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    wanted = [leaf for leaf in _tensors(sample) if leaf.requires_grad]
+    outputs, wanted = (
+        [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        for leaves in (_core.tensors.tree_leaves(result), _leaves(sample))
+    )
     if not outputs or not wanted:
         return result, []
     torch.manual_seed(2)
@@ -217,20 +204,16 @@ def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> No
         raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
     for a, b in zip(ours, theirs, strict=True):
         if isinstance(b, Tensor):
-            _compare_tensors(a, b, device, values)
+            if device is not None and a.device.type != device and b.numel():
+                raise AssertionError(f"a result is on {a.device}")
+            if values:
+                torch.testing.assert_close(a.cpu(), b, equal_nan=True)
+            elif (a.shape, a.dtype) != (b.shape, b.dtype):
+                raise AssertionError(f"{a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}")
         elif isinstance(b, (int, float, complex)):
             torch.testing.assert_close(a, b, equal_nan=True)
         elif a != b:
             raise AssertionError(f"{a!r} instead of {b!r}")
-
-
-def _compare_tensors(got: Tensor, expected: Tensor, device: str | None, values: bool) -> None:
-    if device is not None and got.device.type != device and expected.numel():
-        raise AssertionError(f"a result is on {got.device}")
-    if values:
-        torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
-    elif (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        raise AssertionError(f"{got.dtype}{list(got.shape)} instead of {expected.dtype}{list(expected.shape)}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -291,19 +274,17 @@ def load_device(target: str) -> Backend:
 
 
 def _check_exists(target: str) -> None:
-    if not Path(target).is_file() and not _is_module(target):
+    if Path(target).is_file():
+        return
+    found = None
+    if not target.endswith(".py") and all(part.isidentifier() for part in target.split(".")):
+        try:
+            found = importlib.util.find_spec(target)
+        except ModuleNotFoundError as error:  # its package is missing, or misses something itself
+            if not f"{target}.".startswith(f"{error.name}."):
+                raise
+    if found is None:
         raise BackendError("no such file or module", expected="a Python file, or the name of a module", got=target)
-
-
-def _is_module(name: str) -> bool:
-    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-        return False
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError as error:  # its package is missing, or misses something itself
-        if f"{name}.".startswith(f"{error.name}."):
-            return False
-        raise
 
 
 def _execute(target: str, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import types
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -17,32 +16,26 @@ from customops.errors import UnsupportedError
 Index: TypeAlias = "int | str | torch.device | None"
 
 
-class Devices(threading.local):
-    """The current device of each thread."""
-
-    def __init__(self) -> None:
-        self.current = 0
-
-
 class DeviceModule(types.ModuleType):
     """The functions of one device type; an instance is ``torch.<name>``.
 
     There is nothing to wait for and nothing to initialise: kernels run when they are called.
     """
 
-    def __init__(self, name: str, memory: Memory, devices: Devices, amp_dtypes: Iterable[torch.dtype]) -> None:
+    def __init__(self, memory: Memory, amp_dtypes: Iterable[torch.dtype]) -> None:
+        name = memory.name
         super().__init__(f"torch.{name}", f"The device {name!r}, made by customops.backend.register_backend.")
         self._device_name = name
         self._memory = memory
-        self._devices = devices
+        self._current = memory.current
         self._amp_dtypes = list(amp_dtypes)
         self._initialized = True  # torch.utils.checkpoint asks, before it keeps the random state
         # Inductor asks the module for its code generators, and fails at a KeyError where there are none.
         self.Scheduling = self.PythonWrapperCodegen = self.CppWrapperCodegen = self.WrapperFxCodegen = _NoCodegen()
         #: One CPU generator for each device: torch makes generators of a device's own in C++ alone.
         self.default_generators = tuple(torch.Generator() for _ in range(memory.device_count))
-        self.device = types.new_class("device", (_device,), exec_body=lambda body: body.update(module=self))
-        self.device_of = types.new_class("device_of", (_device_of,), exec_body=lambda body: body.update(module=self))
+        self.device = type("device", (_device,), {"module": self})
+        self.device_of = type("device_of", (_device_of,), {"module": self})
 
     def __dir__(self) -> list[str]:  # a module lists what is in its dict, and the functions are in its class
         return sorted({*super().__dir__(), *(name for name in vars(DeviceModule) if not name.startswith("_"))})
@@ -62,10 +55,10 @@ class DeviceModule(types.ModuleType):
         return self._memory.device_count
 
     def current_device(self) -> int:
-        return self._devices.current
+        return self._current.index
 
     def set_device(self, device: Index) -> None:
-        self._devices.current = self.index_of(device)
+        self._current.index = self.index_of(device)
 
     def memory_allocated(self, device: Index = None) -> int:
         """Bytes of the tensors that are alive on a device."""
@@ -81,7 +74,7 @@ class DeviceModule(types.ModuleType):
     def index_of(self, device: Index) -> int:
         """The number of a device: given as that, as ``"name:1"``, as a `torch.device`, or as None, the current one."""
         if device is None:
-            return self._devices.current
+            return self._current.index
         if isinstance(device, int) and not isinstance(device, bool):
             return self._memory.check_index(device)
         found = torch.device(device)
@@ -89,7 +82,7 @@ class DeviceModule(types.ModuleType):
             raise BackendError(
                 "Invalid device", op=f"torch.{self._device_name}", expected=self._device_name, got=str(found)
             )
-        return self._devices.current if found.index is None else self._memory.check_index(found.index)
+        return self._current.index if found.index is None else self._memory.check_index(found.index)
 
     # Random numbers ---------------------------------------------------------------------------------------------
 
@@ -97,17 +90,17 @@ class DeviceModule(types.ModuleType):
         return False  # the memory is that of the process: a child has its own copy
 
     def manual_seed(self, seed: int) -> None:
-        self.default_generators[self._devices.current].manual_seed(int(seed))
+        self.default_generators[self._current.index].manual_seed(int(seed))
 
     def manual_seed_all(self, seed: int) -> None:
         for generator in self.default_generators:
             generator.manual_seed(int(seed))
 
     def seed(self) -> int:
-        return self.default_generators[self._devices.current].seed()
+        return self.default_generators[self._current.index].seed()
 
     def initial_seed(self) -> int:
-        return self.default_generators[self._devices.current].initial_seed()
+        return self.default_generators[self._current.index].initial_seed()
 
     def get_rng_state(self, device: Index = None) -> Tensor:
         return self.default_generators[self.index_of(device)].get_state()

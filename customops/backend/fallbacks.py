@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from customops._dispatch.results import tensors_in
-from customops._schema.model import Return, Schema
+from customops._schema.model import Schema
 from customops._schema.parse import from_dispatcher
 from customops.backend import _compat
 from customops.backend.device_module import DeviceModule
-from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
+from customops.backend.errors import BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError, user_stacklevel
@@ -29,13 +29,10 @@ from customops.errors import UnsupportedError, user_stacklevel
 
 #: Arguments that are CPU tensors by right, whatever their shape.
 ON_CPU = {
-    "aten::index.Tensor": {"indices"},
-    "aten::index.Tensor_out": {"indices"},
-    "aten::_unsafe_index.Tensor": {"indices"},
-    "aten::index_put": {"indices"},
-    "aten::index_put_": {"indices"},
-    "aten::_index_put_impl_": {"indices"},
-    "aten::_unsafe_index_put": {"indices"},
+    f"aten::{op}": "indices"
+    for op in (
+        "index.Tensor index.Tensor_out _unsafe_index.Tensor index_put index_put_ _index_put_impl_ _unsafe_index_put"
+    ).split()
 }
 
 #: Arguments that an op writes to and returns, without its schema saying so.
@@ -54,7 +51,7 @@ class FallbackPlan:
     writes: tuple[int | str, ...]  #: the mutated arguments
     outs: tuple[str, ...]
     tensors: frozenset[int | str]  #: arguments of type Tensor, of which a number has to be made one
-    on_cpu: frozenset[int | str]
+    on_cpu: int | str | None  #: the argument that may be on the CPU
     device: int | str | None
     generator: int | str | None
     draws: bool  #: draws random numbers, and takes no generator
@@ -65,9 +62,12 @@ def plan_of(op: Any) -> FallbackPlan:
     """The plan of an op."""
     schema, name = from_dispatcher(_compat.schema_of(op)), _compat.full_name(op)
     keys = {a.name: a.name if a.kwarg_only else position for position, a in enumerate(schema.arguments)}
-    devices = [keys[a.name] for a in schema.arguments if a.type.startswith("Device")]
-    generators = [keys[a.name] for a in schema.arguments if a.type.startswith("Generator")]
-    tensors = [] if _compat.accepts_numbers(op) else [keys[a.name] for a in schema.arguments if a.is_tensor]
+    of_alias_set = {a.alias: keys[a.name] for a in reversed(schema.mutated)}
+    device = next((keys[a.name] for a in schema.arguments if a.type.startswith("Device")), None)
+    generator = next((keys[a.name] for a in schema.arguments if a.type.startswith("Generator")), None)
+    returns = tuple(of_alias_set.get(r.alias) if r.is_mutated else None for r in schema.returns)
+    takes_numbers = _compat.numbers_are_tensors(name.partition("::")[2].partition(".")[0])
+    tensors = [] if takes_numbers else [keys[a.name] for a in schema.arguments if a.is_tensor]
     return FallbackPlan(
         op=op,
         name=name,
@@ -77,26 +77,18 @@ def plan_of(op: Any) -> FallbackPlan:
         writes=tuple(keys[argument.name] for argument in schema.mutated),
         outs=tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor"),
         tensors=frozenset(tensors),
-        on_cpu=frozenset(keys[argument] for argument in ON_CPU.get(name, ())),
-        device=devices[0] if devices else None,
-        generator=generators[0] if generators else None,
-        draws=not generators and torch.Tag.nondeterministic_seeded in op.tags,
-        returns=(RETURNED[name],) if name in RETURNED else tuple(_returned(r, schema, keys) for r in schema.returns),
+        on_cpu=keys[ON_CPU[name]] if name in ON_CPU else None,
+        device=device,
+        generator=generator,
+        draws=generator is None and torch.Tag.nondeterministic_seeded in op.tags,
+        returns=(RETURNED[name],) if name in RETURNED else returns,
     )
-
-
-def _returned(value: Return, schema: Schema, keys: dict[str, int | str]) -> int | str | None:
-    """The mutated argument of the same alias set as a return."""
-    if not value.is_mutated:
-        return None
-    return next((keys[a.name] for a in schema.mutated if a.alias == value.alias), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Dtypes that accelerators compute in and the CPU does not: the op runs in a wider one, and its results are rounded
 # Float16, bfloat16 and complex32 are taken so by any op, as accelerators compute in float32 inside. Other dtypes by
-# those
-# ops alone that accelerators have for them: the rest refuse them everywhere.
+# those ops alone that accelerators have for them: the rest refuse them everywhere.
 
 #: How kernels of the CPU say so.
 _REFUSED = re.compile(r"not implemented for '|doesn't support tensors of type")
@@ -117,47 +109,35 @@ _OTHERS: dict[str, dict[torch.dtype, torch.dtype]] = {
 }
 
 
-class Wider:
-    """One call of an op on the CPU, in wider dtypes."""
+def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What ``compute(args, kwargs)`` would be, if the CPU had it; NotImplemented where no dtype can be wider.
 
-    def __init__(self, plan: FallbackPlan) -> None:
-        self.plan = plan
-        self.dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
-        self.changed = False
+    What the op writes to is resized, where it has to be, and written.
+    """
+    dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
+    widened = False
 
-    @staticmethod
-    def is_for(error: RuntimeError) -> bool:
-        """Did a kernel of the CPU refuse a dtype?"""
-        return _REFUSED.search(str(error)) is not None
-
-    def run(self, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """What ``compute(args, kwargs)`` would be, if the CPU had it; NotImplemented where no dtype can be wider.
-
-        What the op writes to is resized, where it has to be, and written.
-        """
-        wide_args, wide_kwargs = self._widen(args), {name: self._widen(value) for name, value in kwargs.items()}
-        if not self.changed:
-            return NotImplemented
-        try:
-            expected = self.plan.op(*map(_as_meta, args), **{name: _as_meta(value) for name, value in kwargs.items()})
-        except NotImplementedError:  # torch cannot tell the dtypes of the results
-            return NotImplemented
-        result = compute(wide_args, wide_kwargs)
-        for key in self.plan.writes:
-            given, wide = (kwargs[key], wide_kwargs[key]) if isinstance(key, str) else (args[key], wide_args[key])
-            if wide is not given:
-                given.resize_(wide.shape).copy_(wide)
-        return _narrow(result, expected)
-
-    def _widen(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._widen(item) for item in value]
+    def widen(value: Any) -> Any:
+        nonlocal widened
         dtype = value.dtype if isinstance(value, Tensor) else value
-        if not isinstance(dtype, torch.dtype) or dtype not in self.dtypes:
+        if not isinstance(dtype, torch.dtype) or dtype not in dtypes:
             return value
-        self.changed = True
-        wide = self.dtypes[dtype]
-        return value.to(wide) if isinstance(value, Tensor) else wide
+        widened = True
+        return value.to(dtypes[dtype]) if isinstance(value, Tensor) else dtypes[dtype]
+
+    wide_args, wide_kwargs = mapped(widen, args), {name: mapped(widen, value) for name, value in kwargs.items()}
+    if not widened:
+        return NotImplemented
+    try:
+        expected = plan.op(*mapped(as_meta, args), **{name: mapped(as_meta, value) for name, value in kwargs.items()})
+    except NotImplementedError:  # torch cannot tell the dtypes of the results
+        return NotImplemented
+    result = compute(wide_args, wide_kwargs)
+    for key in plan.writes:
+        given, wide = (kwargs[key], wide_kwargs[key]) if isinstance(key, str) else (args[key], wide_args[key])
+        if wide is not given:
+            given.resize_(wide.shape).copy_(wide)
+    return _narrow(result, expected)
 
 
 def _narrow(result: Any, expected: Any) -> Any:
@@ -166,9 +146,13 @@ def _narrow(result: Any, expected: Any) -> Any:
     return result.to(expected.dtype) if isinstance(result, Tensor) else result
 
 
-def _as_meta(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_as_meta(item) for item in value]
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """What a function makes of a value, or of each item of a list."""
+    return [mapped(function, item) for item in value] if isinstance(value, (list, tuple)) else function(value)
+
+
+def as_meta(value: Any) -> Any:
+    """An argument of a call that computes sizes and dtypes alone."""
     if isinstance(value, Tensor):
         return value.to("meta")
     return None if isinstance(value, torch.Generator) else value
@@ -225,8 +209,8 @@ def check_policy(policy: object) -> Policy:
 class Fallback:
     """The boxed kernel at the device's key, for every op that has none there."""
 
-    def __init__(self, name: str, memory: Memory, module: DeviceModule, policy: Policy) -> None:
-        self.name = name
+    def __init__(self, memory: Memory, module: DeviceModule, policy: Policy) -> None:
+        self.name = memory.name
         self.memory = memory
         self.module = module
         self.base_policy: Policy = policy
@@ -240,11 +224,27 @@ class Fallback:
     def policy(self) -> Policy:
         return self._policy_here.get() or self.base_policy
 
+    @contextlib.contextmanager
+    def with_policy(self, policy: Policy) -> Iterator[None]:
+        before = self._policy_here.set(policy)
+        try:
+            yield
+        finally:
+            self._policy_here.reset(before)
+
     def plan(self, op: Any) -> FallbackPlan:
         plan = self._plans.get(op)
         if plan is None:
             plan = self._plans[op] = plan_of(op)
         return plan
+
+    def kernel(self, op: Any) -> Callable[..., Any]:
+        """The fallback as the kernel of one op."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            return self(op, args, kwargs)
+
+        return _compat.outside_dynamo(kernel)
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self.plan(op)
@@ -253,7 +253,14 @@ class Fallback:
         record = open_journals[0] if open_journals else None
         try:
             if self.policy != "cpu":
-                self._object(plan)
+                fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
+                if self.policy == "error":
+                    problem = f"no kernel for {self.name!r}, and no fallback to the CPU"
+                    raise NoKernelError(problem, op=plan.name, fix=fix)
+                if plan.name not in self._warned:
+                    self._warned.add(plan.name)
+                    warned = f"no kernel for {self.name!r}; it runs on the CPU (said once per op). To end this: {fix}"
+                    warnings.warn(f"{plan.name}: {warned}", stacklevel=user_stacklevel())
             result = FallbackCall(self, plan, args, kwargs).run()
         except Exception as error:
             if record is not None:
@@ -269,88 +276,74 @@ class Fallback:
             return f"@backend.kernel({plan.name!r})"
         return f"register_kernel({self.name!r}) on the op"
 
-    def _object(self, plan: FallbackPlan) -> None:
-        fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
-        if self.policy == "error":
-            raise NoKernelError(f"no kernel for {self.name!r}, and no fallback to the CPU", op=plan.name, fix=fix)
-        if plan.name not in self._warned:
-            self._warned.add(plan.name)
-            warnings.warn(
-                f"{plan.name}: no kernel for {self.name!r}; it runs on the CPU (said once per op). To end this: {fix}",
-                stacklevel=user_stacklevel(),
-            )
 
-    @contextlib.contextmanager
-    def with_policy(self, policy: Policy) -> Iterator[None]:
-        before = self._policy_here.set(policy)
-        try:
-            yield
-        finally:
-            self._policy_here.reset(before)
-
-
+@dataclass(slots=True, eq=False)
 class FallbackCall:
     """One call on its way to the CPU's kernel and back."""
 
-    __slots__ = (
-        "args",
-        "fallback",
-        "host_args",
-        "host_kwargs",
-        "index",
-        "kwargs",
-        "plan",
-        "reference",
-        "results_here",
-        "together",
-    )
-
-    def __init__(self, fallback: Fallback, plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.fallback = fallback
-        self.plan = plan
-        self.args = args
-        self.kwargs = kwargs
-        self.index = -1
-        self.reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
-        self.together: dict[int, Tensor] = {}  #: by id, what lends tensors that share memory
-        self.results_here = True  #: are results to be tensors of the device?
+    fallback: Fallback
+    plan: FallbackPlan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    host_args: list[Any] = field(init=False)
+    host_kwargs: dict[str, Any] = field(init=False)
+    index: int = -1
+    reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
+    together: dict[int, Tensor] = field(default_factory=dict)  #: by id, what lends tensors that share memory
+    results_here: bool = True  #: are results to be tensors of the device?
 
     def run(self) -> Any:
-        plan = self.plan
+        plan, memory = self.plan, self.fallback.memory
         self._lend_all()
         if plan.writes:
-            self._lend_together()
+            tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
+            written = [tensor for tensor in tensors_in(map(self._given, plan.writes)) if not tensor.is_cpu]
+            # Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages.
+            if len(tensors) > 1 and memory.overlap(written, tensors):
+                self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
+                self._lend_all()
         if plan.device is not None or self.index < 0:
             self._settle_device()
-        if plan.generator is not None:
-            self._settle_generator()
-        fresh = self._fresh_outs(lambda out: out.numel() == 0) if plan.outs else {}
+        if plan.generator is not None and self._given(plan.generator) is None:
+            self._put(plan.generator, self.fallback.module.default_generators[self.index])
+        fresh = self._fresh_outs(only_empty=True) if plan.outs else {}
         try:
             result = self._compute(self.host_args, self.host_kwargs)
         except RuntimeError as error:
-            fresh = self._fresh_outs(lambda out: True)
+            fresh = self._fresh_outs(only_empty=False)
             result = self._compute_otherwise(error)
         if plan.writes:
             self._write_back(fresh)
-        return self._returned(result)
+        returns = plan.returns
+        if not returns:
+            return None
+        if len(returns) == 1:
+            return self._given(returns[0]) if returns[0] is not None else self._place(result)
+        return tuple(
+            self._given(key) if key is not None else self._place(value)
+            for key, value in zip(returns, result, strict=True)
+        )
 
     # Arguments --------------------------------------------------------------------------------------------------
+
+    def _given(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.kwargs.get(key)
+        return self.args[key] if key < len(self.args) else None
+
+    def _put(self, key: int | str, value: Any) -> None:
+        """Change an argument of the call to the CPU's kernel."""
+        if isinstance(key, str):
+            self.host_kwargs[key] = value
+            return
+        left_out = self.plan.schema.arguments[len(self.host_args) : key + 1]  # by the dispatcher: trailing defaults
+        self.host_args += [argument.default for argument in left_out]
+        self.host_args[key] = value
 
     def _lend_all(self) -> None:
         lend = self._lend
         self.host_args = [lend(i, value) for i, value in enumerate(self.args)]
         self.host_kwargs = {name: lend(name, value) for name, value in self.kwargs.items()}
-
-    def _lend_together(self) -> None:
-        """Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages."""
-        tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
-        if len(tensors) < 2:
-            return
-        written = [tensor for tensor in tensors_in(map(self._given, self.plan.writes)) if not tensor.is_cpu]
-        memory = self.fallback.memory
-        if memory.overlap(written, tensors):
-            self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
-            self._lend_all()
 
     def _lend(self, key: int | str, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -359,16 +352,14 @@ class FallbackCall:
             if value and any(isinstance(item, Tensor) for item in value):
                 return [self._lend_tensor(key, item) if isinstance(item, Tensor) else item for item in value]
         elif isinstance(value, (int, float, complex)) and key in self.plan.tensors:
-            return torch.tensor(value, dtype=self._promoted(value), device="cpu")
+            dtype = torch.result_type(self.reference, value) if self.reference is not None else None
+            return torch.tensor(value, dtype=dtype, device="cpu")
         return value
-
-    def _promoted(self, number: Any) -> torch.dtype | None:
-        return torch.result_type(self.reference, number) if self.reference is not None else None
 
     def _lend_tensor(self, key: int | str, tensor: Tensor) -> Tensor:
         if tensor.is_cpu:
-            if tensor.ndim and key not in self.plan.on_cpu:
-                raise self._on_cpu(key)
+            if tensor.ndim and key != self.plan.on_cpu:
+                raise self._elsewhere(key, tensor)
             return tensor
         index = tensor.get_device()
         if index != self.index:
@@ -384,50 +375,49 @@ class FallbackCall:
                 raise self._elsewhere(key, tensor) from None
             raise self.fallback.memory.cannot_hold(tensor) from error
 
+    def _elsewhere(self, key: int | str, tensor: Tensor) -> WrongDeviceError:
+        """The error for a tensor that is not where the others are."""
+        wanted, found, others = f"{self.fallback.name}:{self.index}", "found at least two devices", ""
+        if tensor.is_cpu:
+            wanted, found, others = self.fallback.name, "one is on the CPU", ", or a CPU tensor of no dimensions"
+        return WrongDeviceError(
+            f"Expected all tensors to be on the same device, but {found}",
+            op=self.plan.name,
+            argument=key if isinstance(key, str) else self.plan.schema.arguments[key].name,
+            expected=f"a tensor on {wanted}{others}",
+            got=None if tensor.is_cpu else f"one on {tensor.device}",
+            fix=f".to({wanted!r})",
+        )
+
     def _settle_device(self) -> None:
         """An op that makes a tensor is told where: it makes it on the CPU."""
-        key = self.plan.device
-        place: Any = self.host_args if isinstance(key, int) else self.host_kwargs
-        device = None
-        if key is not None and (key in place if isinstance(key, str) else key < len(place)):
-            device = place[key]
+        key, device = self.plan.device, None
+        if key is not None:
+            device = self._given(key)
             self.results_here = device is None or device.type == self.fallback.name
             if self.results_here:
-                place[key] = torch.device("cpu")
+                self._put(key, torch.device("cpu"))
         if self.results_here and device is not None and device.index is not None:
             self.index = self.fallback.memory.check_index(device.index)
         elif self.index < 0:
-            self.index = self.fallback.module.current_device()
-        if self.host_kwargs.get("pin_memory"):
+            self.index = self.fallback.memory.current.index
+        if self.kwargs.get("pin_memory"):
             raise UnsupportedError(
                 "memory of this device cannot be pinned",
                 op=self.plan.name,
                 fix="make the tensor on the CPU and call .pin_memory()",
             )
 
-    def _settle_generator(self) -> None:
-        key = self.plan.generator
-        default = self.fallback.module.default_generators[self.index]
-        if isinstance(key, str):
-            if self.host_kwargs.get(key) is None:
-                self.host_kwargs[key] = default
-        elif key is not None:
-            missing = key + 1 - len(self.host_args)
-            if missing > 0:  # the dispatcher leaves out trailing defaults
-                left_out = self.plan.schema.arguments[len(self.host_args) : key + 1]
-                self.host_args += [argument.default for argument in left_out]
-            if self.host_args[key] is None:
-                self.host_args[key] = default
-
-    def _fresh_outs(self, wanted: Any) -> dict[str, Tensor]:
+    def _fresh_outs(self, *, only_empty: bool) -> dict[str, Tensor]:
+        """Outs of the CPU's own: a lent tensor cannot grow."""
         fresh = {}
         for name in self.plan.outs:
             out = self.kwargs.get(name)
-            if isinstance(out, Tensor) and wanted(out):
+            if isinstance(out, Tensor) and not (only_empty and out.numel()):
                 fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
         return fresh
 
-    # The call ---------------------------------------------------------------------------------------------------
+    # The call, and its results ----------------------------------------------------------------------------------
 
     def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.plan.draws:
@@ -440,8 +430,8 @@ class FallbackCall:
         plan, text = self.plan, str(error)
         if plan.outs and "not resizable" in text:  # as lent tensors are
             return self._compute(self.host_args, self.host_kwargs)
-        if Wider.is_for(error):
-            result = Wider(plan).run(self._compute, self.host_args, self.host_kwargs)
+        if _REFUSED.search(text):
+            result = run_wider(plan, self._compute, self.host_args, self.host_kwargs)
             if result is not NotImplemented:
                 return result
         if isinstance(error, NotImplementedError) and f"Could not run '{plan.name}'" in text:
@@ -449,13 +439,6 @@ class FallbackCall:
                 f"neither {self.fallback.name!r} nor the CPU has a kernel", op=plan.name, fix=self.fallback.remedy(plan)
             ) from None
         raise error
-
-    # Results ----------------------------------------------------------------------------------------------------
-
-    def _given(self, key: int | str) -> Any:
-        if isinstance(key, str):
-            return self.kwargs.get(key)
-        return self.args[key] if key < len(self.args) else None
 
     def _write_back(self, fresh: dict[str, Tensor]) -> None:
         """The op wrote to the memory itself; sizes, strides and the conj and neg bits have to be carried over."""
@@ -475,47 +458,9 @@ class FallbackCall:
             if host.is_neg() != tensor.is_neg():
                 _compat.set_neg(tensor, host.is_neg())
 
-    def _returned(self, result: Any) -> Any:
-        returns = self.plan.returns
-        if not returns:
-            return None
-        if len(returns) == 1:
-            return self._given(returns[0]) if returns[0] is not None else self._place(result)
-        return tuple(
-            self._given(key) if key is not None else self._place(value)
-            for key, value in zip(returns, result, strict=True)
-        )
-
     def _place(self, value: Any) -> Any:
         if not self.results_here:
             return value
         if isinstance(value, Tensor):
             return self.fallback.memory.place(value, self.index)
-        if isinstance(value, (list, tuple)):
-            return [self._place(item) for item in value]
-        return value
-
-    # Errors -----------------------------------------------------------------------------------------------------
-
-    def _name_of(self, key: int | str) -> str:
-        return key if isinstance(key, str) else self.plan.schema.arguments[key].name
-
-    def _on_cpu(self, key: int | str) -> WrongDeviceError:
-        name = self.fallback.name
-        return WrongDeviceError(
-            "Expected all tensors to be on the same device, but one is on the CPU",
-            op=self.plan.name,
-            argument=self._name_of(key),
-            expected=f"a tensor on {name}, or a CPU tensor of no dimensions",
-            fix=f".to({name!r})",
-        )
-
-    def _elsewhere(self, key: int | str, tensor: Tensor) -> BackendError:
-        return WrongDeviceError(
-            "Expected all tensors to be on the same device, but found at least two devices",
-            op=self.plan.name,
-            argument=self._name_of(key),
-            expected=f"a tensor on {self.fallback.name}:{self.index}",
-            got=f"one on {tensor.device}",
-            fix=f".to('{self.fallback.name}:{self.index}')",
-        )
+        return [self._place(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -8,6 +8,7 @@ when the bytes are gone.
 from __future__ import annotations
 
 import collections
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,11 +17,17 @@ import torch
 from torch import Tensor
 
 from customops.backend import _compat
-from customops.backend.errors import BackendError, WrongDeviceError
+from customops.backend.errors import BackendError
 from customops.errors import UnsupportedError
 
 #: ``allocate(nbytes, index)``: a writable array of that many bytes, as NumPy has them.
 Allocate = Callable[[int, int], Any]
+
+
+class CurrentDevice(threading.local):
+    """The current device of each thread."""
+
+    index = 0
 
 
 class Memory:
@@ -30,38 +37,33 @@ class Memory:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate
-        self._when_dead = self._forget
+        self.current = CurrentDevice()
         self._live: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # owner, index, bytes
+        self._when_dead = lambda reference: self._live.pop(id(reference), None)
 
     # Making -----------------------------------------------------------------------------------------------------
 
     def empty(self, size: Iterable[int], stride: Iterable[int], dtype: torch.dtype, index: int) -> Tensor:
         """A new tensor of the device."""
         host = torch.empty_strided(size, stride, dtype=dtype, device="cpu")  # type: ignore[arg-type]
-        nbytes = host.untyped_storage().nbytes() if self.allocate is not None else 0
-        if not nbytes:
+        if self.allocate is None or not (nbytes := host.untyped_storage().nbytes()):
             return self.adopt(host, index)
         # The CPU's tensor, of which nothing was touched, has told whether sizes and strides are right.
-        flat = self._allocated(nbytes, index)
-        return self.adopt(flat.view(dtype).as_strided(host.shape, host.stride()), index, flat)
-
-    def _allocated(self, nbytes: int, index: int) -> Tensor:
-        assert self.allocate is not None
         array = self.allocate(nbytes, index)
         try:
             flat = torch.from_numpy(array)
         except TypeError:
             flat = None
         if flat is None or flat.dtype != torch.uint8 or flat.shape != (nbytes,) or not flat.is_contiguous():
-            shape, dtype = getattr(array, "shape", None), getattr(array, "dtype", None)
+            shape, kind = getattr(array, "shape", None), getattr(array, "dtype", None)
             raise BackendError(
                 "allocate returned something else than the memory asked for",
                 op=self.name,
                 expected=f"a contiguous numpy array of {nbytes} uint8",
-                got=f"{type(array).__name__}, shape {shape}, dtype {dtype}" if shape is not None else repr(array),
+                got=f"{type(array).__name__}, shape {shape}, dtype {kind}" if shape is not None else repr(array),
                 fix="return numpy.empty(nbytes, numpy.uint8)",
             )
-        return flat
+        return self.adopt(flat.view(dtype).as_strided(host.shape, host.stride()), index, flat)
 
     def adopt(self, host: Tensor, index: int, owner: Tensor | None = None) -> Tensor:
         """The memory of a plain CPU tensor as a tensor of the device; no copy."""
@@ -72,8 +74,8 @@ class Memory:
         if tensor.dtype is not host.dtype:  # DLPack knows no numbers of 4 bits
             raise self.cannot_hold(host)
         reference = weakref.ref(host, self._when_dead)
-        nbytes = host.nbytes if owner is None else owner.nbytes
-        self._live[id(reference)] = (reference, index, nbytes)  # references compare as what they refer to: not as keys
+        # References compare as what they refer to: not as keys.
+        self._live[id(reference)] = (reference, index, (host if owner is None else owner).nbytes)
         return tensor
 
     def place(self, host: Tensor, index: int) -> Tensor:
@@ -120,17 +122,15 @@ class Memory:
 
     def lend_together(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """CPU tensors that share memory as these do, and tell so: ops refuse to write what they read elsewhere."""
-        hosts = {}
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            key = _compat.storage_key(storage)
-            if key not in hosts:
-                hosts[key] = _compat.as_cpu(self.over(storage, tensor.get_device())).untyped_storage()
+        storages: dict[int, torch.UntypedStorage] = {}
         lent = []
         for tensor in tensors:
+            key = _compat.storage_id(tensor)
+            if key not in storages:
+                whole = self.over(tensor.untyped_storage(), tensor.get_device())
+                storages[key] = _compat.as_cpu(whole).untyped_storage()
             host = torch.empty(0, dtype=tensor.dtype, device="cpu")
-            shared = hosts[_compat.storage_key(tensor.untyped_storage())]
-            host.set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
+            host.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
             lent.append(self.with_bits(host, tensor))
         return lent
 
@@ -139,12 +139,12 @@ class Memory:
         """Does one of these lie in the memory of another one, which is written?"""
         by_storage = collections.defaultdict(list)
         for tensor in written:
-            by_storage[_compat.storage_key(tensor.untyped_storage())].append(tensor)
-        for tensor in tensors:
-            for other in by_storage.get(_compat.storage_key(tensor.untyped_storage()), ()):
-                if other is not tensor and _bytes_meet(other, tensor):
-                    return True
-        return False
+            by_storage[_compat.storage_id(tensor)].append(tensor)
+        return any(
+            other is not tensor and _compat.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
+            for tensor in tensors
+            for other in by_storage.get(_compat.storage_id(tensor), ())
+        )
 
     def lend(self, tensor: Tensor) -> Tensor:
         """A CPU tensor over the same memory; anything that is on the CPU already stays itself."""
@@ -160,33 +160,11 @@ class Memory:
             host = host.conj()
         return _compat.neg_view(host) if tensor.is_neg() else host
 
-    def require_here(self, tensor: object, what: str) -> Tensor:
-        """Raise unless it is a tensor with memory on this device."""
-        if not isinstance(tensor, Tensor):
-            raise WrongDeviceError(f"{what} expects a tensor", op=self.name, got=type(tensor).__name__)
-        if tensor.device.type != self.name:
-            raise WrongDeviceError(
-                f"{what} expects a tensor of this device",
-                op=self.name,
-                got=f"one on {tensor.device}",
-                fix=f"x.to({self.name!r})",
-            )
-        if _compat.is_abstract(tensor) or _compat.is_functional(tensor):
-            raise WrongDeviceError(
-                f"{what} expects a tensor with memory", op=self.name, got=f"{type(tensor).__name__}, while tracing"
-            )
-        return tensor
-
-    # Counting ---------------------------------------------------------------------------------------------------
+    # Bytes and indices ------------------------------------------------------------------------------------------
 
     def allocated(self, index: int) -> int:
         """Bytes that are alive."""
         return sum(nbytes for _, at, nbytes in list(self._live.values()) if at == index)
-
-    def _forget(self, reference: weakref.ref[Tensor]) -> None:
-        self._live.pop(id(reference), None)
-
-    # Indices ----------------------------------------------------------------------------------------------------
 
     def check_index(self, index: int) -> int:
         if 0 <= index < self.device_count:
@@ -199,11 +177,165 @@ class Memory:
         )
 
 
-def _bytes_meet(a: Tensor, b: Tensor) -> bool:
-    """Do the ranges of memory meet that two tensors lie in?"""
-    return a.numel() > 0 < b.numel() and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+# The kernels without which there is no device: making, copying and resizing tensors, and views ----------------------
+
+#: Ops that change sizes, strides or the storage of a tensor and no data: the CPU's kernels do for any memory.
+METADATA = (
+    "as_strided view view.dtype unfold _reshape_alias "
+    "set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor"
+).split()
+
+#: Ops that make, copy and resize tensors, by the method of `Essentials` that is their kernel.
+ESSENTIAL = {
+    "empty.memory_format": "empty",
+    "empty_strided": "empty_strided",
+    "_copy_from": "copy_from",
+    "_copy_from_and_resize": "copy_from_and_resize",
+    "resize_": "resize_",
+    "set_": "set_to_nothing",
+    "_local_scalar_dense": "local_scalar",
+    "_to_copy": "to_copy",
+    "_has_compatible_shallow_copy_type": "may_take_over",
+    "record_stream": "record_stream",
+}
+
+#: Ops of pinned memory, by the method of `PinnedMemory`.
+PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
+
+#: All that have to be there.
+NEEDED_OPS = (*METADATA, *ESSENTIAL, *PINNING)
+
+_TO_COPY: Any = _compat.find_op("aten::_to_copy")
 
 
-def _end(tensor: Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+class Essentials:
+    """Kernels over the memory of a device."""
+
+    def __init__(self, memory: Memory, user_kernels: collections.Counter[str]) -> None:
+        self.memory = memory
+        self.user_kernels = user_kernels  #: how many there are now, by the name of an op without overload
+
+    def _index(self, device: torch.device | None) -> int:
+        if device is None or device.index is None:
+            return self.memory.current.index
+        return self.memory.check_index(device.index)
+
+    def empty(self, size: Sequence[int], *, memory_format: torch.memory_format | None = None, **options: Any) -> Tensor:
+        strides, step = [1] * len(size), 1
+        for dim in range(len(size) - 1, -1, -1):
+            strides[dim] = step
+            step *= max(size[dim], 1)
+        if memory_format not in (None, torch.contiguous_format):
+            strides = list(torch.empty(size, device="meta", memory_format=memory_format).stride())
+        return self.empty_strided(size, strides, **options)
+
+    def empty_strided(
+        self,
+        size: Sequence[int],
+        stride: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> Tensor:
+        name = self.memory.name
+        if layout not in (None, torch.strided):
+            raise UnsupportedError(
+                f"a device written in Python holds strided tensors: not layout {layout}",
+                op=name,
+                fix=f"keep it on the CPU, or call .to_dense() before .to({name!r})",
+            )
+        if pin_memory:
+            raise UnsupportedError(
+                "memory of this device cannot be pinned", op=name, fix="make the tensor on the CPU, call .pin_memory()"
+            )
+        return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
+
+    def copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+        if not (source.is_cpu or target.is_cpu) and self.memory.overlap((target,), (source,)):
+            to, from_ = self.memory.lend_together((target, source))
+        else:
+            to, from_ = self.memory.lend(target), self.memory.lend(source)
+        to.copy_(from_)
+        return target
+
+    def copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.copy_from(source, target.resize_(source.shape))
+
+    def resize_(
+        self, tensor: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+    ) -> Tensor:
+        layout = memory_format if memory_format is not torch.preserve_format else None
+        plain = torch.empty(size, device="meta", memory_format=layout or torch.contiguous_format)
+        needed = (int(tensor.storage_offset()) + plain.numel()) * tensor.element_size()
+        storage, index = tensor.untyped_storage(), tensor.get_device()
+        if plain.numel() and needed > storage.nbytes():
+            # Storage does not grow in place from Python: a new one, with the old bytes at its start.
+            grown = self.memory.empty((needed,), (1,), torch.uint8, index)
+            old = _compat.as_cpu(self.memory.over(storage, index))
+            _compat.as_cpu(grown)[: storage.nbytes()].copy_(old)
+            storage = grown.untyped_storage()
+        tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())
+        return tensor
+
+    def set_to_nothing(self, tensor: Tensor) -> Tensor:
+        nothing = self.memory.empty((0,), (1,), tensor.dtype, tensor.get_device())
+        return tensor.set_(nothing)  # type: ignore[no-any-return, call-overload]
+
+    def local_scalar(self, tensor: Tensor) -> Any:
+        return self.memory.lend(tensor).item()
+
+    def to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
+        """``x.to(...)``: a copy made on the CPU, unless making and copying tensors has kernels of the user.
+
+        torch's own is never told of `non_blocking`: it would ask the device's C++ part for pinned memory.
+        """
+        to = options.get("device") or tensor.device
+        is_here = to.type == self.memory.name
+        is_plain = (
+            (is_here or to.type == "cpu")
+            and tensor.layout is torch.strided
+            and options.get("layout") in (None, torch.strided)
+            and not options.get("pin_memory")
+        )
+        is_users = self.memory.allocate or any(
+            self.user_kernels[f"aten::{op}"] for op in ("_copy_from", "empty_strided")
+        )
+        if is_users or not is_plain:
+            return _compat.redispatch_to_cpu(_TO_COPY, tensor, **options)  # type: ignore[no-any-return]
+        host = self.memory.lend(tensor)
+        memory_format = options.get("memory_format") or torch.preserve_format
+        copy = host.to(options.get("dtype") or host.dtype, copy=True, memory_format=memory_format)
+        return self.memory.adopt(copy, self._index(to)) if is_here else copy
+
+    def may_take_over(self, tensor: Tensor, other: Tensor) -> bool:
+        """May ``tensor.data = other`` be? `nn.Module.to` asks, and makes new parameters where the answer is no."""
+        return tensor.layout is torch.strided and other.layout is torch.strided
+
+    def record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        """No stream uses the tensor later than the program does: kernels are over when they return."""
+
+
+class PinnedMemory:
+    """Pinned CPU memory, in name only: a copy that is remembered, so that data loaders work as for other devices.
+
+    torch asks the hooks of the device for it, and those that Python can register have none. With a `refusal`, which is
+    the fix to name, nothing is pinned: for a device registered with ``pin_memory=False``, and for its own tensors.
+    """
+
+    def __init__(self, name: str, refusal: str | None) -> None:
+        self.name = name
+        self.refusal = refusal
+        self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+        if self.refusal is not None:
+            raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.refusal)
+        copy = tensor.clone(memory_format=torch.preserve_format)
+        key = _compat.storage_id(copy)
+        self._pinned[key] = weakref.ref(copy.untyped_storage(), lambda _: self._pinned.pop(key, None))
+        return copy
+
+    def is_pinned(self, tensor: Tensor, device: torch.device | None = None) -> bool:
+        return self.refusal is None and _compat.storage_id(tensor) in self._pinned

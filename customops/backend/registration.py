@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import functools
 import importlib.util
 import multiprocessing.reduction
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -14,63 +15,17 @@ from typing import Any
 
 import torch
 import torch.multiprocessing.reductions
+from torch import Tensor
 
-from customops.backend import _compat, essential_kernels, kernels, patches
+from customops.backend import _compat, kernels, memory
 from customops.backend._backend import Backend
-from customops.backend.device_module import DeviceModule, Devices
+from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallbacks import Fallback, Policy, check_policy
-from customops.backend.kernels import Shortcuts, boxed
-from customops.backend.memory import Allocate, Memory
+from customops.backend.kernels import UserKernels
+from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Tensors of the device on their way to another process: in a queue, from a worker of a data loader, with a dataset
-# What is sent is a copy: the memory of the device is that of one process. torch's own way would raise, but in
-# the thread that feeds a queue, where nobody sees it, and the other end would wait for ever.
-
-
-class _Here:
-    """The memory of this process's device."""
-
-    memory: Memory | None = None
-
-
-def install(memory: Memory, undo: contextlib.ExitStack) -> None:
-    """Have storages of the device pickled by `reduce` between processes, until `undo` is closed."""
-    _Here.memory = memory
-    undo.callback(setattr, _Here, "memory", None)
-    multiprocessing.reduction.register(torch.UntypedStorage, reduce)
-    undo.callback(
-        multiprocessing.reduction.register, torch.UntypedStorage, torch.multiprocessing.reductions.reduce_storage
-    )
-
-
-def reduce(storage: torch.UntypedStorage) -> Any:
-    """As torch reduces a storage of the CPU, with the device beside it."""
-    memory = _Here.memory
-    if memory is None or storage.device.type != memory.name:
-        return torch.multiprocessing.reductions.reduce_storage(storage)
-    return rebuild, (memory.name, storage.device.index, storage.cpu())
-
-
-def rebuild(name: str, index: int, host: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage of the device, from what `reduce` sent.
-
-    Raises:
-        BackendError: this process has no such device.
-    """
-    memory = _Here.memory
-    if memory is None or memory.name != name:
-        raise BackendError(
-            f"a tensor of the device {name!r} was sent to a process that has not made this device",
-            fix=f"register_backend({name!r}) at the top of the file, which a spawned process runs too, and not under "
-            "if __name__ == '__main__'; or send x.cpu()",
-        )
-    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host, 0, (host.nbytes(),), (1,))
-    return memory.place(flat, memory.check_index(index)).untyped_storage()
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The name of the device and the methods called after it: torch's functions, with all that can fail found before
@@ -83,7 +38,13 @@ UNNAMED = "privateuseone"
 #: Device types that torch has code for. ("maia", "fpga" and the like are only reserved, and can be had.)
 TAKEN = frozenset("cpu cuda hip xpu mps mtia hpu xla ipu meta lazy vulkan mkldnn ideep opengl opencl".split())
 
-METHODS = ("tensor", "module", "packed_sequence", "storage")
+#: The classes that get ``<name>`` and ``is_<name>``, by the option that has torch set them.
+METHODS: dict[str, list[type]] = {
+    "tensor": [torch.Tensor],
+    "module": [torch.nn.Module],
+    "packed_sequence": [torch.nn.utils.rnn.PackedSequence],
+    "storage": [_compat.StorageBase, torch.TypedStorage],
+}
 
 
 def rename_privateuse1_backend(backend_name: str) -> None:
@@ -110,7 +71,7 @@ def check_name(name: object) -> None:
             fix="use one name in a process; run_isolated of customops.testing starts another one",
         )
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
-    taken += [f"{cls.__name__}.{name}" for cls in _all_classes() if hasattr(cls, name)]
+    taken += [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
     if taken:
         raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
 
@@ -124,10 +85,6 @@ def check_spelling(name: object) -> str:
     if name in TAKEN or name == UNNAMED:
         raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
     return name
-
-
-def _all_classes() -> list[type]:
-    return [cls for classes in _compat.classes_with_methods().values() for cls in classes]
 
 
 def generate_methods_for_privateuse1_backend(
@@ -146,42 +103,34 @@ def generate_methods_for_privateuse1_backend(
         BackendError: the device has no name yet, or one of the methods exists.
     """
     flags = dict(zip(METHODS, (for_tensor, for_module, for_packed_sequence, for_storage), strict=True))
-    check_methods([method for method, wanted in flags.items() if wanted], unsupported_dtype)
-    _compat.generate_methods(
-        for_tensor=for_tensor,
-        for_module=for_module,
-        for_packed_sequence=for_packed_sequence,
-        for_storage=for_storage,
-        unsupported_dtype=list(unsupported_dtype) if unsupported_dtype is not None else None,
-    )
+    dtypes = list(unsupported_dtype) if unsupported_dtype is not None else None
+    check_methods([method for method, wanted in flags.items() if wanted], dtypes)
+    _compat.generate_methods(*flags.values(), dtypes)
 
 
-def check_methods(
-    methods: Iterable[str], unsupported_dtype: Iterable[torch.dtype] | None, *, name: str | None = None
-) -> None:
+def check_methods(methods: Iterable[str], unsupported_dtype: Any, *, name: str | None = None) -> None:
     """Raise what `generate_methods_for_privateuse1_backend` raises, and change nothing."""
     name = name or _compat.backend_name()
     if name == UNNAMED:
         raise BackendError("the device has no name yet", fix='rename_privateuse1_backend("...") comes first')
-    wrong = [dtype for dtype in unsupported_dtype or () if not isinstance(dtype, torch.dtype)]
-    if wrong:
-        raise BackendNameError("unsupported_dtype takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
-    methods = list(methods)
-    if "tensor" not in methods and not hasattr(torch.Tensor, name):
-        needy = [method for method in methods if method != "storage"]
-        if needy:
-            raise BackendError(
-                f"the methods of {needy[0]} call Tensor.{name}(), which is not there", fix="for_tensor=True"
-            )
+    check_dtypes("unsupported_dtype", unsupported_dtype or ())
+    needy = [method for method in methods if method != "storage"]
+    if needy and "tensor" not in needy and not hasattr(torch.Tensor, name):
+        raise BackendError(f"the methods of {needy[0]} call Tensor.{name}(), which is not there", fix="for_tensor=True")
     for method in methods:
-        for cls in _compat.classes_with_methods()[method]:
-            attributes = [name] if method == "module" else [name, f"is_{name}"]
-            there = [attribute for attribute in attributes if hasattr(cls, attribute)]
-            if there:
-                raise BackendError(
-                    f"The custom device module of {cls} has already been registered with {there[0]}",
-                    fix="call it once, or leave this class out",
-                )
+        for cls in METHODS[method]:
+            for attribute in [name] if method == "module" else [name, f"is_{name}"]:
+                if hasattr(cls, attribute):
+                    raise BackendError(
+                        f"The custom device module of {cls} has already been registered with {attribute}",
+                        fix="call it once, or leave this class out",
+                    )
+
+
+def check_dtypes(option: str, dtypes: Iterable[object]) -> None:
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype):
+            raise BackendNameError(f"{option} takes torch dtypes only", expected="torch dtypes", got=repr(dtype))
 
 
 def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
@@ -202,7 +151,142 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
     return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
 
 
-# `register_backend`: everything is checked, then everything is done ---------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Places where torch ends the process, or says nothing helpful, for a device that has no C++ part: each replaces one
+# attribute of torch with a function that asks whether our device is meant, and else does as before
+
+#: kDLExtDev of DLPack: what torch exports a PrivateUse1 tensor as.
+_DLPACK_EXTENSION = 12
+
+#: What is replaced, as a path below `torch`, by which method of `Patches`.
+REPLACED = {
+    "UntypedStorage.new": "storage_like",
+    "UntypedStorage.__new__": "new_storage",
+    "UntypedStorage.resize_": "resize_storage",
+    "UntypedStorage.share_memory_": "share_memory",
+    "UntypedStorage.is_shared": "is_shared",
+    "Tensor.__repr__": "show",
+    "Tensor.__dlpack_device__": "dlpack_device",
+}
+
+#: What ``torch.accelerator`` calls (`_compat.ACCELERATOR`), by which method: the guard that Python can register knows
+#: one device, and no memory.
+ACCELERATOR = {
+    "getDeviceIndex": "module.current_device",
+    **dict.fromkeys(("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice"), "exchange_device"),
+    "synchronizeDevice": "module.synchronize",
+    "isAllocatorInitialized": "module.is_initialized",
+    "emptyCache": "empty_cache",
+    **dict.fromkeys(
+        ("getDeviceStats", "getMemoryInfo", "resetAccumulatedStats", "resetPeakStats"), "refuse_statistics"
+    ),
+}
+
+#: The same, where torch has it: from 2.13 and 2.15 on.
+NEWER = {"emptyHostCache": "empty_cache", "getDefaultGenerator": "default_generator"}
+
+#: All that have to be there.
+REPLACED_PATHS = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATOR))
+
+
+class Patches:
+    """The functions that are put in their place, for one device."""
+
+    def __init__(self, fallback: Fallback) -> None:
+        self.fallback = fallback
+        self.module = fallback.module
+        self.name = fallback.name
+
+    def install(self, undo: contextlib.ExitStack) -> None:
+        """Replace all of them, until `undo` is closed."""
+        for path, method in REPLACED.items():
+            _compat.replace(undo, path, self._replacement(getattr(self, method), _compat.lookup(path)))
+        for name, method in (ACCELERATOR | NEWER).items():
+            path = _compat.ACCELERATOR + name
+            if name in ACCELERATOR or _compat.lookup(path) is not None:
+                _compat.replace(undo, path, operator.attrgetter(method)(self))
+
+    def _replacement(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        """`original` but for tensors and storages of the device: `function`, which gets it as its first argument."""
+        name = self.name
+
+        @functools.wraps(original)
+        def replacement(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(owner, type) or owner.device.type == name:
+                return function(original, owner, *args, **kwargs)
+            return original(owner, *args, **kwargs)
+
+        return replacement
+
+    def new_storage(self, original: Any, cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        """torch has no allocator for the device, and calls it all the same: a segfault (pytorch issue 184032)."""
+        if device is None:
+            return original(cls, *args, **kwargs)
+        if torch.device(device).type != self.name:
+            return original(cls, *args, device=device, **kwargs)
+        if args and not isinstance(args[0], int):
+            return torch.tensor(list(args[0]), dtype=torch.uint8, device=device).untyped_storage()
+        size = args[0] if args else kwargs.get("size", 0)
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+    # Of a tensor or storage of the device:
+
+    def storage_like(self, original: Any, storage: Any, *args: Any) -> Any:
+        return torch.UntypedStorage(*args, device=storage.device)
+
+    def show(self, original: Any, tensor: Tensor, **options: Any) -> Any:
+        """To print is no op of the program's: a debugger may do it where there is to be no fallback."""
+        with self.fallback.with_policy("cpu"):
+            return original(tensor, **options)
+
+    def resize_storage(self, original: Any, storage: Any, *args: Any) -> Any:
+        raise UnsupportedError(
+            "storage of a device written in Python cannot be resized",
+            op="UntypedStorage.resize_",
+            got=str(storage.device),
+            fix="resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)",
+        )
+
+    def share_memory(self, original: Any, storage: Any) -> Any:
+        raise UnsupportedError(
+            "memory of a device written in Python is not shared with other processes",
+            op="share_memory_",
+            got=f"a tensor on {storage.device}",
+            fix="share a tensor of the CPU; one of the device that is sent to a process arrives as a copy",
+        )
+
+    def is_shared(self, original: Any, storage: Any) -> bool:
+        return False
+
+    def dlpack_device(self, original: Any, tensor: Tensor) -> Any:
+        # torch compares with the literal "privateuse1" (pytorch PR 195815), and fails for any device that has a name.
+        plain = type(tensor) in (Tensor, torch.nn.Parameter)
+        return (_DLPACK_EXTENSION, tensor.get_device()) if plain else original(tensor)
+
+    # torch.accelerator ------------------------------------------------------------------------------------------
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return self.module.default_generators[self.module.index_of(index)]
+
+    def exchange_device(self, index: int) -> int:
+        before = self.module.current_device()
+        if index >= 0:
+            self.module.set_device(index)
+        return before
+
+    def empty_cache(self) -> None:
+        """There is no cache."""
+
+    def refuse_statistics(self, *_: Any) -> Any:
+        raise UnsupportedError(
+            "a device written in Python counts its memory, and keeps no other statistics",
+            op="torch.accelerator",
+            fix=f"torch.{self.name}.memory_allocated()",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `register_backend` was called with, and whether it can be done
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -219,7 +303,7 @@ class BackendOptions:
 
     name: str
     device_count: int
-    allocate: Allocate | None
+    allocate: memory.Allocate | None
     fallback: Policy
     methods: tuple[str, ...]
     amp_dtypes: tuple[torch.dtype, ...]
@@ -227,7 +311,7 @@ class BackendOptions:
 
     def check(self, force: bool) -> None:
         """Raise whatever would go wrong, and change nothing."""
-        _compat.require(patches.NEEDED, essential_kernels.NEEDED)
+        _compat.require(REPLACED_PATHS, memory.NEEDED_OPS)
         check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
@@ -245,13 +329,7 @@ class BackendOptions:
         if unknown:
             raise BackendNameError("unknown methods", expected=", ".join(METHODS), got=repr(unknown[0]))
         check_methods(self.methods, None, name=self.name)
-        wrong = [dtype for dtype in self.amp_dtypes if not isinstance(dtype, torch.dtype)]
-        if wrong:
-            raise BackendNameError("amp_dtypes takes torch dtypes only", expected="torch dtypes", got=repr(wrong[0]))
-        self._check_process(force)
-
-    def _check_process(self, force: bool) -> None:
-        """Raise if this process cannot have the device."""
+        check_dtypes("amp_dtypes", self.amp_dtypes)
         if hasattr(torch, self.name):
             raise BackendError(
                 f"torch.{self.name} is there already, and a device has one module",
@@ -273,33 +351,26 @@ class BackendOptions:
             )
 
 
-@dataclass
-class _Registered:
-    """The device of this process."""
+# ----------------------------------------------------------------------------------------------------------------------
+# `register_backend`, and tensors of the device on their way to another process
 
-    backend: Backend | None = None
-    options: BackendOptions | None = None
-
-
-_registered = _Registered()
+#: The device of this process.
+_registered: Backend | None = None
 _lock = threading.Lock()
-
-#: What would undo the registration: it keeps the libraries alive, and with them the kernels.
-_kept: list[contextlib.ExitStack] = []
 
 
 def get_backend() -> Backend | None:
     """The device that `register_backend` registered in this process, or None."""
-    return _registered.backend
+    return _registered
 
 
 def register_backend(
     name: str,
     *,
     device_count: int = 1,
-    allocate: Allocate | None = None,
+    allocate: memory.Allocate | None = None,
     fallback: Policy = "cpu",
-    methods: Iterable[str] = METHODS,
+    methods: Iterable[str] = tuple(METHODS),
     amp_dtypes: Iterable[torch.dtype] = AMP_DTYPES,
     pin_memory: bool = True,
     force: bool = False,
@@ -330,8 +401,20 @@ def register_backend(
     methods = tuple(sorted(methods, key=(*METHODS, *methods).index))
     amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
     options = BackendOptions(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
+    global _registered
     with _lock:
-        return _registered_once(options, force)
+        if _registered is None:
+            options.check(force)
+            _registered = _register(options)
+        elif options != _registered._options:
+            check_spelling(name)
+            raise BackendError(
+                "this process has a device already, with other options",
+                expected=repr(_registered._options),
+                got=repr(options),
+                fix="get_backend() returns it; run_isolated of customops.testing starts another process",
+            )
+        return _registered
 
 
 def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
@@ -343,85 +426,41 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _registered_once(options: BackendOptions, force: bool) -> Backend:
-    if _registered.backend is not None:
-        if options == _registered.options:
-            return _registered.backend
-        check_spelling(options.name)
-        raise BackendError(
-            "this process has a device already, with other options",
-            expected=repr(_registered.options),
-            got=repr(options),
-            fix="get_backend() returns it; run_isolated of customops.testing starts another process",
-        )
-    options.check(force)
-    _registered.backend = _register(options)
-    _registered.options = options
-    return _registered.backend
-
-
 def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
-    devices = Devices()
-    memory = Memory(name, options.device_count, options.allocate)
-    module = DeviceModule(name, memory, devices, options.amp_dtypes)
-    fallback = Fallback(name, memory, module, options.fallback)
-    user_kernels: collections.Counter[str] = collections.Counter()
-    essentials = essential_kernels.Essentials(memory, devices, user_kernels)
-    shortcuts = Shortcuts(fallback, user_kernels)
-
+    own_memory = Memory(name, options.device_count, options.allocate)
+    module = DeviceModule(own_memory, options.amp_dtypes)
+    user_kernels = UserKernels(Fallback(own_memory, module, options.fallback))
     with contextlib.ExitStack() as undo:
-        own_kernels = _install_kernels(undo, essentials, fallback)
-        _install_refusals(undo)
-        shortcuts.install(undo)
-        _install_pinning(undo, name, options.pin_memory)
-        _install_autocast(undo, name)
-        patches.Patches(memory, module, fallback).install(undo)
-        install(memory, undo)
+        _install_kernels(undo, options, user_kernels)
+        user_kernels.install_shortcuts(undo)
+        Patches(user_kernels.fallback).install(undo)
+        register, torchs = multiprocessing.reduction.register, torch.multiprocessing.reductions.reduce_storage
+        register(torch.UntypedStorage, reduce)
+        undo.callback(register, torch.UntypedStorage, torchs)
         _compat.single_threaded_backward(undo)
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
         for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
         generate_methods_for_privateuse1_backend(**for_each)
-        _kept.append(undo.pop_all())
-    return Backend(name, memory, module, fallback, shortcuts, own_kernels)
+        return Backend(user_kernels, options, undo.pop_all())
 
 
-def _library(undo: contextlib.ExitStack, namespace: str, key: str = "") -> Any:
-    library = _compat.Library(namespace, "IMPL", key)
-    undo.callback(_compat.destroy_library, library)
-    return library
+def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_kernels: UserKernels) -> None:
+    """Install what every device needs."""
+    fallback = user_kernels.fallback
+    essentials = memory.Essentials(fallback.memory, user_kernels.counts)
 
-
-def _install_kernels(
-    undo: contextlib.ExitStack, essentials: essential_kernels.Essentials, fallback: Fallback
-) -> dict[str, Any]:
-    """Install what every device needs; returns what is not the fallback and runs where a user's kernel does not."""
-    aten = _library(undo, "aten")
-    table = {op: _compat.outside_dynamo_method(kernel) for op, kernel in essentials.table().items()}
-    table |= {op: essential_kernels.view_of(op) for op in essential_kernels.METADATA}
-    for op, kernel in table.items():
-        _compat.impl(aten, op, kernel, "PrivateUse1")
-    for name in SUBSTITUTES:  # torch has kernels for some of these, which raise
-        substitute = _compat.find_op(name)
-        if substitute is not None:
-            _compat.impl(aten, name.partition("::")[2], boxed(fallback, substitute), "PrivateUse1")
-    # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
-    for key in ("Conjugate", "Negative"):
-        for op in ("_copy_from", "_copy_from_and_resize"):
-            _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
+    def library(namespace: str, key: str = "") -> Any:
+        made = _compat.Library(namespace, "IMPL", key)
+        undo.callback(_compat.destroy_library, made)
+        return made
 
     def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
         return fallback(op, args, kwargs)
 
-    _library(undo, "_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
-    own = {f"aten::{op}": kernel for op, kernel in table.items()}
-    return own | dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
-
-
-def _install_refusals(undo: contextlib.ExitStack) -> None:
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
@@ -429,30 +468,63 @@ def _install_refusals(undo: contextlib.ExitStack) -> None:
             fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
         )
 
-    _compat.outside_dynamo(refuse)
+    aten = library("aten")
+    own = {op: _compat.outside_dynamo_method(getattr(essentials, method)) for op, method in memory.ESSENTIAL.items()}
+    own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in memory.METADATA}
+    for op, kernel in own.items():
+        _compat.impl(aten, op, kernel, "PrivateUse1")
+    for op in SUBSTITUTES:  # torch has kernels for some of these, which raise
+        substitute = _compat.find_op(op)
+        if substitute is not None:
+            _compat.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
+    # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
+    for key in ("Conjugate", "Negative"):
+        for op in ("_copy_from", "_copy_from_and_resize"):
+            _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
+    library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
     for key in REFUSED:
-        _library(undo, "_", key).fallback(refuse)
+        library("_", key).fallback(_compat.outside_dynamo(refuse))
 
+    refusal = None if options.pin_memory else "register_backend(..., pin_memory=True)"
+    for key, why in (("CPU", refusal), ("PrivateUse1", "pin the CPU tensor, before .to(device)")):
+        pinned = memory.PinnedMemory(options.name, why)
+        for op, method in memory.PINNING.items():
+            _compat.impl(aten, op, _compat.outside_dynamo_method(getattr(pinned, method)), key)
 
-def _install_pinning(undo: contextlib.ExitStack, name: str, wanted: bool) -> None:
-    aten = _library(undo, "aten")
-    on_cpu = (
-        essential_kernels.PinnedMemory()
-        if wanted
-        else essential_kernels.NotPinned(name, "register_backend(..., pin_memory=True)")
-    )
-    of_device = essential_kernels.NotPinned(name, "pin the CPU tensor, before .to(device)")
-    for pinning, key in ((on_cpu, "CPU"), (of_device, "PrivateUse1")):
-        for op, kernel in pinning.table().items():
-            _compat.impl(aten, op, _compat.outside_dynamo_method(kernel), key)
-
-
-def _install_autocast(undo: contextlib.ExitStack, name: str) -> None:
     # Without this, every op under autocast fails.
-    _library(undo, "_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
-    aten = _library(undo, "aten")
-    for ops, dtype in ((kernels.LOWER_PRECISION, None), (kernels.FLOAT32, torch.float32)):
-        for op in ops:
-            overload = _compat.find_op(f"aten::{op}")
-            if overload is not None:
-                _compat.impl(aten, op, kernels.casting_kernel(overload, name, dtype), "AutocastPrivateUse1")
+    library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
+    for op in (*kernels.LOWER_PRECISION, *kernels.FLOAT32):
+        overload, dtype = _compat.find_op(f"aten::{op}"), torch.float32 if op in kernels.FLOAT32 else None
+        if overload is not None:
+            _compat.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
+    user_kernels.own = {f"aten::{op}": kernel for op, kernel in own.items()}
+    user_kernels.own |= dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
+
+
+# What is sent to another process, in a queue, from a worker of a data loader or with a dataset, is a copy: the memory
+# of the device is that of one process. torch's own way would raise, but in the thread that feeds a queue, where nobody
+# sees it, and the other end would wait for ever.
+
+
+def reduce(storage: torch.UntypedStorage) -> Any:
+    """As torch reduces a storage of the CPU, with the device beside it."""
+    if _registered is None or storage.device.type != _registered.name:
+        return torch.multiprocessing.reductions.reduce_storage(storage)
+    return rebuild, (_registered.name, storage.device.index, storage.cpu())
+
+
+def rebuild(name: str, index: int, host: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage of the device, from what `reduce` sent.
+
+    Raises:
+        BackendError: this process has no such device.
+    """
+    if _registered is None or _registered.name != name:
+        raise BackendError(
+            f"a tensor of the device {name!r} was sent to a process that has not made this device",
+            fix=f"register_backend({name!r}) at the top of the file, which a spawned process runs too, and not under "
+            "if __name__ == '__main__'; or send x.cpu()",
+        )
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(host, 0, (host.nbytes(),), (1,))
+    own = _registered._memory
+    return own.place(flat, own.check_index(index)).untyped_storage()

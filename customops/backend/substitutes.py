@@ -6,24 +6,14 @@ them on CPU tensors, like any other op.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SUBSTITUTES: dict[str, Callable[..., Any]] = {}
 
-
-def _substitute(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
-        SUBSTITUTES[f"aten::{name}"] = fn
-        return fn
-
-    return enter
-
-
-@_substitute("_efficientzerotensor")
 def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     # torch's has no memory, which neither DLPack nor the CPU's kernels on lent tensors can take.
     return torch.zeros(size, dtype=dtype, device="cpu")
@@ -32,74 +22,49 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) ->
 # What accelerators have in more dtypes --------------------------------------------------------------------------------
 
 
-@_substitute("nansum.out")
-@_substitute("nansum")
 def nansum(tensor: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
     if not tensor.is_complex():
         return torch.nansum(tensor, dim, keepdim, **options)
     return torch.sum(torch.where(tensor.isnan(), 0, tensor), dim, keepdim, **options)
 
 
-def _product(name: str) -> None:
+def _product(op: Any) -> Callable[..., Any]:
     """``torch.mm(a, b, out_dtype)`` and its kin: the product of more exact factors."""
 
-    def product(*args: Any, **options: Any) -> Tensor:
+    def product(*args: Any, **options: Any) -> Any:
         *factors, dtype = args
-        return op(*(factor.to(dtype) for factor in factors), **options)  # type: ignore[no-any-return]
+        return op(*(factor.to(dtype) for factor in factors), **options)
 
-    op = getattr(torch, name)
-    _substitute(f"{name}.dtype")(product)
-    _substitute(f"{name}.dtype_out")(product)
-
-
-for _name in ("mm", "bmm", "addmm", "baddbmm"):
-    _product(_name)
+    return product
 
 
 # Convolution ----------------------------------------------------------------------------------------------------
 
 
-@_substitute("convolution_overrideable")
-def convolution(*args: Any) -> Tensor:
-    return torch.ops.aten.convolution.default(*args)  # type: ignore[no-any-return]
-
-
-@_substitute("convolution_backward_overrideable")
 def convolution_backward(grad: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    *geometry, output_mask = rest
     bias_sizes = [grad.shape[1]]
     backward: Any = torch.ops.aten.convolution_backward.default
-    return backward(grad, input, weight, bias_sizes, *geometry, output_mask)  # type: ignore[no-any-return]
+    return backward(grad, input, weight, bias_sizes, *rest)  # type: ignore[no-any-return]
 
 
 # LSTM and GRU ---------------------------------------------------------------------------------------------------
 
 
 def _sum_of_gates(*parts: Tensor | None) -> Tensor:
-    there = [part for part in parts if part is not None]
-    total = there[0]
-    for part in there[1:]:
-        total = total + part
-    return total
+    return functools.reduce(torch.add, [part for part in parts if part is not None])
 
 
-@_substitute("_thnn_fused_lstm_cell")
 def lstm_cell(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The hidden and the cell state, and the activated gates for the backward."""
-    gates = _sum_of_gates(input_gates, hidden_gates, input_bias, hidden_bias)
+    gates = _sum_of_gates(input_gates, hidden_gates, *biases)
     into, keep, new, out = gates.chunk(4, 1)
     into, keep, new, out = into.sigmoid(), keep.sigmoid(), new.tanh(), out.sigmoid()
     cy = keep * cx + into * new
     return out * cy.tanh(), cy, torch.cat([into, keep, new, out], 1)
 
 
-@_substitute("_thnn_fused_lstm_cell_backward_impl")
 def lstm_cell_backward(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -122,13 +87,8 @@ def lstm_cell_backward(
     return gates, grad_cell * keep, gates.sum(0) if has_bias else None
 
 
-@_substitute("_thnn_fused_gru_cell")
 def gru_cell(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Any = None, hidden_bias: Any = None
 ) -> tuple[Tensor, Tensor]:
     """The hidden state, and for the backward: reset, update and new gate, the state, and the hidden part of new."""
     from_input, from_hidden = _sum_of_gates(input_gates, input_bias), _sum_of_gates(hidden_gates, hidden_bias)
@@ -139,7 +99,6 @@ def gru_cell(
     return new + update * (hx - new), torch.cat([reset, update, new, hx, hidden_new], 1)
 
 
-@_substitute("_thnn_fused_gru_cell_backward")
 def gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -152,3 +111,20 @@ def gru_cell_backward(
     hidden_gates = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
     biases = (input_gates.sum(0), hidden_gates.sum(0)) if has_bias else (None, None)
     return input_gates, hidden_gates, grad_hy * update, *biases
+
+
+SUBSTITUTES: dict[str, Callable[..., Any]] = {
+    "aten::_efficientzerotensor": zeros,
+    **dict.fromkeys(("aten::nansum", "aten::nansum.out"), nansum),
+    **{
+        f"aten::{op.__name__}.{of}": _product(op)
+        for op in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
+        for of in ("dtype", "dtype_out")
+    },
+    "aten::convolution_overrideable": torch.ops.aten.convolution.default,
+    "aten::convolution_backward_overrideable": convolution_backward,
+    "aten::_thnn_fused_lstm_cell": lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
+}

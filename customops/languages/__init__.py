@@ -89,17 +89,23 @@ class Arguments:
         positional = [converted(value, name) for value, name in zip(args, names, strict=False)]
         return positional, {name: converted(value, name) for name, value in kwargs.items()}
 
-    def adapter(self, convert: Callable[[Tensor, str], Any], convert_back: Callable[[Any], Any]) -> Callable[..., Any]:
-        """The function for tensors: `convert` makes arrays of them, and `convert_back` tensors of what it returns."""
+    def adapter(
+        self, convert: Callable[[Tensor, str], Any], convert_back: Callable[[Any, Any], Any], hints: Any = None
+    ) -> Callable[..., Any]:
+        """The function for tensors: `convert` makes arrays of them, and `convert_back` tensors of what it returns.
+
+        The latter also gets the return hint, or where several are returned, that of each.
+        """
 
         @functools.wraps(self.fn)
         def kernel(*args: Any, **kwargs: Any) -> Any:
             positional, named = self.each(convert, args, kwargs)
             value = self.fn(*positional, **named)
-            if isinstance(value, (tuple, list)):
-                converted = [convert_back(item) for item in value]
-                return converted if isinstance(value, list) else tuple(converted)
-            return convert_back(value)
+            if not isinstance(value, (tuple, list)):
+                return convert_back(value, hints)
+            of_each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
+            converted = [convert_back(*pair) for pair in zip(value, of_each, strict=True)]
+            return converted if isinstance(value, list) else tuple(converted)
 
         return kernel
 

@@ -33,18 +33,19 @@ class DLTensor(ctypes.Structure):
     )
 
 
+#: By letters of ctypes and names of cffi.
 _FLOATS = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "_Bool": torch.bool,
-    "float _Complex": torch.complex64,
-    "double _Complex": torch.complex128,
+    **{"f": torch.float32, "d": torch.float64, "?": torch.bool},
+    **{"float": torch.float32, "double": torch.float64, "_Bool": torch.bool},
+    **{"float _Complex": torch.complex64, "double _Complex": torch.complex128},
 }
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+#: The letters of ctypes for integers.
+_INTEGERS = tuple("bhilqBHILQ")
 
-#: What is passed for a tensor of the name, and what has to live as long as the call.
-Convert = Callable[[Tensor, str], tuple[Any, Any]]
+#: What a pointer points to (a dtype, `DLTensor`, or None for void), and what makes one of an address.
+Pointer = tuple[Any, Callable[[int], Any]]
 
 
 def from_c(fn: Any, /) -> Callable[..., Any]:
@@ -73,10 +74,9 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         ...     return out
     """
     arguments = Arguments(fn, "C", names=())
-    is_ctypes = isinstance(fn, ctypes._CFuncPtr)  # type: ignore[attr-defined]
     integers = {}  #: position -> the type of an integer or an address
-    if not is_ctypes:
-        converts = _of_cffi(fn, arguments)
+    if not isinstance(fn, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+        pointers = _pointers_of_cffi(fn)
     elif fn.argtypes is None:
         raise ArgumentError(
             "the ctypes function has no argtypes: ctypes would truncate pointers",
@@ -84,19 +84,18 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
             fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
         )
     else:
-        converts = [_for_ctype(each, arguments) for each in fn.argtypes]
-        letters = tuple("bhilqBHILQP")
-        integers = {i: kind for i, kind in enumerate(fn.argtypes) if getattr(kind, "_type_", None) in letters}
+        pointers = [_pointer_of_ctypes(kind) for kind in fn.argtypes]
+        integers = {i: kind for i, kind in enumerate(fn.argtypes) if getattr(kind, "_type_", None) in (*_INTEGERS, "P")}
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         passed, alive = list(args), []
         for i, value in enumerate(args):
             if isinstance(value, Tensor):
-                convert = converts[i] if i < len(converts) else None
-                if convert is None:
+                pointer = pointers[i] if i < len(pointers) else None
+                if pointer is None:
                     raise arguments.refusal(f"argument {i}", "the C function takes no tensor here", got="a tensor")
-                passed[i], keep = convert(value, f"argument {i}")
+                passed[i], keep = _point(arguments, *pointer, value, f"argument {i}")
                 alive.append(keep)
             elif i in integers and hasattr(value, "__index__"):
                 _check_fits(fn, integers[i], value, f"argument {i}")
@@ -105,9 +104,10 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
     return call
 
 
-def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
+def _pointer_of_ctypes(kind: Any) -> Pointer | None:
+    """What a parameter of this type points to; None for what takes no tensor."""
     if kind is ctypes.c_void_p:
-        return functools.partial(_pointer, arguments, None, lambda address: address)
+        return None, lambda address: address
     target = getattr(kind, "_type_", None)
     if not isinstance(target, type):  # no pointer
         return None
@@ -116,9 +116,42 @@ def _for_ctype(kind: Any, arguments: Arguments) -> Convert | None:
         return ctypes.cast(ctypes.c_void_p(address), kind)
 
     if target.__name__ == DLTensor.__name__:
-        return functools.partial(_dlpack, arguments, cast)
-    dtype = _dtype_of_ctype(target)
-    return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
+        return DLTensor, cast
+    letter = getattr(target, "_type_", None)
+    if letter in _INTEGERS:
+        return (_SIGNED if letter.islower() else _UNSIGNED)[ctypes.sizeof(target)], cast
+    return (_FLOATS[letter], cast) if isinstance(letter, str) and letter in _FLOATS else None
+
+
+def _pointers_of_cffi(fn: Any) -> list[Pointer | None]:
+    """The same for each parameter of a function of cffi."""
+    backend = sys.modules.get("_cffi_backend")
+    try:
+        if backend is None:
+            raise TypeError
+        ffi: Any = backend.FFI()
+        kinds = ffi.typeof(fn).args
+    except (TypeError, AttributeError):
+        raise ArgumentError(
+            "from_c takes a C function", argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__
+        ) from None
+    return [_pointer_of_cffi(ffi, kind) for kind in kinds]
+
+
+def _pointer_of_cffi(ffi: Any, kind: Any) -> Pointer | None:
+    if kind.kind != "pointer":
+        return None
+    target, cast = kind.item, functools.partial(ffi.cast, kind)
+    if target.kind == "void":
+        return None, cast
+    if target.kind == "struct" and target.cname.removeprefix("struct ") == DLTensor.__name__:
+        return DLTensor, cast
+    if target.cname in _FLOATS:
+        return _FLOATS[target.cname], cast
+    if target.kind != "primitive":
+        return None
+    signed = target.cname == "char" or int(ffi.cast(target, -1)) < 0
+    return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(target)], cast
 
 
 def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
@@ -134,58 +167,14 @@ def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
         )
 
 
-def _dtype_of_ctype(kind: Any) -> torch.dtype | None:
-    """The dtype that is a type of C, or None: a struct, a pointer."""
-    if kind in (ctypes.c_float, ctypes.c_double, ctypes.c_bool):
-        return {ctypes.c_float: torch.float32, ctypes.c_double: torch.float64, ctypes.c_bool: torch.bool}[kind]
-    letter = getattr(kind, "_type_", "")
-    if isinstance(letter, str) and letter in "bhilqBHILQ" and letter:
-        return (_SIGNED if letter.islower() else _UNSIGNED)[ctypes.sizeof(kind)]
-    return None
-
-
-def _of_cffi(fn: Any, arguments: Arguments) -> list[Convert | None]:
-    backend = sys.modules.get("_cffi_backend")
-    try:
-        if backend is None:
-            raise TypeError
-        ffi: Any = backend.FFI()
-        kinds = ffi.typeof(fn).args
-    except (TypeError, AttributeError):
-        raise ArgumentError(
-            "from_c takes a C function", argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__
-        ) from None
-    return [_for_cffi(ffi, kind, arguments) for kind in kinds]
-
-
-def _for_cffi(ffi: Any, kind: Any, arguments: Arguments) -> Convert | None:
-    if kind.kind != "pointer":
-        return None
-    cast = functools.partial(ffi.cast, kind)
-    target = kind.item
-    if target.kind == "void":
-        return functools.partial(_pointer, arguments, None, cast)
-    if target.kind == "struct" and target.cname.removeprefix("struct ") == DLTensor.__name__:
-        return functools.partial(_dlpack, arguments, cast)
-    dtype = _dtype_of_cffi(ffi, target)
-    return None if dtype is None else functools.partial(_pointer, arguments, dtype, cast)
-
-
-def _dtype_of_cffi(ffi: Any, kind: Any) -> torch.dtype | None:
-    if kind.cname in _FLOATS:
-        return _FLOATS[kind.cname]
-    if kind.kind != "primitive":
-        return None
-    signed = int(ffi.cast(kind, -1)) < 0 if "char" != kind.cname else True
-    return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(kind)]
-
-
-def _pointer(
-    arguments: Arguments, dtype: torch.dtype | None, cast: Callable[[int], Any], tensor: Tensor, name: str
-) -> tuple[Any, Any]:
+def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor: Tensor, name: str) -> tuple[Any, Any]:
+    """What is passed for a tensor, and what has to live as long as the call."""
     tensor = arguments.plain(tensor, name, ("cpu",))
-    if dtype is not None and tensor.dtype != dtype:
-        raise arguments.wrong_dtype(name, tensor, f"x.to({dtype})", expected=str(dtype))
+    if target is DLTensor:
+        capsule = to_dlpack(tensor)
+        return cast(_capsule_pointer(capsule, b"dltensor")), capsule
+    if target is not None and tensor.dtype != target:
+        raise arguments.wrong_dtype(name, tensor, f"x.to({target})", expected=str(target))
     if not tensor.is_contiguous():
         raise arguments.refusal(
             name,
@@ -194,11 +183,6 @@ def _pointer(
             fix="x.contiguous(); or let the C function take a DLTensor",
         )
     return cast(tensor.data_ptr()), tensor
-
-
-def _dlpack(arguments: Arguments, cast: Callable[[int], Any], tensor: Tensor, name: str) -> tuple[Any, Any]:
-    capsule = to_dlpack(arguments.plain(tensor, name, ("cpu",)))
-    return cast(_capsule_pointer(capsule, b"dltensor")), capsule
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer

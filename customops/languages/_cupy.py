@@ -11,6 +11,7 @@ import cupy
 import torch
 from torch import Tensor
 
+from customops._dispatch.results import tensors_in
 from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,12 +38,21 @@ def from_cupy(fn: F, /) -> F:
         ...     return cupy.sin(x)
     """
     arguments = Arguments(fn, "CuPy")
-    on_arrays = arguments.adapter(functools.partial(_array, arguments), _tensor)
+    plain = functools.partial(arguments.plain, devices=("cuda",))
+
+    def array(tensor: Tensor, name: str) -> Any:
+        try:
+            return cupy.from_dlpack(tensor)
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            fix = f"{name}.float(), and the result .to({name}.dtype)"
+            raise arguments.wrong_dtype(name, tensor, fix, expected=f"what CuPy has ({error})") from error
+
+    on_arrays = arguments.adapter(array, _tensor)
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensors: list[Tensor] = []
-        given, named = arguments.each(functools.partial(_plain, arguments, tensors), args, kwargs)
+        given, named = arguments.each(plain, args, kwargs)
+        tensors = tensors_in((*given, *named.values()))
         with _current(torch.cuda.current_stream(tensors[0].device if tensors else None)):
             return on_arrays(*given, **named)
 
@@ -60,19 +70,5 @@ def _current(stream: torch.cuda.Stream) -> Iterator[None]:
         yield
 
 
-def _plain(arguments: Arguments, tensors: list[Tensor], tensor: Tensor, name: str) -> Tensor:
-    """The tensor for CuPy, which is added to a list."""
-    tensors.append(arguments.plain(tensor, name, ("cuda",)))
-    return tensors[-1]
-
-
-def _array(arguments: Arguments, tensor: Tensor, name: str) -> Any:
-    try:
-        return cupy.from_dlpack(tensor)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        fix = f"{name}.float(), and the result .to({name}.dtype)"
-        raise arguments.wrong_dtype(name, tensor, fix, expected=f"what CuPy has ({error})") from error
-
-
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any, _hint: Any) -> Any:
     return torch.from_dlpack(value) if isinstance(value, cupy.ndarray) else value  # type: ignore[attr-defined]

@@ -50,8 +50,11 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
 
 
 def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
+    """The memory of a tensor as an array."""
     tensor = arguments.plain(tensor, name)
-    if not tensor.permute(_order(tensor)).is_contiguous():
+    # The dimensions from that of the largest stride to that of the smallest.
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
+    if not tensor.permute(order).is_contiguous():
         if not copy:
             raise arguments.refusal(
                 name,
@@ -61,7 +64,11 @@ def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
             )
         tensor = tensor.contiguous()
     try:
-        array = _shared(tensor)
+        if tensor.is_contiguous() or _strides_are_read():
+            array = jax.dlpack.from_dlpack(tensor)
+        else:
+            array = jax.dlpack.from_dlpack(tensor.permute(order))
+            array = array.transpose([order.index(dim) for dim in range(tensor.dim())])
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
         raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
@@ -75,15 +82,6 @@ def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
     return array
 
 
-def _shared(tensor: Tensor) -> Any:
-    """The memory of a tensor as an array."""
-    if tensor.is_contiguous() or _strides_are_read():
-        return jax.dlpack.from_dlpack(tensor)
-    order = _order(tensor)
-    array = jax.dlpack.from_dlpack(tensor.permute(order))
-    return array.transpose([order.index(dim) for dim in range(tensor.dim())])
-
-
 @functools.cache
 def _strides_are_read() -> bool:
     """Does JAX read a transposed tensor as it is? Versions such as 0.6 take its memory for contiguous."""
@@ -91,11 +89,6 @@ def _strides_are_read() -> bool:
     return bool((jax.dlpack.from_dlpack(tensor) == tensor.numpy()).all())
 
 
-def _order(tensor: Tensor) -> list[int]:
-    """The dimensions from that of the largest stride to that of the smallest."""
-    return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
-
-
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any, _hint: Any) -> Any:
     value = jax.block_until_ready(value)  # it still reads the memory of the tensors
     return torch.from_dlpack(value) if isinstance(value, jax.Array) else value  # type: ignore[attr-defined]

@@ -51,63 +51,44 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
     if fn is None:
         return functools.partial(from_numpy, writable=writable)
     arguments = Arguments(fn, "NumPy")
-    convert = functools.partial(_array, arguments, arguments.check_names(writable, "writable"))
-    hints = _return_hints(fn)
+    names = arguments.check_names(writable, "writable")
 
-    @functools.wraps(fn)
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        positional, named = arguments.each(convert, args, kwargs)
-        value = fn(*positional, **named)
-        if not isinstance(value, (tuple, list)):
-            return _tensor(fn, hints, value)
-        each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
-        converted = [_tensor(fn, hint, item) for hint, item in zip(each, value, strict=True)]
-        return converted if isinstance(value, list) else tuple(converted)
+    def array(tensor: Tensor, name: str) -> Any:
+        """The memory of a tensor."""
+        tensor = arguments.plain(tensor, name, ("cpu",))
+        try:
+            made = tensor.numpy()
+        except TypeError:
+            fix = f"{name}.float(), and the result .to({name}.dtype)"
+            raise arguments.wrong_dtype(name, tensor, fix, expected="a dtype that NumPy has") from None
+        if name not in names:
+            made.flags.writeable = False
+        return made
 
-    return kernel
-
-
-def _array(arguments: Arguments, writable: frozenset[str], tensor: Tensor, name: str) -> Any:
-    """The memory of a tensor as an array."""
-    tensor = arguments.plain(tensor, name, ("cpu",))
     try:
-        array = tensor.numpy()
-    except TypeError:
-        raise arguments.wrong_dtype(
-            name, tensor, f"{name}.float(), and the result .to({name}.dtype)", expected="a dtype that NumPy has"
-        ) from None
-    if name not in writable:
-        array.flags.writeable = False
-    return array
-
-
-def _return_hints(fn: Callable[..., Any]) -> Any:
-    """The hint of what a function returns, or the tuple of the hints of what it returns several of."""
-    try:
-        hint = typing.get_type_hints(innermost(fn)).get("return")
+        hints = typing.get_type_hints(innermost(fn)).get("return")
     except (NameError, TypeError):  # of a name that is not there: `custom_op` says so. Or of something else than hints
-        return None
-    return typing.get_args(hint) if typing.get_origin(hint) is tuple else hint
+        hints = None
+    if typing.get_origin(hints) is tuple:
+        hints = typing.get_args(hints)
+    return arguments.adapter(array, functools.partial(_tensor, fn), hints)
 
 
-def _tensor(fn: Callable[..., Any], hint: Any, value: Any) -> Any:
+def _tensor(fn: Callable[..., Any], value: Any, hint: Any) -> Any:
     """An array as a tensor of the same memory; a scalar as a number, where the hint is one."""
-    if isinstance(value, numpy.generic) and hint in (bool, int, float, complex):
-        return value.item()
     if isinstance(value, numpy.generic):
+        if hint in (bool, int, float, complex):
+            return value.item()
         value = numpy.asarray(value)
     if not isinstance(value, numpy.ndarray):
         return value
-    if not value.flags.writeable and value.base is not None:
-        raise _no_tensor(fn, "the array is read-only: it is a view of an argument, or is broadcast", value)
-    try:
-        return torch.from_numpy(value)
-    except (TypeError, ValueError) as error:
-        raise _no_tensor(fn, f"no tensor can be this array: {' '.join(str(error).split())}", value) from None
-
-
-def _no_tensor(fn: Callable[..., Any], problem: str, value: Any) -> KernelError:
-    return KernelError(
+    problem = "the array is read-only: it is a view of an argument, or is broadcast"
+    if value.flags.writeable or value.base is None:
+        try:
+            return torch.from_numpy(value)
+        except (TypeError, ValueError) as error:
+            problem = f"no tensor can be this array: {' '.join(str(error).split())}"
+    raise KernelError(
         problem,
         op=name_of(fn),
         got=f"dtype {value.dtype}, shape {value.shape}, strides {value.strides}",

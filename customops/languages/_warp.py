@@ -40,25 +40,21 @@ def from_warp(kernel: Any, /) -> Callable[..., None]:
     parameters = kernel.adj.args
     arguments = Arguments(kernel.func, "Warp", names=[each.label for each in parameters])
     types = {each.label: getattr(each.type, "dtype", None) for each in parameters}
-    convert = functools.partial(_array, arguments, types)
+
+    def array(tensor: Tensor, name: str) -> Any:
+        tensor, kind = arguments.plain(tensor, name, ("cpu", "cuda")), types.get(name)
+        if kind is None:
+            raise arguments.refusal(name, "the kernel takes no array here", got="a tensor")
+        wanted = warp.dtype_to_torch(getattr(kind, "_wp_scalar_type_", kind))
+        if wanted != tensor.dtype:
+            raise arguments.wrong_dtype(name, tensor, f"{name}.to({wanted})", expected=str(wanted))
+        return warp.from_torch(tensor, dtype=kind, requires_grad=False)
 
     @functools.wraps(kernel.func)
     def launch(dim: int | Sequence[int], /, *args: Any) -> None:
-        inputs, _ = arguments.each(convert, args, {})
+        inputs, _ = arguments.each(array, args, {})
         device = next((value.device for value in args if isinstance(value, Tensor)), torch.device("cpu"))
         stream = warp.stream_from_torch(device) if device.type == "cuda" else None
         warp.launch(kernel, dim=dim, inputs=inputs, device=warp.device_from_torch(device), stream=stream)
 
     return launch
-
-
-def _array(arguments: Arguments, types: dict[str, Any], tensor: Tensor, name: str) -> Any:
-    tensor = arguments.plain(tensor, name, ("cpu", "cuda"))
-    kind = types.get(name)
-    scalar = getattr(kind, "_wp_scalar_type_", kind)
-    if kind is None:
-        raise arguments.refusal(name, "the kernel takes no array here", got="a tensor")
-    if warp.dtype_to_torch(scalar) != tensor.dtype:
-        wanted = warp.dtype_to_torch(scalar)
-        raise arguments.wrong_dtype(name, tensor, f"{name}.to({wanted})", expected=str(wanted))
-    return warp.from_torch(tensor, dtype=kind, requires_grad=False)

@@ -14,7 +14,6 @@ from torch.library import get_ctx as get_ctx
 
 from customops._dispatch.callbacks import Fn
 from customops.legacy import objects
-from customops.legacy.objects import name_to_define
 
 __all__ = ["custom_op", "get_ctx", "impl", "impl_abstract", "impl_backward", "impl_save_for_backward"]
 
@@ -29,12 +28,12 @@ def custom_op(qualname: str, func_or_schema: Fn | str | None = None) -> Any:
         ... def sine(x: Tensor) -> Tensor:
         ...     raise NotImplementedError
     """
+    if func_or_schema is None:
+        objects.name_to_define(qualname)
+        return partial(custom_op, qualname)
     if isinstance(func_or_schema, str):
         objects.define(qualname, None, func_or_schema, _TAGS)
         return None
-    if func_or_schema is None:
-        name_to_define(qualname)
-        return partial(custom_op, qualname)
     objects.define(qualname, func_or_schema, None, _TAGS)
     return func_or_schema
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.library import Library
 from torch.library import get_ctx as get_ctx
 
 from customops import _torch
+from customops._autograd.rule import AutogradRule
+from customops._codegen import autograd
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
-from customops._dispatch.spec import OpSpec, Options
+from customops._dispatch.spec import OpSpec
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops._rules import Rules
@@ -26,9 +31,9 @@ from customops._schema.infer import infer_schema as infer_schema
 from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import parse
-from customops._schema.structure import Signature
 from customops._schema.tags import with_pt2_compliant
 from customops.errors import (
+    AutogradError,
     DefinitionError,
     RegistrationError,
     SchemaError,
@@ -39,12 +44,145 @@ from customops.errors import (
     user_source,
     where,
 )
-from customops.legacy import _autograd
-from customops.legacy._autograd import GatedAutograd, Pair
 
 
 class InvalidSchemaError(SchemaError, AssertionError):
     """Text that is no schema: an AssertionError too, as the parser of the old API raised."""
+
+
+# The old form of a gradient, ``save(inputs, output)`` and ``backward(ctx, saved, *grads) -> dict``, on the new one ----
+
+
+class Pair:
+    """The two functions of one op, and what stands between them and `CustomOpDef.register_autograd`."""
+
+    def __init__(self, op: str, schema: Schema) -> None:
+        self.op = op
+        self.schema = schema
+        self.save: Fn | None = None
+        self.backward: Fn | None = None
+        self.differentiable: list[bool] | None = None
+
+    @functools.cached_property
+    def inputs_type(self) -> Any:
+        """The namedtuple that `save` is given."""
+        names = [argument.name for argument in self.schema.arguments]
+        return cast(Any, collections.namedtuple)(f"{self.op.rpartition(':')[2]}_inputs", names, rename=True)
+
+    def refuse_call(self, differentiated: bool) -> None:
+        """Raise where a call needs a gradient formula, or where half of one was registered."""
+        found = self.save or self.backward
+        if found is not None:
+            kinds = ("save_for_backward", "backward")
+            has, lacks = kinds if self.backward is None else kinds[::-1]
+            raise AutogradError(
+                f"a {has!r} was registered, but we were unable to find a {lacks!r}",
+                op=self.op,
+                where=where(found),
+                fix=f"register it, too: impl_{lacks}({self.op!r})",
+            )
+        if differentiated:
+            raise AutogradError(
+                f"Autograd has not been implemented for operator {self.op}, and an input requires grad",
+                op=self.op,
+                fix=f"impl_save_for_backward({self.op!r}) and impl_backward({self.op!r}), or call it under no_grad",
+            )
+
+    def setup_context(
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+    ) -> None:
+        assert self.save is not None
+        values = dict(zip((a.name for a in self.schema.positional), inputs, strict=True)) | (keyword_only_inputs or {})
+        saved = self.save(self.inputs_type(*(values[a.name] for a in self.schema.arguments)), output)
+        leaves, spec = _torch.tensors.tree_flatten(saved)
+        ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+        ctx._legacy_saved = spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+        ctx._legacy_lengths = {name: len(value) for name, value in values.items() if isinstance(value, (list, tuple))}
+        if self.differentiable is None:
+            return
+        without: list[Tensor] = []
+        outputs = output if isinstance(output, tuple) else (output,)
+        for i, (is_differentiable, value) in enumerate(zip(self.differentiable, outputs, strict=True)):
+            if is_differentiable and not isinstance(value, (Tensor, list, tuple)):
+                raise AutogradError(
+                    f"output {i} is not a Tensor, so output_differentiability cannot say that it is differentiable",
+                    op=self.op,
+                    got=f"{type(value).__name__}, output_differentiability={self.differentiable}",
+                )
+            if not is_differentiable:
+                without += [leaf for leaf in _torch.tensors.tree_leaves(value) if isinstance(leaf, Tensor)]
+        ctx.mark_non_differentiable(*without)
+
+    def run_backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        assert self.backward is not None
+        spec, others = ctx._legacy_saved
+        tensors = iter(ctx.saved_tensors)
+        saved = _torch.tensors.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
+        gradients = self.backward(ctx, saved, *grads)
+        self._check(gradients, ctx._legacy_lengths)
+        return tuple(gradients.get(argument.name) for argument in self.schema.operands)
+
+    def _check(self, gradients: Any, lengths: dict[str, int]) -> None:
+        if not isinstance(gradients, dict):
+            raise self._error("the result of backward is expected to be a dict", type(gradients).__name__)
+        wanted = [argument.name for argument in self.schema.arguments if argument.holds_tensors]
+        if set(gradients) != set(wanted):
+            expected, got = (f"{{{', '.join(sorted(map(repr, names)))}}}" for names in (set(wanted), gradients))
+            raise self._error(
+                f"the dict that backward returns is expected to have keys {expected}, one for each input that is a "
+                "Tensor or a list of them; inputs of non-Tensor-like types have none",
+                got,
+            )
+        for name, gradient in gradients.items():
+            items, problem = {name: gradient}, "a gradient is expected to be either None or a Tensor"
+            if name in lengths:
+                if not isinstance(gradient, (list, tuple)):
+                    wrong = "a list of Tensors is expected to have a list of gradients"
+                    raise self._error(wrong, type(gradient).__name__, name)
+                if len(gradient) != lengths[name]:
+                    wrong = f"the input is expected to have a list of {lengths[name]} gradients but got {len(gradient)}"
+                    raise self._error(wrong, None, name)
+                items = {f"{name}[{i}]": item for i, item in enumerate(gradient)}
+                problem = "a list of gradients is expected to hold None or Tensor"
+            for argument, item in items.items():
+                if item is not None and not isinstance(item, Tensor):
+                    raise self._error(problem, type(item).__name__, argument)
+
+    def _error(self, problem: str, got: str | None, argument: str | None = None) -> AutogradError:
+        assert self.backward is not None
+        return AutogradError(problem, op=self.op, argument=argument, got=got, where=where(self.backward))
+
+
+class GatedAutograd(AutogradRule):
+    """Until there is a formula, differentiated calls raise before the op runs, not in backward."""
+
+    _with_op = ()
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
+        self.pair = pair
+
+    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
+        install_gate(operator, self.pair)
+        super().bind(operator, guard_changed)
+
+
+def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
+    """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
+    overload, after = operator.overload, _torch.dispatcher.after_autograd
+    any_requires_grad = autograd.any_requires_grad(operator.schema)
+
+    def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        has_tangent = _torch.autograd.forward_ad_active() and _torch.autograd.any_tangent((*args, *kwargs.values()))
+        pair.refuse_call(has_tangent or (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs)))
+        with _torch.dispatcher.below_autograd():
+            return overload.redispatch(keyset & after, *args, **kwargs)
+
+    kernel = _torch.dynamo.outside_dynamo(gate)
+    return Registration(operator.impl(kernel, "Autograd", with_keyset=True, own_library=True))
+
+
+# Defining an op -------------------------------------------------------------------------------------------------------
 
 
 class LateFake(FakeRule):
@@ -56,32 +194,25 @@ class LateFake(FakeRule):
     _with_op = ()
 
 
-class MissingKernel:
-    """Stands where a kernel is missing. Which one, the arguments say."""
+def missing_kernel(name: Name) -> Fn:
+    """What runs where a kernel is missing: it raises, and says which one by the arguments."""
+    op = str(name)
 
-    def __init__(self, name: Name) -> None:
-        self.op = str(name)
-        self.__name__ = name.name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def missing(*args: Any, **kwargs: Any) -> Any:
         leaves = _torch.tensors.tree_leaves((args, kwargs))
-        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+        device = min(devices - {"cpu"}, default="cpu")
+        problem, fix = f"there is no {device} impl registered", f"@impl({op!r}, device_types={device!r})"
         if not devices:
-            raise UnsupportedError(
-                "there were no Tensor inputs to tell which kernel to run",
-                op=self.op,
-                fix="for an op that makes tensors from nothing, register with CustomOp.impl_factory",
-            )
-        device = next((device for device in sorted(devices) if device != "cpu"), "cpu")
-        if device == "meta":
-            raise UnsupportedError(
-                "there is no fake impl or Meta kernel registered to run on meta tensors",
-                op=self.op,
-                fix=f"@impl_abstract({self.op!r})",
-            )
-        raise UnsupportedError(
-            f"there is no {device} impl registered", op=self.op, fix=f"@impl({self.op!r}, device_types={device!r})"
-        )
+            problem = "there were no Tensor inputs to tell which kernel to run"
+            fix = "for an op that makes tensors from nothing, register with CustomOp.impl_factory"
+        elif device == "meta":
+            problem = "there is no fake impl or Meta kernel registered to run on meta tensors"
+            fix = f"@impl_abstract({op!r})"
+        raise UnsupportedError(problem, op=op, fix=fix)
+
+    missing.__name__ = name.name
+    return missing
 
 
 def parse_name(qualname: str) -> Name:
@@ -111,16 +242,35 @@ def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
     return name
 
 
-def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...]) -> CustomOpDef[Any, Any]:
-    """Define `name` in the default registry, from schema text or the hints of `fn`; with no kernel."""
+def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...] = ()) -> CustomOp:
+    """Define an op in the default registry, from schema text or the hints of `fn`, with no kernel.
+
+    It is entered in `global_registry`.
+    """
+    name = name_to_define(qualname, fn)
     op = str(name)
-    if text is not None:
-        schema = _parse(name, text)
-    else:
+    if text is None:
         assert fn is not None
         schema, _, signature = read(fn, (), op=op)
-        if signature is not None:
-            raise _unsupported(signature, fn, op)
+        if signature is not None:  # what a schema alone cannot hold: the older API has no function to hand it to
+            parameter = next((each for each in signature.parameters if not each.is_plain), None)
+            hints = inspect.signature(fn)
+            hint = hints.return_annotation if parameter is None else hints.parameters[parameter.name].annotation
+            what = "the return" if parameter is None else f"parameter {parameter.name}"
+            problem = f"{what} has unsupported type {hint if isinstance(hint, str) else show(hint)}"
+            if parameter is not None and (parameter.node.is_plain or parameter.stars):
+                problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
+            raise SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
+    else:
+        wrong = InvalidSchemaError(
+            f"Invalid function schema: {name.name}{text}", op=op, expected='e.g. "(Tensor x) -> Tensor"'
+        )
+        if not text.lstrip().startswith("("):
+            raise wrong
+        try:
+            schema = parse(f"{name.name}{text}")
+        except SchemaError as error:
+            raise wrong from error
     if not schema.is_functional:
         raise DefinitionError(
             "the legacy API only supports functional ops: they write to no argument, and return new tensors",
@@ -131,9 +281,10 @@ def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
     if any(argument.name == "self" for argument in schema.arguments):
         raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
-        check_signature(fn, schema, op)
-    options, tags = Options(check_policy(None, op)), with_pt2_compliant(tags)
-    spec = OpSpec(name, schema, tags, text, MissingKernel(name), options=options, source=user_source())
+        _check_signature(fn, schema, op)
+    check, tags = check_policy(None, op), with_pt2_compliant(tags)
+    spec = OpSpec(name, schema, tags, text, missing_kernel(name), check=check, source=user_source())
+    pair = Pair(op, schema)
     with lock:
         if _torch.library.find_overload(name.packet) is not None:
             raise RegistrationError(
@@ -143,50 +294,26 @@ def define_op(name: Name, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
                 where=where(fn) if fn is not None else None,
                 fix="choose another name, or remove that op first: customops.legacy._destroy",
             )
-        return default.add(spec, Rules(LateFake(), GatedAutograd(Pair(op, schema))))
+        return CustomOp._of(default.add(spec, Rules(LateFake(), GatedAutograd(pair))), pair, None)
 
 
-def _parse(name: Name, text: str) -> Schema:
-    named, reason = f"{name.name}{text}", None
-    if text.lstrip().startswith("("):
-        try:
-            return parse(named)
-        except SchemaError as error:
-            reason = error
-    raise InvalidSchemaError(
-        f"Invalid function schema: {named}", op=str(name), expected='e.g. "(Tensor x) -> Tensor"'
-    ) from reason
-
-
-def _unsupported(signature: Signature, fn: Fn, op: str) -> SchemaError:
-    """The error for what a schema alone cannot hold: the older API has no function to hand it to."""
-    parameter = next((each for each in signature.parameters if not each.is_plain), None)
-    hints = inspect.signature(fn)
-    hint = hints.return_annotation if parameter is None else hints.parameters[parameter.name].annotation
-    what = "the return" if parameter is None else f"parameter {parameter.name}"
-    problem = f"{what} has unsupported type {hint if isinstance(hint, str) else show(hint)}"
-    if parameter is not None and (parameter.node.is_plain or parameter.stars):
-        problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
-    return SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
-
-
-def check_signature(fn: Fn, schema: Schema, op: str) -> None:
+def _check_signature(fn: Fn, schema: Schema, op: str) -> None:
     """Raise unless the parameters of `fn` are those of a schema given by hand, without annotations or defaults."""
-    signature = inspect.signature(fn)
+    signature, empty = inspect.signature(fn), inspect.Parameter.empty
     parameters = list(signature.parameters.values())
-    fields = {"op": op, "expected": str(schema), "got": f"{signature}", "where": location_of(fn)}
-    if not {p.kind for p in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-        raise DefinitionError("positional-only parameters, *args and **kwargs are not supported", **fields)
     hints = [signature.return_annotation, *(p.annotation for p in parameters)]
-    if any(hint is not inspect.Parameter.empty for hint in hints):
-        raise DefinitionError("a function with a schema given by hand must have no annotations", **fields)
-    if any(p.default is not inspect.Parameter.empty for p in parameters) or any(
-        a.has_default for a in schema.arguments
-    ):
-        raise DefinitionError("neither the function nor the schema may have default arguments", **fields)
     wanted = [(a.name, a.kwarg_only) for a in (*schema.positional, *schema.keyword_only)]
-    if wanted != [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]:
-        raise DefinitionError("the function is expected to have a signature to match the schema", **fields)
+    if not {p.kind for p in parameters} <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        problem = "positional-only parameters, *args and **kwargs are not supported"
+    elif any(hint is not empty for hint in hints):
+        problem = "a function with a schema given by hand must have no annotations"
+    elif any(p.default is not empty for p in parameters) or any(a.has_default for a in schema.arguments):
+        problem = "neither the function nor the schema may have default arguments"
+    elif wanted != [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]:
+        problem = "the function is expected to have a signature to match the schema"
+    else:
+        return
+    raise DefinitionError(problem, op=op, expected=str(schema), got=f"{signature}", where=location_of(fn))
 
 
 __all__ = [
@@ -217,8 +344,9 @@ class CustomOp:
     """An op of the legacy API: a `CustomOpDef` with the older method names. `custom_op` makes it."""
 
     __name__: str
+    _qualname: str
     _op: CustomOpDef[Any, Any]
-    _pair: _autograd.Pair
+    _pair: Pair
     _library: Library | None  # of what was registered here on an op that is not ours
     _is_gated: bool
 
@@ -226,11 +354,11 @@ class CustomOp:
         raise RegistrationError("the CustomOp constructor is private", fix="customops.legacy.objects.custom_op")
 
     @classmethod
-    def _of(cls, op: CustomOpDef[Any, Any], pair: _autograd.Pair, library: Library | None) -> CustomOp:
+    def _of(cls, op: CustomOpDef[Any, Any], pair: Pair, library: Library | None) -> CustomOp:
         made = cls.__new__(cls)
         made._op, made._pair, made._library, made._is_gated = op, pair, library, library is None
-        made.__name__ = op.__name__
-        global_registry[made._qualname] = made
+        made.__name__, made._qualname = op.__name__, op._qualname
+        global_registry[op._qualname] = made
         return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -238,17 +366,6 @@ class CustomOp:
 
     def __repr__(self) -> str:
         return f'<CustomOp(op="{self._qualname}")>'
-
-    @property
-    def _qualname(self) -> str:
-        return self._op._qualname
-
-    @property
-    def _is_current(self) -> bool:
-        """Is the op still there, and still the one of its name?"""
-        if self._op._definition.removed is not None:
-            return False
-        return self._library is None or self._op._opoverload is _torch.library.find_overload(self._qualname)
 
     def impl(self, device_types: str | Iterable[str]) -> Callable[[F], F]:
         """Decorator that registers the kernel for "cpu", "cuda", or both."""
@@ -263,29 +380,23 @@ class CustomOp:
                 )
 
         def decorate(fn: F) -> F:
+            op = self._qualname
+            # On an op of ours, what is at CompositeExplicitAutograd says that kernels are missing.
+            composites = ["CompositeImplicitAutograd", *(["CompositeExplicitAutograd"] if self._library else [])]
             with lock:
+                from_python = self._op._rules.kernel.kernels
                 for device in devices:
-                    self._refuse_kernel(device)
+                    if device in from_python:
+                        problem = f"the op already has a {device} impl registered from Python"
+                        raise RegistrationError(problem, op=op, where=where(from_python[device]))
+                    for key in (SUPPORTED_DEVICE_TYPE_TO_KEY[device], *composites):
+                        if _torch.dispatcher.has_kernel(op, key):
+                            problem = f"the op already has an implementation for {device}, registered at {key}"
+                            raise RegistrationError(problem, op=op)
                 self._op.register_kernel(devices, fn, lib=self._library)
             return fn
 
         return decorate
-
-    def _refuse_kernel(self, device: str) -> None:
-        """Raise if the op has a kernel for the device."""
-        known = self._op._rules.kernel.kernels.get(device)
-        if known is not None:
-            raise RegistrationError(
-                f"the op already has a {device} impl registered from Python", op=self._qualname, where=where(known)
-            )
-        keys = [SUPPORTED_DEVICE_TYPE_TO_KEY[device], "CompositeImplicitAutograd"]
-        if self._library is not None:  # on an op of ours, what is there says that kernels are missing
-            keys.append("CompositeExplicitAutograd")
-        for key in keys:
-            if _torch.dispatcher.has_kernel(self._qualname, key):
-                raise RegistrationError(
-                    f"the op already has an implementation for {device}, registered at {key}", op=self._qualname
-                )
 
     def impl_factory(self) -> Callable[[F], F]:
         """Decorator that registers the kernel of an op that takes no tensors."""
@@ -300,57 +411,75 @@ class CustomOp:
 
     def impl_save_for_backward(self) -> Callable[[F], F]:
         """Decorator that registers ``fn(inputs, output)``, which returns what backward needs."""
-
-        def decorate(fn: F) -> F:
-            with lock:
-                self._refuse_formula("save_for_backward", self._pair.save)
-                bind(fn, self._qualname, "save_for_backward function", "inputs", "output")
-                self._register_formula("save", fn)
-            return fn
-
-        return decorate
+        return functools.partial(self._register_formula, "save", ("inputs", "output"), None)
 
     def impl_backward(self, output_differentiability: list[bool] | None = None) -> Callable[[F], F]:
         """Decorator that registers ``fn(ctx, saved, *grads)``, which returns a dict of gradients by name of the input.
 
         `output_differentiability` has a bool for each output; an output with False never requires grad.
         """
-        _autograd.check_differentiability(output_differentiability, self._qualname, self._op.schema)
+        value, outputs = output_differentiability, len(self._op.schema.returns)
+        is_list = isinstance(value, list) and all(isinstance(item, bool) for item in value)
+        if value is not None and not (is_list and len(value) == outputs):
+            raise RegistrationError(
+                "output_differentiability must be a list of bools, one for each output",
+                op=self._qualname,
+                expected=f"{outputs} bools",
+                got=brief(value),
+            )
+        parameters = ("ctx", "saved", *(f"grad{i}" for i in range(outputs)))
+        return functools.partial(self._register_formula, "backward", parameters, output_differentiability)
 
-        def decorate(fn: F) -> F:
-            grads = (f"grad{i}" for i in range(len(self._op.schema.returns)))
-            with lock:
-                self._refuse_formula("backward", self._pair.backward)
-                bind(fn, self._qualname, "backward", "ctx", "saved", *grads)
-                self._pair.differentiable = output_differentiability
-                self._register_formula("backward", fn)
-            return fn
-
-        return decorate
+    def _register_formula(self, half: str, parameters: Iterable[str], differentiable: list[bool] | None, fn: F) -> F:
+        """Set one of the two functions of the pair, and register the pair if it is whole."""
+        pair, kind = self._pair, "save_for_backward" if half == "save" else half
+        with lock:
+            self._refuse_formula(kind, getattr(pair, half))
+            bind(fn, self._qualname, f"{kind} function" if half == "save" else kind, *parameters)
+            setattr(pair, half, fn)
+            if half == "backward":
+                pair.differentiable = differentiable
+            try:
+                if pair.save is not None and pair.backward is not None:
+                    self._op.register_autograd(pair.run_backward, setup_context=pair.setup_context, lib=self._library)
+                elif not self._is_gated:
+                    self._op._register(self._library, install_gate, self._op._definition, pair)
+                    self._is_gated = True
+            except BaseException:
+                setattr(pair, half, None)
+                raise
+            self._op._record(functools.partial(setattr, pair, half, None))
+        return fn
 
     def _refuse_formula(self, kind: str, known: Fn | None) -> None:
-        _autograd.check_can_differentiate(self._qualname, self._op.schema)
+        """Raise for an op whose schema leaves no place for a formula, or that has one."""
+        op, schema = self._qualname, self._op.schema
+        detail = None
+        if schema.mutated:
+            detail = "non-functional operator: it writes to an argument"
+        elif not schema.returns:
+            detail = "operator with no returns"
+        elif schema.is_view:
+            detail = "operator that returns views"
+        if detail is not None:
+            raise RegistrationError(
+                f"a gradient cannot be registered with the legacy API on a {detail}", op=op, got=str(schema)
+            )
         if known is not None:
             raise RegistrationError(
-                f"the op already has a {kind} impl registered from Python", op=self._qualname, where=where(known)
+                f"the op already has a {kind} impl registered from Python", op=op, where=where(known)
             )
-        if not self._is_gated:
-            _autograd.check_no_autograd(self._qualname)
-
-    def _register_formula(self, half: str, fn: Fn) -> None:
-        """Set one of the two functions of the pair, and register the pair if it is whole."""
-        pair = self._pair
-        setattr(pair, half, fn)
-        try:
-            if pair.save is not None and pair.backward is not None:
-                self._op.register_autograd(pair.run_backward, setup_context=pair.setup_context, lib=self._library)
-            elif not self._is_gated:
-                self._op._register(self._library, _autograd.install_gate, self._op._definition, pair)
-                self._is_gated = True
-        except BaseException:
-            setattr(pair, half, None)
-            raise
-        self._op._owner.record(Registration(functools.partial(setattr, pair, half, None)))
+        if self._is_gated:
+            return
+        if _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
+            raise RegistrationError(
+                "the op has a CompositeImplicitAutograd kernel: it is differentiated through the ops it is made of",
+                op=op,
+                fix="register gradients for those ops",
+            )
+        for key in ("Autograd", "AutogradCPU", "AutogradCUDA"):
+            if _torch.dispatcher.has_kernel(op, key):
+                raise RegistrationError(f"the op has a kernel for gradients already, at {key}", op=op)
 
     def _destroy(self) -> None:
         """Remove the op and its entry; from an op defined outside customops, what was registered here."""
@@ -378,21 +507,13 @@ def custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Fn],
     return decorate
 
 
-def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[Any, ...] = ()) -> CustomOp:
-    """Define an op and enter it in `global_registry`."""
-    name = name_to_define(qualname, fn)
-    op = define_op(name, fn, text, tags)
-    rule = op._rules.autograd
-    assert isinstance(rule, _autograd.GatedAutograd)
-    return CustomOp._of(op, rule.pair, None)
-
-
 def find(qualname: str, *, also_others: bool = False) -> CustomOp:
     """The `CustomOp` of a name; `also_others` makes one for an op that the legacy API did not define."""
     with lock:
         known = global_registry.get(qualname)
-        if known is not None and known._is_current:
-            return known
+        if known is not None and known._op._definition.removed is None:
+            if known._library is None or known._op._opoverload is _torch.library.find_overload(qualname):
+                return known  # the op is still there, and still the one of its name
         if not also_others:
             raise UnregisteredError("Could not find an op of the legacy API by this name", op=qualname)
         overload = get_op(qualname)
@@ -400,7 +521,7 @@ def find(qualname: str, *, also_others: bool = False) -> CustomOp:
             known._destroy()
         op = default.adopt(overload)
         library = Library(overload.namespace, "FRAGMENT")
-        return CustomOp._of(op, _autograd.Pair(qualname, op.schema), library)
+        return CustomOp._of(op, Pair(qualname, op.schema), library)
 
 
 def get_op(qualname: str) -> Any:

@@ -21,12 +21,12 @@ from torch.utils import backend_registration
 from customops.backend import (
     BackendError,
     _compat,
-    essential_kernels,
     generate_methods_for_privateuse1_backend,
     get_backend,
     get_custom_mod_func,
-    patches,
+    memory,
     register_backend,
+    registration,
     rename_privateuse1_backend,
 )
 from customops.backend.registration import FALLBACKS
@@ -310,7 +310,7 @@ def state_of_torch() -> list[object]:
 def test_every_name_is_looked_up_before_anything_is_changed() -> None:
     """Each name that is missing is one error, which names it."""
     before = state_of_torch()
-    for path in (*_compat.NEEDED, *patches.NEEDED):
+    for path in (*_compat.NEEDED, *registration.REPLACED_PATHS):
         with without(path):
             raises(
                 BackendError,
@@ -319,7 +319,7 @@ def test_every_name_is_looked_up_before_anything_is_changed() -> None:
                 "npy",
             )
     find_op = _compat.find_op
-    for op in essential_kernels.NEEDED:
+    for op in memory.NEEDED_OPS:
         _compat.find_op = lambda name, gone=f"aten::{op}": None if name == gone else find_op(name)
         raises(BackendError, rf"cannot have a device from Python(.|\n)*aten::{re.escape(op)}", register_backend, "npy")
     _compat.find_op = find_op
