@@ -14,8 +14,7 @@ import torch
 
 from customops import CustomOpDef, CustomOpsError
 from customops._cli.targets import TargetError, expand, load, told, trace
-from customops.checking._check import SampleChecks
-from customops.checking._run import INPUTS
+from customops.checking._check import INPUTS, SampleChecks
 from customops.checking.report import Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS

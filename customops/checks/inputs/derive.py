@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from customops.checks._check import Effort
+from customops.checks._check import EFFORTS, Effort
 from customops.checks._trial import Case, Kind, Trial
 from customops.checks.inputs.parts import (
     NORMAL,
@@ -20,7 +20,6 @@ from customops.checks.inputs.parts import (
     Variation,
     arguments_of,
     in_turn,
-    ranks,
     resized,
     with_argument,
 )
@@ -41,7 +40,7 @@ def derive(
     parts = Parts(sample, variation)
     yield Case(sample, sample=number)
     seen: set[tuple[str, str]] = set()
-    for rank in ranks(effort):
+    for rank in range(EFFORTS.index(effort) + 1):
         for case in in_turn([subject(parts, rank) for subject in _SUBJECTS]):
             is_new = (case.kind, case.label) not in seen
             seen.add((case.kind, case.label))

@@ -20,7 +20,7 @@ from customops import _torch
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED
 from customops._schema.structure import EnumCodec, Group, Leaf, Node, SequenceCodec
-from customops.checks._check import EFFORTS, Effort
+from customops.checks._check import EFFORTS
 from customops.checks._inputs import is_plain, tensors_in
 from customops.checks._trial import Case, Kind, Trial
 from customops.errors import CustomOpsError
@@ -30,11 +30,6 @@ QUICK, NORMAL, THOROUGH = range(len(EFFORTS))
 
 #: Makes another tensor of one; None where it cannot, or nothing would change.
 Change = Callable[[torch.Tensor], torch.Tensor | None]
-
-
-def ranks(effort: Effort) -> range:
-    """The ranks that are tried with an effort."""
-    return range(EFFORTS.index(effort) + 1)
 
 
 def in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
