@@ -13,8 +13,7 @@ import torch
 
 from customops import CustomOpDef, CustomOpsError, Sample
 from customops._cli.targets import TargetError, expand, load, told, trace
-from customops.checking._check import SampleChecks
-from customops.checking._run import INPUTS
+from customops.checking._check import INPUTS, SampleChecks
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS
 from customops_pytest.expected import Key

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from customops import CustomOpsError
-from customops.checking._run import INPUTS
+from customops.checking._check import INPUTS
 from customops.checks import CHECKS, UsageError
 from customops.testing import FailuresDict, failures
 

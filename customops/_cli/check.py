@@ -25,7 +25,7 @@ from customops import checking
 from customops._cli.targets import Op, TargetError, ops_of, told
 from customops._describe.render import filled, plural, shorter_place, width_of_screen
 from customops.checking import report
-from customops.checking._isolated import can_isolate
+from customops.checking._check import can_isolate
 from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
 from customops.checks._check import EFFORTS

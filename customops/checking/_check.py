@@ -1,64 +1,78 @@
-"""`check`: derive inputs, run the checks on them, and report each fault once."""
+"""`check`: derive inputs, run the checks on them, and report each fault once.
+
+A run may be made in processes of its own: a kernel that ends the process is a fault, and the run goes on without that
+step.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import pickle
+import re
+import signal
 import sys
+import sysconfig
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from customops import _torch
 from customops._op.op import CustomOpDef
-from customops.checking._isolated import can_isolate, isolated
-from customops.checking._run import INPUTS, Run
-from customops.checking.report import Report
+from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._check import EFFORTS, Check, Effort
 from customops.checks._inputs import alone
-from customops.checks._outcome import in_short
-from customops.checks._trial import Trial, resolve
+from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
+from customops.checks._trial import FAILS, Case, Trial, resolve
+from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
+from customops.checks.state import Settings
+from customops.errors import CheckError, brief, is_users, users_frames, where
+from customops.testing.isolation import IsolationError, in_fork
 
-_PATIENCE = 2.0  #: seconds before the line is shown
+_ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
+_SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
+INPUTS = "inputs"
+_SHRINK = "shrink"
+#: The checks whose faults are mostly those of the fake impl.
+_OF_FAKES = ("test_faketensor", "test_symbolic_sizes")
+#: What else can be done about inputs that the author did not mean to allow, by what was changed.
+_REFUSE = {
+    "dtype": "refuse the dtype in kernel and fake impl, with torch._check(...); "
+    "fixed='dtype' of register_samples keeps others from being tried",
+    "size": "refuse these sizes in kernel and fake impl, with torch._check(...); "
+    "constraints= of register_samples keeps them from being tried",
+}
+_REFUSE["broadcast"] = _REFUSE["size"]
+
+#: How far a run is, of how much, and what it does next.
+Step = tuple[int, int, str]
+
+#: Results, failures, and what was left out.
+Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
+
+#: How many inputs of a sample are accepted at most.
+_INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
+
+#: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
+_SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
+
+#: Seconds after which nothing more is tried, but for what has begun. That is reported, too.
+_LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
+
+_PATIENCE = 2.0  #: seconds before the line of progress is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
+_TIMEOUT = 600.0  #: seconds for a whole run
+_CRASHES = 8  #: after so many nothing is derived any more
 
-
-class Progress:
-    """Shows ``mylib::op [#####-----] 12/30 test_vmap`` on stderr while it is entered.
-
-    Args:
-        name: of the operator.
-        shown: None shows it on terminals only, after two seconds.
-    """
-
-    def __init__(self, name: str, shown: bool | None) -> None:
-        self._name = name
-        self._patience = 0.0 if shown else _PATIENCE
-        self._enabled = sys.stderr.isatty() if shown is None else shown
-        self._start = time.monotonic()
-        self._last, self._what = 0.0, ""
-        self._width = 0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._write("")
-
-    def step(self, done: int, total: int, what: str) -> None:
-        """Show how far it is, and what comes next."""
-        now = time.monotonic()
-        is_due = now - self._last >= _PAUSE or what != self._what
-        if self._enabled and is_due and now - self._start >= self._patience:
-            self._last, self._what = now, what
-            filled = 20 * done // max(total, 1)
-            self._write(f"{self._name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}")
-
-    def _write(self, line: str) -> None:
-        if self._width or line:
-            sys.stderr.write("\r" + line.ljust(self._width) + ("" if line else "\r"))
-            sys.stderr.flush()
-            self._width = len(line)
+#: What differs in the messages of one cause: numbers, dtypes.
+_VARYING = re.compile(r"\d+|torch\.\w+")
 
 
 def check(
@@ -105,18 +119,16 @@ def check(
     """
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
-    chosen = _chosen(only, skip, effort, has_reference=reference is not None)
+    chosen, not_chosen = _chosen(only, skip, effort, has_reference=reference is not None)
     trials = trials_of(op, samples, reference)
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
     steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
-    with alone(), Progress(run.op, progress) as bar:
-        start = time.perf_counter()
-        for step in steps:
-            bar.step(step.done, step.total, step.what)
+    start = time.perf_counter()
+    with alone():
+        _follow(steps, run.op, progress)
     results, failures, left_out = run.outcome()
-    left_out = (*left_out, *_left_out(chosen, effort, only, skip))
     seconds = time.perf_counter() - start
-    return Report(run.op, effort, results, failures, left_out, seconds, run.source)
+    return Report(run.op, effort, results, failures, (*left_out, *not_chosen), seconds, run.source)
 
 
 def is_isolated(isolate: bool | None, trial: Trial) -> bool:
@@ -138,42 +150,36 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
         samples = op.samples() if isinstance(op, CustomOpDef) else ()
     elif isinstance(samples, tuple):
         samples = [samples]
-    calls = [_call(sample) for sample in samples]
-    if not calls:
+    trials = [_trial(overload, op, sample, reference) for sample in samples]
+    if not trials:
         raise UsageError(
             "there are no samples to derive inputs from",
             op=str(overload.name()),
             argument="samples",
             fix="check(op, [(x, y)]), or attach some with @op.register_samples",
         )
-    trials = [Trial(overload, *lowered(op, args, kwargs), reference=reference) for args, kwargs in calls]
-    for trial in trials:
-        _require_fit(trial)
-        if trial.reference is not None:
-            try:
-                copy = trial.copy()
-                trial.reference(*copy.args, **copy.kwargs)
-            except Exception as error:
-                raise UsageError(
-                    "the reference function fails on a sample",
-                    op=trial.name,
-                    argument="reference",
-                    expected="a function with the parameters of the operator, of plain torch code",
-                    got=in_short(error, 300),
-                ) from error
     return trials
 
 
-def _require_fit(trial: Trial) -> None:
-    """Raise UsageError unless a sample has the arguments of the operator."""
+def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:
+    if not isinstance(sample, (tuple, list)):
+        raise UsageError(
+            "a sample is a tuple of arguments, or (args, kwargs)",
+            argument="samples",
+            got=type(sample).__name__,
+            fix="for an operator of one argument write check(op, [(x,)])",
+        )
+    if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
+        trial = Trial(overload, *lowered(op, tuple(sample[0]), dict(sample[1])), reference=reference)
+    else:
+        trial = Trial(overload, *lowered(op, tuple(sample), {}), reference=reference)
+    arguments = {argument.name: argument for argument in trial.schema.arguments}
     names = [argument.name for argument in trial.schema.positional]
-    required = [argument.name for argument in trial.schema.arguments if not argument.has_default]
-    known = {argument.name for argument in trial.schema.arguments}
     problems = {
         "too many": [f"{len(trial.args)} positional arguments, of {len(names)}"] * (len(trial.args) > len(names)),
-        "unknown": [name for name in trial.kwargs if name not in known],
+        "unknown": [name for name in trial.kwargs if name not in arguments],
         "given twice": [name for name in names[: len(trial.args)] if name in trial.kwargs],
-        "missing": [name for name in required if name not in trial.arguments],
+        "missing": [n for n, each in arguments.items() if not each.has_default and n not in trial.arguments],
     }
     for problem, found in problems.items():
         if found:
@@ -185,33 +191,43 @@ def _require_fit(trial: Trial) -> None:
                 got=f"{problem}: {', '.join(found)}",
                 fix="a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])",
             )
-
-
-def _call(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(sample, (tuple, list)):
-        raise UsageError(
-            "a sample is a tuple of arguments, or (args, kwargs)",
-            argument="samples",
-            got=type(sample).__name__,
-            fix="for an operator of one argument write check(op, [(x,)])",
-        )
-    if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
-        return tuple(sample[0]), dict(sample[1])
-    return tuple(sample), {}
+    if reference is not None:
+        try:
+            copy = trial.copy()
+            reference(*copy.args, **copy.kwargs)
+        except Exception as error:
+            raise UsageError(
+                "the reference function fails on a sample",
+                op=trial.name,
+                argument="reference",
+                expected="a function with the parameters of the operator, of plain torch code",
+                got=in_short(error, 300),
+            ) from error
+    return trial
 
 
 def _chosen(
     only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort, *, has_reference: bool
-) -> dict[str, Check]:
+) -> tuple[dict[str, Check], list[str]]:
+    """The checks to run, and what is said of the others."""
     skipped = _known("skip", skip)
+    left_out: list[str] = []
     if only is not None:
-        return {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
-    allowed = EFFORTS[: EFFORTS.index(effort) + 1]
-    return {
-        name: row
-        for name, row in CHECKS.items()
-        if (row.effort in allowed or (has_reference and row.takes_reference)) and name not in skipped
-    }
+        chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
+        left_out.append(f"all checks but {', '.join(chosen)} (only=)")
+    else:
+        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
+        rows = {name: row for name, row in CHECKS.items() if name not in skipped}
+        is_chosen = {n: row.effort in allowed or (has_reference and row.takes_reference) for n, row in rows.items()}
+        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
+        for least in EFFORTS:
+            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
+                left_out.append(f'{", ".join(names)} (effort="{least}" runs them)')
+    if skipped:
+        left_out.append(f"{', '.join(skipped)} (skip=)")
+    if effort != "thorough":
+        left_out.append('some of the inputs that can be derived (effort="thorough" tries all)')
+    return chosen, left_out
 
 
 def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
@@ -224,20 +240,355 @@ def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _left_out(
-    chosen: Mapping[str, Check], effort: Effort, only: str | Sequence[str] | None, skip: str | Sequence[str]
-) -> Iterable[str]:
-    skipped = (skip,) if isinstance(skip, str) else tuple(skip)
-    if only is not None:
-        yield f"all checks but {', '.join(chosen)} (only=)"
-    elif missing := [name for name in CHECKS if name not in chosen and name not in skipped]:
-        for least in EFFORTS:
-            if names := [name for name in missing if CHECKS[name].effort == least]:
-                yield f'{", ".join(names)} (effort="{least}" runs them)'
-    if skipped:
-        yield f"{', '.join(skipped)} (skip=)"
-    if effort != "thorough":
-        yield 'some of the inputs that can be derived (effort="thorough" tries all)'
+def _follow(steps: Iterable[Step], name: str, shown: bool | None) -> None:
+    """Go through the steps, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr.
+
+    Args:
+        shown: None shows it on terminals only, after two seconds.
+    """
+    is_shown = sys.stderr.isatty() if shown is None else shown
+    start, last, before, width = time.monotonic(), 0.0, "", 0
+    try:
+        for done, total, what in steps:
+            now = time.monotonic()
+            is_due = now - last >= _PAUSE or what != before
+            if is_shown and is_due and now - start >= (0.0 if shown else _PATIENCE):
+                last, before, filled = now, what, 20 * done // max(total, 1)
+                line = f"{name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}"
+                sys.stderr.write("\r" + line.ljust(width))
+                sys.stderr.flush()
+                width = len(line)
+    finally:
+        if width:
+            sys.stderr.write("\r" + " " * width + "\r")
+            sys.stderr.flush()
+
+
+@dataclass
+class _Fault:
+    """A fault, and the inputs that showed it."""
+
+    error: CheckError
+    cases: list[Case]
+
+
+@dataclass
+class Run:
+    """A run of the checks `chosen` over what is derived from `samples`.
+
+    Attributes:
+        custom_op: the `CustomOpDef`, if the operator is one of customops.
+        announce: is told of each check and case, by number, before it is tried.
+        avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
+        samples_only: derive nothing: too much of that ends the process.
+        cases: the inputs that the operator accepts, once they are known; a run that is given them does not look.
+        first: the number of the first sample.
+    """
+
+    custom_op: Any
+    samples: Sequence[Trial]
+    chosen: Mapping[str, Check]
+    effort: Effort
+    announce: Callable[[str, int], object] = lambda check, case: None
+    avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
+    given: Outcome | None = None
+    left_out: list[str] = field(default_factory=list)
+    probed: int = 0
+    samples_only: bool = False
+    cases: list[Case] | None = None
+    first: int = 0
+
+    @property
+    def op(self) -> str:
+        return self.samples[0].name
+
+    @property
+    def source(self) -> str | None:
+        return None if self.custom_op is None else str(self.custom_op.source)
+
+    def steps(self) -> Iterator[Step]:
+        """Run everything; yields what comes next, before doing it."""
+        # Odd inputs make kernels warn, of means of nothing and the like. That is no finding.
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield 0, 1, INPUTS
+            cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
+            rows = self.chosen.items() if cases else ()
+            work = [(name, list(row.inputs(cases, self.effort))) for name, row in rows]
+            total, done = sum(len(inputs) for _, inputs in work), 0
+            start = time.perf_counter()
+            for name, inputs in work:
+                if time.perf_counter() - start > _LATE[self.effort]:
+                    self.left_out.append(f"{name}, after {_LATE[self.effort]:g} s for the others")
+                    continue
+                cause = next((check for check, _ in self.faults if check in self.chosen[name].after), None)
+                if cause is not None:
+                    self._add(name, "not exercised", inputs[:1], reason=f"{cause} failed, which may be the cause")
+                else:
+                    yield from self._try_all(name, inputs, done, total)
+                    done += len(inputs)
+            for number, ((name, _), fault) in enumerate(self.faults.items()):
+                if name != INPUTS and (_SHRINK, number) not in self.avoided:
+                    yield total, total, "making the inputs of faults smaller"
+                    self.announce(_SHRINK, number)
+                    self._shrink(name, fault)
+
+    def _try_all(self, name: str, inputs: Sequence[Case], done: int, total: int) -> Iterator[Step]:
+        for (check, number), crash in self.avoided.items() if inputs else ():
+            if check == name:  # it is not tried on others, which would start everything again
+                self._fault(name, crash, inputs[min(number, len(inputs) - 1)])
+                return
+        start = time.perf_counter()
+        for number, case in enumerate(inputs):
+            yield done + number, total, name
+            self.announce(name, number)
+            self._attempt(name, case)
+            if sum(len(fault.cases) for (check, _), fault in self.faults.items() if check == name) >= _ENOUGH:
+                return
+            if time.perf_counter() - start > _SLOW[self.effort] and number + 1 < len(inputs):
+                self.left_out.append(f"{name} on {len(inputs) - number - 1} inputs, after {_SLOW[self.effort]:g} s")
+                return
+
+    def outcome(self) -> Outcome:
+        """What was found, and what was left out; of a run in another process, what that sent."""
+        if self.given is not None:
+            return self.given
+        failures = [self._failure(check, fault) for (check, _), fault in self.faults.items()]
+        return tuple(self.results), tuple(failures), tuple(self.left_out)
+
+    # Inputs -------------------------------------------------------------------------------------------------
+
+    def _accepted(self) -> Iterator[Case]:
+        variation = variation_of(self.custom_op)
+        for number, sample in enumerate(self.samples, self.first):
+            derived = derive(sample, variation, self.effort, number)
+            settings = Settings.now()
+            probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
+            settings.restore()
+            self._add_rejected(probed)
+            if probed.is_late:
+                self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
+            yield from probed.accepted
+
+    def _announced(self, cases: Iterator[Case]) -> Iterator[Case]:
+        """The cases, but for those that end the process, and others like them; each is announced before it is tried."""
+        crashed: set[tuple[str, str]] = set()
+        for case in cases:
+            family = (case.kind, _VARYING.sub("", case.label))
+            error = self.avoided.get((INPUTS, self.probed))
+            if error is not None:
+                self._fault(INPUTS, error, case)
+                crashed.add(family)
+            elif family not in crashed and (case.kind == "sample" or not self.samples_only):
+                self.announce(INPUTS, self.probed)
+                yield case
+            self.probed += 1
+
+    def _add_rejected(self, probed: Probed) -> None:
+        seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
+        for rejection in probed.rejected:
+            case, error = rejection.case, rejection.kernel_error
+            if case.kind == "sample":
+                if not isinstance(error, CheckError):
+                    problem = "the operator itself fails on its sample"
+                    error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
+                self._fault(INPUTS, error, case, seconds)
+            elif isinstance(error, SystemExit):
+                self._fault(INPUTS, self._exit(), case, seconds)
+            elif is_alias(error):
+                fault = CheckError(
+                    "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
+                    op=self.op,
+                    got=in_short(error),
+                    expected="new tensors, as the schema says, or none for these inputs",
+                    fix="return a clone() there; or check the inputs first, "
+                    "and refuse these with an error that says so",
+                )
+                self._fault(INPUTS, fault, case, seconds)
+            else:
+                self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
+
+    def _exit(self) -> CheckError:
+        return CheckError(
+            "the operator exits the program, with sys.exit()",
+            op=self.op,
+            where=self.source,
+            fix="raise another error: SystemExit passes by `except Exception`",
+        )
+
+    # Checks -------------------------------------------------------------------------------------------------
+
+    def _attempt(self, name: str, case: Case) -> None:
+        """Run a check on an input."""
+        start, settings = time.perf_counter(), Settings.now()
+        status, reason, fault = "passed", None, None
+        try:
+            self.chosen[name](case.trial)
+        except NotExercised as nothing:
+            status, reason = "not exercised", str(nothing)
+        except CheckError as error:
+            if error.problem == FAILS and case.kind != "sample":  # when gradients are recorded, say
+                status, reason = "rejected", error.got
+            elif torch_refuses(error):
+                status = "not exercised"
+                reason = "torch traces no operators, but its own, whose results are declared as views"
+            else:
+                fault = error
+        except SystemExit:
+            fault = self._exit()
+        except Exception as error:
+            status, reason = "not exercised", f"the check could not be made on this input: {in_short(error, 200)}"
+        finally:
+            settings.restore()  # an operator may leave them changed
+        seconds = time.perf_counter() - start
+        if fault is not None:
+            self._fault(name, fault, case, seconds)
+        else:
+            self._add(name, status, [case], seconds, reason)
+
+    def _fault(self, name: str, error: CheckError, case: Case, seconds: float = 0.0) -> None:
+        self._add(name, "failed", [case], seconds, error.problem)
+        key = (name, _VARYING.sub("", error.problem))
+        self.faults.setdefault(key, _Fault(error, [])).cases.append(case)
+
+    def _add(
+        self, check: str, status: Any, cases: Sequence[Case], seconds: float = 0.0, reason: str | None = None
+    ) -> None:
+        self.results += [Result(check, status, label_of(case), seconds, reason) for case in cases]
+
+    # Shrinking ----------------------------------------------------------------------------------------------
+
+    def _shrink(self, name: str, fault: _Fault) -> None:
+        latest, wanted = [fault.error], _told_by(fault.error)
+
+        def fails(trial: Trial) -> bool:
+            try:
+                self.chosen[name](trial)
+            except CheckError as error:
+                if _told_by(error) == wanted:
+                    latest.append(error)
+                    return True
+            except (Exception, SystemExit):  # another failure: this input shows something else
+                return False
+            return False
+
+        seconds = _SHRINKING * (10 if self.effort == "thorough" else 1)
+        shrunk = shrink(fault.cases[0], fails, seconds, variation_of(self.custom_op))
+        if shrunk is not fault.cases[0]:
+            fails(shrunk.trial)
+            fault.error, fault.cases[0] = latest[-1], shrunk
+
+    def _failure(self, name: str, fault: _Fault) -> Failure:
+        case = fault.cases[0]
+        if case.kind in _REFUSE:
+            fault.error.fix = f"{fault.error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
+        if name in _OF_FAKES and fault.error.where is None and self.custom_op is not None:
+            fake = self.custom_op._rules.fake.fn
+            fault.error.where = None if fake is None else where(fake)
+        args, kwargs = case.trial.args, case.trial.kwargs
+        return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
+
+
+def _told_by(error: CheckError) -> tuple[str, str]:
+    """What the reports of one fault have in common: the problem and what was raised, but for numbers and dtypes."""
+    cause = error.__cause__
+    raised = "" if cause is None else f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+    return _VARYING.sub("", error.problem), _VARYING.sub("", raised)
+
+
+def raised_at(error: BaseException) -> str | None:
+    """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
+    for frame in reversed(users_frames(error)):
+        code = frame.tb_frame.f_code
+        return f"{code.co_name} ({code.co_filename}:{frame.tb_lineno})"
+    return None
+
+
+def label_of(case: Case) -> str:
+    """``sample 1``, or ``sample 1, x: transposed``."""
+    return f"sample {case.sample + 1}" + (f", {case.label}" if case.label else "")
+
+
+# In processes of their own
+
+
+def can_isolate() -> bool:
+    """Can this process be forked, with what it has in use?"""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
+def isolated(run: Run) -> Iterator[Step]:
+    """Make `run` in forks of this process; a step that ended one is a fault, and left out in the next."""
+    if not hasattr(os, "fork"):
+        raise UsageError("isolate=True needs os.fork, which this platform lacks", argument="isolate")
+    if torch.cuda.is_initialized():
+        raise UsageError(
+            "isolate=True forks the process, which CUDA does not survive once it is in use",
+            argument="isolate",
+            fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
+        )
+    _torch.tensors.fake_mode()  # loads what each fork would load for itself
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "step"
+        while True:
+            yield 0, 1, "in a process of its own"
+            done = in_fork(lambda: _child(run, place), _TIMEOUT)
+            error = done.error
+            if isinstance(error, IsolationError) and error.returncode is not None:
+                error = CheckError(
+                    "the operator ends the process",
+                    op=run.op,
+                    got=error.args[0].splitlines()[0],
+                    where=_line_of_crash(error.stderr),
+                    fix="check the arguments before using them, and raise an error: torch._check(...)",
+                )
+            if not isinstance(error, CheckError) or not place.exists():  # or it ended before anything was tried
+                run.given = done.get()
+                return
+            # The next fork leaves out what ended this one, and in the end all that is derived.
+            run.avoided[pickle.loads(place.read_bytes())] = error
+            if len(run.avoided) == _CRASHES:
+                run.samples_only = True
+                run.left_out.append(f"derived inputs: {_CRASHES} of them ended the process")
+            elif len(run.avoided) > 2 * _CRASHES:
+                raise UsageError("the operator ends the process on its samples", op=run.op, got=error.got)
+
+
+def _child(run: Run, place: Path) -> Any:
+    faulthandler.disable()  # a library may have put a handler in its place
+    faulthandler.enable(2)  # says on stderr which line a crash was in
+    torch.set_num_threads(1)  # the threads of the parent are not there
+    signal.signal(signal.SIGINT, lambda *_: None)  # a Ctrl-C is for the parent, which ends this process
+    run.announce = lambda check, case: place.write_bytes(pickle.dumps((check, case)))
+    try:
+        for _ in run.steps():
+            pass
+    except Exception:
+        raise
+    except BaseException as error:  # the operator's
+        raise CheckError(
+            f"the operator raises {type(error).__name__}, which ends the program",
+            op=run.op,
+            got=brief(error),
+            where=raised_at(error),
+            fix=f"raise another error: {type(error).__name__} passes by `except Exception`",
+        ) from None
+    return run.outcome()
+
+
+def _line_of_crash(stderr: str) -> str | None:
+    """``name (file:line)`` of the innermost frame of the user's code in what `faulthandler` prints, if there is one."""
+    traceback = stderr.rpartition("Fatal Python error")[2]
+    for file, line, name in re.findall(r'^  File "(.+)", line (\d+) in (\S+)$', traceback, re.MULTILINE):
+        is_standard = file.startswith(sysconfig.get_path("stdlib") + os.sep) and "site-packages" not in file
+        if is_users(file) and not is_standard:
+            return f"{name} ({file}:{line})"
+    return None
+
+
+# One check at a time
 
 
 class SampleChecks:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import importlib.util
 import io
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -267,11 +268,10 @@ JunitCases = dict[str, tuple[float, list[tuple[str, str, str]]]]
 def junit_suite(op: str, seconds: float, cases: JunitCases) -> ET.Element:
     """What was found of an op, in the form in which CI systems take test results."""
     tags = [{tag for tag, _, _ in said} for _, said in cases.values()]
-    counts = {"tests": len(cases)}
-    for tag, name in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
-        counts[name] = sum(tag in each for each in tags)
-    numbers = {name: str(count) for name, count in counts.items()}
-    suite = ET.Element("testsuite", {"name": f"customops.check({op})", **numbers, "time": f"{seconds:.3f}"})
+    names = {"failure": "failures", "skipped": "skipped", "error": "errors"}
+    counts = {name: str(sum(tag in each for each in tags)) for tag, name in names.items()}
+    fields = {"name": f"customops.check({op})", "tests": str(len(cases)), **counts, "time": f"{seconds:.3f}"}
+    suite = ET.Element("testsuite", fields)
     for name, (taken, said) in cases.items():
         case = ET.SubElement(suite, "testcase", classname=op, name=name, time=f"{taken:.3f}")
         for tag, message, text in said:
@@ -321,16 +321,15 @@ if outcome.error is not None:
     raise outcome.error
 print("no fault: {check} " + outcome.status)"""
 
-#: A fault of the inputs shows in the call itself.
-_RUN_CALL = """\
-print(op(*args, **kwargs))"""
-
 
 def _script_of(failure: Failure) -> str:
     """A program that runs the check of a failure on its input, and raises what it finds."""
+    variables = _Variables()
     values, spec = _torch.tensors.tree_flatten((failure.args, dict(failure.kwargs)))
-    names = _Names()
-    args, kwargs = _torch.tensors.tree_unflatten([_Code(names.code_of(value)) for value in values], spec)
+    args, kwargs = _torch.tensors.tree_unflatten([_Code(variables.code_of(value)) for value in values], spec)
+    imports = [f"import {name}" for name in ("base64", "io") if f"{name}." in "\n".join(variables.lines)]
+    imports += ["from math import inf, nan  # noqa: F401", "", "import torch"]
+    is_of_call = failure.check == "inputs"  # the fault shows in the call itself
     given = [
         f"args = ({', '.join(map(repr, args))}{',' * (len(args) == 1)})",
         f"kwargs = {{{', '.join(f'{key!r}: {value!r}' for key, value in kwargs.items())}}}",
@@ -339,25 +338,21 @@ def _script_of(failure: Failure) -> str:
     return _SCRIPT.format(
         title=f"{failure.op}: {failure.check}",
         message=str(failure).replace("\\", "\\\\").replace('"""', "'''"),
-        imports="\n".join(names.imports(is_checked=failure.check != "inputs")),
+        imports="\n".join(imports if is_of_call else [*imports, "from customops.checks import run_check"]),
         load=_load(failure),
         op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
-        inputs="\n".join([*names.lines, *given]),
-        run=_RUN_CALL if failure.check == "inputs" else _RUN_CHECK.format(check=failure.check),
+        inputs="\n".join([*variables.lines, *given]),
+        run="print(op(*args, **kwargs))" if is_of_call else _RUN_CHECK.format(check=failure.check),
     )
 
 
-class _Code:
+class _Code(str):
     """Python code whose repr is itself: so the repr of lists and dicts around it is code, too."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __repr__ = str.__str__
 
 
-class _Names:
+class _Variables:
     """The variables of the script: one for each tensor, and one for each storage that two of them share."""
 
     def __init__(self) -> None:
@@ -368,90 +363,61 @@ class _Names:
 
     def code_of(self, value: Any) -> str:
         """An expression for a value; lines that define a variable are added where there has to be one."""
-        if isinstance(value, torch.Tensor):
-            if id(value) not in self._tensors:
-                self._kept.append(value)
-                name = self._tensors[id(value)] = f"tensor_{len(self._tensors)}"
-                self.lines.append(f"{name} = {self._expression(value)}")
-            return self._tensors[id(value)]
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
         if isinstance(value, torch.Generator):
             return f"torch.Generator({str(value.device)!r}).manual_seed({value.initial_seed()})"
-        return repr(value)
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        if id(value) not in self._tensors:
+            self._kept.append(value)
+            name = self._tensors[id(value)] = f"tensor_{len(self._tensors)}"
+            self.lines.append(f"{name} = {self._tensor(value)}")
+        return self._tensors[id(value)]
 
-    def imports(self, *, is_checked: bool) -> Iterator[str]:
-        text = "\n".join(self.lines)
-        yield from (f"import {name}" for name in ("base64", "io") if f"{name}." in text)
-        yield "from math import inf, nan  # noqa: F401"
-        yield ""
-        yield "import torch"
-        if is_checked:
-            yield "from customops.checks import run_check"
-
-    def _expression(self, tensor: torch.Tensor) -> str:
-        requires_grad = ".requires_grad_()" if tensor.requires_grad else ""
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-        if not plain or tensor.is_quantized or not is_addressable(tensor):
-            return self._bytes_of(tensor)
-        if tensor.is_neg():
-            return self._bytes_of(tensor)
-        if tensor.is_conj():
-            return f"{self.code_of(tensor.detach().conj())}.conj(){requires_grad}"
-        storage = self._storage(tensor)
-        if storage is None:
-            return self._bytes_of(tensor)
-        where = f"{list(tensor.shape)}, {list(tensor.stride())}, {tensor.storage_offset()}"
-        return f"{storage}.as_strided({where}){requires_grad}"
-
-    def _storage(self, tensor: torch.Tensor) -> str | None:
-        """A variable with all elements of a tensor's storage; None if they are too many."""
-        key = _torch.tensors.storage_id(tensor)
-        count = tensor.untyped_storage().nbytes() // tensor.element_size()
-        if count > _LITERAL:
-            return None
-        found = self._storages.get(key)
-        if found is None:
-            self._kept.append(tensor)
-            with torch.no_grad():
-                elements = tensor.detach().as_strided((count,), (1,), 0)
-            wide = (
-                elements.to(torch.float32)
-                if elements.dtype.itemsize == 1 and elements.is_floating_point()
-                else elements
-            )
-            found = self._storages[key] = f"memory_{len(self._storages)}"
-            device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
-            self.lines.append(f"{found} = torch.tensor({wide.tolist()!r}, dtype={tensor.dtype}{device})")
-        return found
-
-    def _bytes_of(self, tensor: torch.Tensor) -> str:
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        if is_plain and not tensor.is_quantized and is_addressable(tensor) and not tensor.is_neg():
+            requires_grad = ".requires_grad_()" if tensor.requires_grad else ""
+            if tensor.is_conj():
+                return f"{self.code_of(tensor.detach().conj())}.conj(){requires_grad}"
+            count = tensor.untyped_storage().nbytes() // tensor.element_size()
+            if count <= _LITERAL:
+                where = f"{list(tensor.shape)}, {list(tensor.stride())}, {tensor.storage_offset()}"
+                return f"{self._memory(tensor, count)}.as_strided({where}){requires_grad}"
         file = io.BytesIO()
         torch.save(tensor, file)
         text = base64.b64encode(file.getvalue()).decode()
         return f'torch.load(io.BytesIO(base64.b64decode("{text}")))'
+
+    def _memory(self, tensor: torch.Tensor, count: int) -> str:
+        """A variable with all elements of a tensor's storage."""
+        key = _torch.tensors.storage_id(tensor)
+        if key not in self._storages:
+            self._kept.append(tensor)
+            elements = tensor.detach().as_strided((count,), (1,), 0)
+            if elements.dtype.itemsize == 1 and elements.is_floating_point():
+                elements = elements.to(torch.float32)
+            device = "" if tensor.device.type == "cpu" else f", device={str(tensor.device)!r}"
+            name = self._storages[key] = f"memory_{len(self._storages)}"
+            self.lines.append(f"{name} = torch.tensor({elements.tolist()!r}, dtype={tensor.dtype}{device})")
+        return self._storages[key]
 
 
 def _load(failure: Failure) -> str:
     """Code that defines the operator: the import of its module, or the execution of its file."""
     custom = _torch.library.torch_op_of(failure.op)
     module = getattr(getattr(custom, "_init_fn", None), "__module__", None)
-    if module and module != "__main__" and _can_be_found(module):
-        return f"import {module}  # noqa: F401  (it defines the op)"
+    if module and module != "__main__":
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(module) is not None:
+                return f"import {module}  # noqa: F401  (it defines the op)"
     file = (failure.source or "").rpartition(":")[0]
     if file and Path(file).is_file():
         return f"import runpy\n\nrunpy.run_path({file!r})  # it defines the op"
     if failure.op.startswith("aten::"):
         return ""
-    return textwrap.dedent(
-        """\
-        # Define the operator here, or import what does:
-        # import my_library  /  torch.ops.load_library("my_library.so")"""
+    return (
+        "# Define the operator here, or import what does:\n"
+        '# import my_library  /  torch.ops.load_library("my_library.so")'
     )
-
-
-def _can_be_found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False

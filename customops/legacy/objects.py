@@ -21,7 +21,7 @@ from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
-from customops._dispatch.spec import OpSpec
+from customops._dispatch.spec import OpSpec, Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops._rules import Rules
@@ -282,8 +282,8 @@ def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
         raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
         _check_signature(fn, schema, op)
-    check, tags = check_policy(None, op), with_pt2_compliant(tags)
-    spec = OpSpec(name, schema, tags, text, missing_kernel(name), check=check, source=user_source())
+    options, tags = Options(check_policy(None, op)), with_pt2_compliant(tags)
+    spec = OpSpec(name, schema, tags, text, missing_kernel(name), options=options, source=user_source())
     pair = Pair(op, schema)
     with lock:
         if _torch.library.find_overload(name.packet) is not None:
@@ -448,7 +448,7 @@ class CustomOp:
             except BaseException:
                 setattr(pair, half, None)
                 raise
-            self._op._record(functools.partial(setattr, pair, half, None))
+            self._op._owner.record(Registration(functools.partial(setattr, pair, half, None)))
         return fn
 
     def _refuse_formula(self, kind: str, known: Fn | None) -> None:

@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from customops.errors import CustomOpsError, brief
-from customops.testing.environment import accepts_changes
 
 if sys.platform == "win32":
     import msvcrt
@@ -104,6 +103,19 @@ def replace(path: str, text: str) -> None:
         raise
 
 
+def is_set(name: str) -> bool:
+    """Is a switch of the environment on? Its name is that of torch's generated tests, or has CUSTOMOPS for PYTORCH.
+
+    So a suite that was moved from torch is run as before.
+    """
+    return "1" in map(os.environ.get, (f"PYTORCH_{name}", f"CUSTOMOPS_{name}"))
+
+
+def accepts_changes() -> bool:
+    """Are failures files to be updated to what happens, instead of tests to fail?"""
+    return is_set("OPCHECK_ACCEPT")
+
+
 #: {operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}
 FailuresDictData = dict[str, dict[str, dict[str, str]]]
 
@@ -153,7 +165,14 @@ class FailuresDict:
         result.data, result._saved = document["data"], copy.deepcopy(document["data"])
         if text != _text(document) and text.strip():
             if not accepts_changes():
-                raise _misformatted(result.path, text, _text(document))
+                difference = difflib.unified_diff(
+                    text.splitlines(), _text(document).splitlines(), "is", "should be", lineterm=""
+                )
+                raise FailuresDictError(
+                    "the failures file is not formatted as it is written:\n" + "\n".join(list(difference)[:60]),
+                    where=result.path,
+                    fix="apply the difference, or run the tests with PYTORCH_OPCHECK_ACCEPT=1",
+                )
             result.save()
         return result
 
@@ -211,26 +230,22 @@ def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequenc
                 )
             if entry["status"] not in TEST_OPTIONS:
                 raise _bad_status(qualname, entry["status"])
-            _validate_name(qualname, test_name, test_utils, testcase)
-
-
-def _validate_name(qualname: str, test_name: str, test_utils: Sequence[str], testcase: type) -> None:
-    test_class, _, generated = test_name.partition(".")
-    check = next((name for name in test_utils if generated.startswith(f"{name}__")), None)
-    if check is None:
-        raise FailuresDictError(
-            f"in the failures file, the name of the test {test_name!r} should begin with one of "
-            f"{', '.join(test_utils)} (after the name of its class)",
-            op=qualname,
-        )
-    original = re.sub(r"\[.*\]$", "", generated.removeprefix(f"{check}__"), flags=re.DOTALL)
-    if test_class == testcase.__name__ and not hasattr(testcase, original):
-        raise FailuresDictError(
-            f"in the failures file, {test_name!r} is {check} on {original}, which does not exist on the TestCase "
-            f"{test_class}",
-            op=qualname,
-            fix="correct the entry if the test was renamed, remove it if it is gone",
-        )
+            test_class, _, generated = test_name.partition(".")
+            check = next((name for name in test_utils if generated.startswith(f"{name}__")), None)
+            if check is None:
+                raise FailuresDictError(
+                    f"in the failures file, the name of the test {test_name!r} should begin with one of "
+                    f"{', '.join(test_utils)} (after the name of its class)",
+                    op=qualname,
+                )
+            original = re.sub(r"\[.*\]$", "", generated.removeprefix(f"{check}__"), flags=re.DOTALL)
+            if test_class == testcase.__name__ and not hasattr(testcase, original):
+                raise FailuresDictError(
+                    f"in the failures file, {test_name!r} is {check} on {original}, which does not exist on the "
+                    f"TestCase {test_class}",
+                    op=qualname,
+                    fix="correct the entry if the test was renamed, remove it if it is gone",
+                )
 
 
 def _bad_status(qualname: str, status: Any) -> FailuresDictError:
@@ -280,15 +295,6 @@ def _text(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-def _misformatted(path: str, actual: str, expected: str) -> FailuresDictError:
-    difference = difflib.unified_diff(actual.splitlines(), expected.splitlines(), "is", "should be", lineterm="")
-    return FailuresDictError(
-        "the failures file is not formatted as it is written:\n" + "\n".join(list(difference)[:60]),
-        where=path,
-        fix="apply the difference, or run the tests with PYTORCH_OPCHECK_ACCEPT=1",
-    )
-
-
 def _merge(theirs: FailuresDictData, base: FailuresDictData, ours: FailuresDictData) -> FailuresDictData:
     """`theirs`, with what `ours` changed in `base`."""
     merged, before, now = (
@@ -296,12 +302,10 @@ def _merge(theirs: FailuresDictData, base: FailuresDictData, ours: FailuresDictD
         for data in (theirs, base, ours)
     )
     for key in before.keys() | now.keys():
-        if now.get(key) == before.get(key):
-            continue
-        if key in now:
-            merged[key] = now[key]
-        else:
+        if key not in now:
             merged.pop(key, None)
+        elif now[key] != before.get(key):
+            merged[key] = now[key]
     # An operator without entries is kept where someone wrote it down: it makes a test of its tag.
     result: FailuresDictData = {name: {} for name in [*theirs, *ours] if not theirs.get(name) and not base.get(name)}
     for (qualname, test_name), entry in merged.items():

@@ -15,8 +15,7 @@ import torch
 from customops import _torch
 from customops.checks import CHECKS, DEFAULT_CHECKS, Trial
 from customops.errors import CheckError, CustomOpsError
-from customops.testing.environment import accepts_changes
-from customops.testing.failures import FailuresDict, validate_failures_dict_structure
+from customops.testing.failures import FailuresDict, accepts_changes, validate_failures_dict_structure
 from customops.testing.watch import OpCheckMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -85,14 +84,19 @@ def generate_opcheck_tests(
         raise GenerationError("there are no such checks", expected=", ".join(CHECKS), got=", ".join(unknown))
     validate_failures_dict_structure(failures, checks, testcase)
     originals = [name for name in dir(testcase) if name.startswith("test_") and callable(getattr(testcase, name))]
-    marks = (_NOT_GENERATED, _GENERATED)
     tests = {
         f"{check}__{name}": _checked_test(testcase, name, check, namespaces, failures)
         for name in originals
-        if not any(hasattr(getattr(testcase, name), mark) for mark in marks)
+        if not any(hasattr(getattr(testcase, name), mark) for mark in (_NOT_GENERATED, _GENERATED))
         for check in checks
     }
-    for name, test in [*tests.items(), *_tag_tests(failures).items()]:
+    for qualname, entries in failures.data.items():
+        name = "test_pt2_compliant_tag_" + qualname.replace("::", "_").replace(".", "_")
+        if name in tests:
+            raise GenerationError(f"two operators of the failures file would have a test {name}", op=qualname)
+        known = [test for test, entry in entries.items() if entry["status"] == "xfail"]
+        tests[name] = _tag_test(qualname, [test for test in known if not test.partition(".")[2].startswith(_STATIC)])
+    for name, test in tests.items():
         _add(testcase, name, test, (additional_decorators or {}).get(name, ()))
 
 
@@ -147,17 +151,6 @@ def _first_case(mark: Any) -> Any:
     options = {key: value[:1] if key == "ids" and not callable(value) else value for key, value in mark.kwargs.items()}
     pytest: Any = sys.modules["pytest"]  # whose marks these are
     return pytest.mark.parametrize(names, list(values)[:1], **options)
-
-
-def _tag_tests(failures: FailuresDict) -> dict[str, _Test]:
-    tests: dict[str, _Test] = {}
-    for qualname, entries in failures.data.items():
-        name = "test_pt2_compliant_tag_" + qualname.replace("::", "_").replace(".", "_")
-        if name in tests:
-            raise GenerationError(f"two operators of the failures file would have a test {name}", op=qualname)
-        known = [test for test, entry in entries.items() if entry["status"] == "xfail"]
-        tests[name] = _tag_test(qualname, [test for test in known if not test.partition(".")[2].startswith(_STATIC)])
-    return tests
 
 
 def _tag_test(qualname: str, failing: list[str]) -> _Test:

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from customops.errors import CustomOpsError
 
@@ -30,88 +30,55 @@ def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, so that it can be pickled for a process which finds its module by file."""
     if isinstance(function, functools.partial):
         return functools.partial(sendable(function.func), *function.args, **function.keywords)
-    return _Reference.to(function)
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if module and name and not (module == "__main__" and file is None):  # typed in
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        decorators = 0  # how many are around it in that file
+        while found is not None:
+            # A class method is another object each time.
+            if found is function or (isinstance(found, types.MethodType) and found == function):
+                return functools.partial(_call_by_name, module, file, name, decorators)
+            found, decorators = getattr(found, "__wrapped__", None), decorators + 1
+    is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
+    raise CustomOpsError(
+        "another process cannot find this function",
+        expected="a function that the module of a file has under its name",
+        got=repr(function),
+        fix=f"functools.partial({name}, object) sends the object along"
+        if is_bound
+        else "move it to the top of a file, or pass its code as a string",
+    )
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """A function by file and name: the child imports the file, under the same name as here."""
-
-    module: str
-    file: str | None
-    name: str
-    decorators: int  #: how many are around it in that file
-
-    @classmethod
-    def to(cls, function: Callable[..., Any]) -> _Reference:
-        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-        file = getattr(sys.modules.get(module or ""), "__file__", None)
-        is_typed_in = module == "__main__" and file is None
-        decorators = _decorators_of(function, module, name) if module and name and not is_typed_in else None
-        if not module or not name or decorators is None:
-            is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
-            raise CustomOpsError(
-                "another process cannot find this function",
-                expected="a function that the module of a file has under its name",
-                got=repr(function),
-                fix=f"functools.partial({name}, object) sends the object along"
-                if is_bound
-                else "move it to the top of a file, or pass its code as a string",
-            )
-        return cls(module, file, name, decorators)
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        function = functools.reduce(getattr, self.name.split("."), self._module())
-        for _ in range(self.decorators):
-            function = function.__wrapped__
-        return function(*args, **keywords)
-
-    def _module(self) -> Any:
-        # As under another name: ``__main__`` here is the child's own program there.
-        name = "__isolated_main__" if self.module == "__main__" else self.module
-        if name in sys.modules:
-            return sys.modules[name]
-        if self.file is None or name.startswith("customops."):
-            return importlib.import_module(name)
-        spec = importlib.util.spec_from_file_location(name, self.file)
+def _call_by_name(module: str, file: str | None, name: str, decorators: int, /, *args: Any, **keywords: Any) -> Any:
+    """Call a function of a file, which the child imports under the same name as here."""
+    # As under another name: ``__main__`` here is the child's own program there.
+    key = "__isolated_main__" if module == "__main__" else module
+    if key not in sys.modules and file is not None and not key.startswith("customops."):
+        spec = importlib.util.spec_from_file_location(key, file)
         assert spec is not None
         assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        sys.modules[key] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[key])
+    function: Any = functools.reduce(getattr, name.split("."), importlib.import_module(key))
+    for _ in range(decorators):
+        function = function.__wrapped__
+    return function(*args, **keywords)
 
 
-def _decorators_of(function: Callable[..., Any], module: str, name: str) -> int | None:
-    """The number of decorators around a function in its module; None if its name stands for something else there."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    count = 0
-    while found is not None:
-        # A class method is another object each time.
-        if found is function or (isinstance(found, types.MethodType) and found == function):
-            return count
-        found, count = getattr(found, "__wrapped__", None), count + 1
-    return None
-
-
-def _run_code(text: str) -> Any:
-    return _run_as_main(types.ModuleType("__main__"), text, "<isolated>")
-
-
-def _run_file(path: str) -> Any:
-    sys.argv[:] = [path]
-    sys.path.insert(0, os.path.dirname(path))  # as for `python FILE`
-    module = types.ModuleType("__main__")
-    module.__file__ = path
-    return _run_as_main(module, Path(path).read_bytes(), path)
-
-
-def _run_as_main(module: types.ModuleType, source: str | bytes, name: str) -> Any:
-    sys.modules["__main__"] = module  # pickle and multiprocessing look there
-    code = compile(source, name, "exec", dont_inherit=True)  # the __future__ imports here are not its own
-    try:
-        exec(code, vars(module))
+def _run_program(code: str | None, path: str = "<isolated>") -> Any:
+    """Run code, or a file, as ``__main__``; returns its variable ``result``."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")  # pickle and multiprocessing look there
+    if code is None:
+        sys.argv[:] = [path]
+        sys.path.insert(0, os.path.dirname(path))  # as for `python FILE`
+        module.__file__ = path
+    source = Path(path).read_bytes() if code is None else code
+    try:  # the __future__ imports here are not its own
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
@@ -168,21 +135,21 @@ class Isolated:
 
 def outcome_of_fork(path: Path, timeout: float, default: int = 0) -> Isolated:
     """What a fork left; `default` is the exit code of the process that should have waited for it."""
-    code = int(read(path.with_suffix(".code")) or default)
-    return outcome(path, timeout, code, read(path.with_suffix(".out")), read(path.with_suffix(".err")))
+    code = int(_read(path.with_suffix(".code")) or default)
+    return _outcome(path, timeout, code, _read(path.with_suffix(".out")), _read(path.with_suffix(".err")))
 
 
-def outcome(path: Path, timeout: float, code: int, stdout: str, stderr: str) -> Isolated:
+def _outcome(path: Path, timeout: float, code: int, stdout: str, stderr: str) -> Isolated:
+    """What a process with this exit code left in a file."""
     returned = path.exists()
     if returned:
-        done = load(path, stdout, stderr)
-        if code != LATE or done.error is not None:
-            return done
-    error = _failure(timeout, code, stdout, stderr, returned=returned)
-    return Isolated(error=error, stdout=stdout, stderr=stderr)
-
-
-def _failure(timeout: float, code: int, stdout: str, stderr: str, *, returned: bool = False) -> IsolationError:
+        try:
+            value, error = pickle.loads(path.read_bytes())
+        except Exception as unreadable:
+            value = None
+            error = IsolationError(f"what the child process sent cannot be read here: {unreadable}", stderr=stderr)
+        if code != LATE or error is not None:
+            return Isolated(value, error, stdout, stderr)
     if code == LATE and returned:
         problem = f"what ran in the child process returned, but the process did not end within {timeout:g} seconds: "
         problem += "it waits for a thread or a process that was started there"
@@ -192,19 +159,11 @@ def _failure(timeout: float, code: int, stdout: str, stderr: str, *, returned: b
         problem = f"the child process died of {signal.Signals(-code).name}"
     else:
         problem = f"the child process ended without a result (status {code})"
-    return IsolationError(problem, returncode=None if code == LATE else code, stdout=stdout, stderr=stderr)
+    error = IsolationError(problem, returncode=None if code == LATE else code, stdout=stdout, stderr=stderr)
+    return Isolated(None, error, stdout, stderr)
 
 
-def load(path: Path, stdout: str, stderr: str) -> Isolated:
-    try:
-        value, error = pickle.loads(path.read_bytes())
-    except Exception as problem:
-        error = IsolationError(f"what the child process sent cannot be read here: {problem}", stderr=stderr)
-        return Isolated(error=error, stdout=stdout, stderr=stderr)
-    return Isolated(value, error, stdout, stderr)
-
-
-def read(path: Path) -> str:
+def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
@@ -241,31 +200,23 @@ def _set_alarm(seconds: float) -> None:
 
 
 def fork_and_wait(function: Callable[[], Any], place: Path, timeout: float) -> None:
+    """Call a function in a fork. One that does not heed its alarm is killed; so is one at a Ctrl-C here."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        _be_the_fork(function, place, timeout)
-    place.with_suffix(".code").write_text(str(_wait(child, timeout + GRACE)))
-
-
-def _be_the_fork(function: Callable[[], Any], place: Path, timeout: float) -> NoReturn:
-    try:
-        for stream, suffix in ((1, ".out"), (2, ".err")):
-            os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
-        _set_alarm(timeout)
-        _call_and_save(function, place)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # never back into the loop that forks
-    os._exit(0)
-
-
-def _wait(child: int, limit: float) -> int:
-    """The exit code of a fork. One that does not heed its alarm is killed; so is one at a Ctrl-C here."""
-    end, pause, running, status = time.monotonic() + limit, 0.0005, True, 0
+        try:
+            for stream, suffix in ((1, ".out"), (2, ".err")):
+                os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
+            _set_alarm(timeout)
+            _call_and_save(function, place)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # never back into the loop that forks
+        os._exit(0)
+    end, pause, running, status = time.monotonic() + timeout + GRACE, 0.0005, True, 0
     try:
         while running and time.monotonic() < end:
             time.sleep(pause)
@@ -276,7 +227,7 @@ def _wait(child: int, limit: float) -> int:
         if running:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    return LATE if running else os.waitstatus_to_exitcode(status)
+    place.with_suffix(".code").write_text(str(LATE if running else os.waitstatus_to_exitcode(status)))
 
 
 def _call_and_save(function: Callable[[], Any], path: Path) -> None:
@@ -339,7 +290,7 @@ def run_isolated(
     elif args:
         raise CustomOpsError("only a function takes arguments", got=f"{len(args)} for a program")
     elif isinstance(target, str) and ("\n" in target or not target.endswith(".py")):
-        task = functools.partial(_run_code, target)
+        task = functools.partial(_run_program, target)
     else:
         path = Path(target).resolve()
         if not path.is_file():
@@ -348,7 +299,7 @@ def run_isolated(
                 expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
                 got=str(path),
             )
-        task = functools.partial(_run_file, str(path))
+        task = functools.partial(_run_program, None, str(path))
     (done,) = _run([task], None, timeout, cwd, env, fork=False)
     done.get()
     return done
@@ -401,51 +352,45 @@ def _run(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         place = Path(directory)
         # Each fork has a limit of its own; this is for what hangs where none should.
-        whole = (timeout + STARTING) * 2 + (timeout + GRACE) * len(tasks) if fork else timeout
+        limit = (timeout + STARTING) * 2 + (timeout + GRACE) * len(tasks) if fork else timeout
         # In two steps: the tasks may need the path to be read.
         work = pickle.dumps((setup, list(tasks), timeout, fork))
-        (place / "tasks").write_bytes(pickle.dumps((list(sys.path), whole, work)))
+        (place / "tasks").write_bytes(pickle.dumps((list(sys.path), limit, work)))
         environment = {**os.environ, **(env or {})}
         # The package may be there only because this process has its directory on the path.
         root = str(Path(__file__).parents[2])
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
-        code = _run_session(place, whole, cwd, environment)
-        stdout, stderr = read(place / "all.out"), read(place / "all.err")
+        with (place / "all.out").open("wb") as out, (place / "all.err").open("wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(place)],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # so that it can be killed with all that it started
+            )
+        try:  # it is over when it ends: what it started may go on, and hold its output open
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = LATE
+        finally:
+            # It is late, or this process got a Ctrl-C; or a fork was late, in a process that it waited for.
+            if process.poll() is None or any(_read(path) == str(LATE) for path in place.glob("*.code")):
+                if hasattr(os, "killpg"):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+                        os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+                process.wait()
+        stdout, stderr = _read(place / "all.out"), _read(place / "all.err")
         if (place / "setup").exists():
-            raise load(place / "setup", stdout, stderr).error or IsolationError("the set-up failed")
+            raise _outcome(place / "setup", limit, 0, stdout, stderr).error or IsolationError("the set-up failed")
         if not fork:
-            return [outcome(place / str(i), whole, code, stdout, stderr) for i in range(len(tasks))]
+            return [_outcome(place / str(i), limit, code, stdout, stderr) for i in range(len(tasks))]
         if not (place / "ready").exists():
-            raise _failure(timeout + STARTING, code, stdout, stderr)
+            _outcome(place / "ready", timeout + STARTING, code, stdout, stderr).get()  # which raises
         return [outcome_of_fork(place / str(i), timeout, code) for i in range(len(tasks))]
-
-
-def _run_session(place: Path, limit: float, cwd: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> int:
-    """The exit code of the child, which is over when it ends: what it started may go on, and hold its output open."""
-    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM, str(place)]
-    with (place / "all.out").open("wb") as out, (place / "all.err").open("wb") as err:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,  # so that it can be killed with all that it started
-        )
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return LATE
-    finally:
-        # It is out of time, or this process got a Ctrl-C; or a fork was out of time, in a process that it waited for.
-        if process.poll() is None or any(read(path) == str(LATE) for path in place.glob("*.code")):
-            if hasattr(os, "killpg"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-                    os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-            process.wait()
 
 
 def in_fork(function: Callable[[], Any], timeout: float) -> Isolated:

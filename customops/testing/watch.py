@@ -6,11 +6,14 @@ Errors of a check do not disturb the test. They are kept, and judged against the
 from __future__ import annotations
 
 import collections
+import os
 import sys
+import tempfile
 import threading
 import types
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +28,7 @@ from customops.checks._outcome import in_short
 from customops.checks._trial import resolve
 from customops.checks.inputs.probe import kernel_error
 from customops.errors import OpCheckError, brief
-from customops.testing.environment import accepts_changes, dynamo, generate_repro, saves_inputs
-from customops.testing.failures import FailuresDict
+from customops.testing.failures import FailuresDict, accepts_changes, is_set
 
 _jit: Any = torch.jit  # which does not declare what it exports
 
@@ -52,16 +54,46 @@ def has_no_fake(error: BaseException | None) -> bool:
 TestUtil = Callable[[_torch.library.OpOverload, tuple[Any, ...], dict[str, Any]], object]
 
 
-class _Inside(threading.local):
-    modes = 0
-
-
-_inside = _Inside()
+_inside = threading.local()
 
 
 def is_inside_opcheck_mode() -> bool:
     """True if an `OpCheckMode` is active in the calling thread."""
-    return _inside.modes > 0
+    return getattr(_inside, "modes", 0) > 0
+
+
+_DISABLE = "TORCHDYNAMO_DISABLE"
+
+
+class _DynamoSwitch:
+    """Turns `torch.compile` off from the first `off` to the last `restore`, of whatever thread.
+
+    A function that is compiled calls its operators where no mode sees them. The environment is one for all threads,
+    so it is restored when the last of them is done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: str | None = None
+
+    def off(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = os.environ.get(_DISABLE)
+                os.environ[_DISABLE] = "1"
+
+    def restore(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.environ.pop(_DISABLE, None)
+                if self._before is not None:
+                    os.environ[_DISABLE] = self._before
+
+
+_dynamo = _DynamoSwitch()
 
 
 @dataclass(frozen=True)
@@ -106,12 +138,12 @@ class OpCheckMode(TorchFunctionMode):
     def __enter__(self) -> OpCheckMode:
         super().__enter__()  # type: ignore[no-untyped-call]
         self._seen = {}
-        _inside.modes += 1
-        dynamo.off()
+        _inside.modes = getattr(_inside, "modes", 0) + 1
+        _dynamo.off()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        dynamo.restore()
+        _dynamo.restore()
         _inside.modes -= 1
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         if error is None:
@@ -124,43 +156,31 @@ class OpCheckMode(TorchFunctionMode):
         if not runs_operator(func) or str(func).partition(".")[0] not in self.namespaces:
             return func(*args, **kwargs)
         op = resolve(func)
-        if self._status(op.name()) == "skip":
+        name = op.name()
+        if self._status(name) == "skip":
             return func(*args, **kwargs)
-        trial, failure = self._copy(op, args, kwargs)
+        trial, before, failure = Trial(op, args, kwargs), None, None
+        has_failed = self._seen.get(name) is not None
+        # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
+        if not (has_failed or any(map(_torch.tensors.is_abstract, [*trial.tensors, torch.empty(0)]))):
+            try:
+                before = trial.copy()  # the operator may write to its inputs
+            except Exception as error:
+                failure = _Failure(error, trial)
         result = func(*args, **kwargs)
-        if self._seen.get(op.name()) is None:
-            self._seen[op.name()] = failure or self._check(trial)
+        if before is not None:
+            try:
+                self.test_util(op, before.args, before.kwargs)
+            except NotExercised:
+                pass
+            except Exception as error:
+                failure = None if has_no_fake(error) else _Failure(error, before)
+        if not has_failed:
+            self._seen[name] = failure
         return result
 
     def _status(self, qualname: str) -> str:
         return self.failures_dict.get_status(qualname, self.test_name) if self.failures_dict else "xsuccess"
-
-    def _copy(
-        self, op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Trial | None, _Failure | None]:
-        """The inputs before the operator writes to them, or None if there is nothing to try it on."""
-        trial = Trial(op, args, kwargs)
-        has_failed = self._seen.get(op.name()) is not None
-        # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
-        if has_failed or any(_torch.tensors.is_abstract(tensor) for tensor in [*trial.tensors, torch.empty(0)]):
-            return None, None
-        try:
-            return trial.copy(), None
-        except Exception as error:
-            return None, _Failure(error, trial)
-
-    def _check(self, trial: Trial | None) -> _Failure | None:
-        if trial is None:
-            return None
-        try:
-            self.test_util(trial.op, trial.args, trial.kwargs)
-        except NotExercised:
-            return None
-        except Exception as error:
-            return None if has_no_fake(error) else _Failure(error, trial)
-        return None
-
-    # At the end ---------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
         found = {name: failure for name, failure in self._seen.items() if failure is not None}
@@ -173,8 +193,16 @@ class OpCheckMode(TorchFunctionMode):
                 self.failures_dict.save()
             return
         if failed:
-            first = found[failed[0]]
-            raise self._failed(first, failed[1:]) from first.error
+            first, *others = failed
+            failure, also = found[first], f" (and for {', '.join(others)})" if others else ""
+            raise OpCheckError(
+                f"{self.test_util_name} failed in the generated test {self.test_name}{also}",
+                op=failure.trial.name,
+                got=in_short(failure.error),
+                fix="correct the operator: it may be silently incorrect; or expect the failure, in "
+                f"{self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1. This shows it by itself "
+                f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{self._repro(failure.trial)}",
+            ) from failure.error
         if passed:
             raise OpCheckError(
                 f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}",
@@ -183,24 +211,78 @@ class OpCheckMode(TorchFunctionMode):
                 fix=f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1",
             )
 
-    def _failed(self, failure: _Failure, others: list[str]) -> OpCheckError:
-        also = f" (and for {', '.join(others)})" if others else ""
-        return OpCheckError(
-            f"{self.test_util_name} failed in the generated test {self.test_name}{also}",
-            op=failure.trial.name,
-            got=in_short(failure.error),
-            fix="correct the operator: it may be silently incorrect; or expect the failure, in "
-            f"{self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1. This shows it by itself "
-            f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{self._repro(failure.trial)}",
-        )
-
     def _repro(self, trial: Trial) -> str:
         call = (self.test_util_name, trial.op, trial.args, trial.kwargs)
         try:
-            return generate_repro(*call, save_data=saves_inputs())
+            return generate_repro(*call, save_data=is_set("OPCHECK_PRINT_BETTER_REPRO"))
         except Exception as error:
             # What was found matters more than that it can be saved.
             return f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
+
+
+#: Below the directory for temporary files. Nothing removes it.
+DIRECTORY = "customops_opcheck_safe_to_delete"
+
+_RULE = "# " + "=" * 57
+
+_SCRIPT = f"""\
+{_RULE}
+# BEGIN REPRO SCRIPT
+{_RULE}
+import torch
+from customops import opcheck
+
+# Make sure you have loaded the library that contains the op
+# via an import or torch.ops.load_library(...)
+op = torch.ops.{{op}}
+
+{{inputs}}
+opcheck(op, args, kwargs, test_utils="{{test}}")
+{_RULE}
+# END REPRO SCRIPT
+{_RULE}
+"""
+
+_NO_INPUTS = """\
+# If you rerun your test with PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1
+# we will fill them in same (args, kwargs) as in your test
+args = ()  # args to the operator
+kwargs = {}  # kwargs to the operator"""
+
+
+def generate_repro(
+    test: str,
+    op: _torch.library.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    save_data: bool,
+    dry_run: bool = False,
+) -> str:
+    """Return a Python script that runs one check of `op`.
+
+    Args:
+        test: the name of the check.
+        op, args, kwargs: the call.
+        save_data: if True, save the inputs to a file that the script loads. If False, the inputs in the script are
+            empty, and the reader fills them in.
+        dry_run: if True, do not save the file, but return the same script.
+    """
+    inputs = _NO_INPUTS
+    if save_data:
+        path = os.path.join(tempfile.gettempdir(), DIRECTORY, f"repro_{uuid.uuid4().hex}.pt")
+        if not dry_run:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            torch.save((tuple(args), dict(kwargs)), path)
+        inputs = f"args, kwargs = torch.load({_quoted(path)})"
+    schema = _torch.schema.schema_of(op)
+    name = ".".join([*schema.name.split("::"), schema.overload_name or "default"])
+    return _SCRIPT.format(op=name, inputs=inputs, test=test)
+
+
+def _quoted(path: str) -> str:
+    """A Python string literal, in double quotes."""
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 #: Of values of these types every single one is a kind; of numbers the type is.
@@ -319,8 +401,13 @@ class Watch(TorchFunctionMode):
         trial = Trial(op, args, kwargs)
         if not torch.is_grad_enabled():
             trial = trial.detached()  # it is not recorded, so it need not be recordable
-        if not self._wants(trial.name) or self._is_of_checker():
+        if not self._wants(trial.name):
             return None
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_CHECKERS):
+                return None
+            frame = frame.f_back
         self.made[trial.name] += 1
         reason = None
         if _torch.dispatcher.any_mode_of_users():
@@ -337,14 +424,6 @@ class Watch(TorchFunctionMode):
             return None
         with torch.inference_mode(False):
             return Call(trial.copy(), kind)
-
-    def _is_of_checker(self) -> bool:
-        frame: types.FrameType | None = sys._getframe(3)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(_CHECKERS):
-                return True
-            frame = frame.f_back
-        return False
 
 
 def why_unchecked(call: Call) -> str | None:

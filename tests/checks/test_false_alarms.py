@@ -10,7 +10,7 @@ import torch
 import customops
 from customops.checks import CHECKS, NotExercised, Trial
 from customops.checks.inputs import derive
-from customops.checks.inputs._elements import follow
+from customops.checks.inputs.parts import follow
 from customops.checks.modes import _Through
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 
 from customops.checks import schema_check
 from customops.testing import OpCheckError, OpCheckMode, generate_repro
-from customops.testing import environment as repro_module
+from customops.testing import watch as repro_module
 
 ROOT = Path(__file__).parents[2]
 SIN = torch.ops.aten.sin.default

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
 
-from customops.checks._check import Effort
-from customops.checks._trial import Case, Trial
-from customops.checks.inputs.declared import declared, holds
-from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Variation, in_turn, ranks
+from customops.checks._check import EFFORTS, Effort
+from customops.checks._trial import Case, Kind, Trial
+from customops.checks.inputs.parts import (
+    NORMAL,
+    QUICK,
+    THOROUGH,
+    Change,
+    Parts,
+    Variation,
+    arguments_of,
+    in_turn,
+    resized,
+    with_argument,
+)
 from customops.checks.inputs.shapes import ODD_STRIDES, ROWS_APART, in_layout, layouts, sizes
 from customops.checks.inputs.structure import devices, lists, optionals, same
-from customops.checks.inputs.values import dtypes, numbers, padding, values
-
-#: What makes inputs: those of a rank, in an order of its own.
-Subject = Callable[[Parts, int], Iterator[Case]]
-
-_SUBJECTS: tuple[Subject, ...] = (
-    declared,
-    sizes,
-    layouts,
-    numbers,
-    optionals,
-    lists,
-    dtypes,
-    values,
-    padding,
-    same,
-    devices,
-)
+from customops.checks.inputs.values import as_dtype, dtypes, in_words, name_of, numbers, padding, values
 
 
 def derive(
@@ -46,22 +40,52 @@ def derive(
     parts = Parts(sample, variation)
     yield Case(sample, sample=number)
     seen: set[tuple[str, str]] = set()
-    for rank in ranks(effort):
-        subjects = [subject(parts, rank) for subject in _SUBJECTS]
-        for case in in_turn([*subjects, _pairs(parts, rank)]):
+    for rank in range(EFFORTS.index(effort) + 1):
+        for case in in_turn([subject(parts, rank) for subject in _SUBJECTS]):
             is_new = (case.kind, case.label) not in seen
             seen.add((case.kind, case.label))
-            if is_new and holds(variation, case.trial):
+            if is_new and variation.holds(case.trial):
                 yield replace(case, sample=number)
+
+
+def _declared(parts: Parts, rank: int) -> Iterator[Case]:
+    """The values that `Variation.vary` gives."""
+    if rank != QUICK or not parts.variation.vary:
+        return
+    given = arguments_of(parts.trial)
+    for key in parts.variation.vary:
+        name, _, aspect = key.rpartition(".") if key.endswith((".dtype", ".shape")) else (key, "", "")
+        for value in parts.variation.values(key, given.get(key)) if not aspect else ():
+            kind: Kind = "choice" if isinstance(value, bool | str | torch.dtype) else "number"
+            yield Case(with_argument(parts.trial, name, value), kind, f"{name}={in_words(value)}")
+        for spot in (spot for spot in parts.spots if aspect and spot.argument == name):
+            for new in parts.variation.values(key, getattr(spot.tensor, aspect)):
+                if aspect == "dtype":
+                    change: Change = functools.partial(as_dtype, dtype=new)
+                    yield from parts.cases([spot], change, "dtype", f"{spot.label}: {name_of(new)}")
+                else:
+                    change = functools.partial(resized, shape=new, seed=spot.seed)
+                    yield from parts.cases([spot], change, "size", f"{spot.label}: shape {tuple(new)}")
 
 
 def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
     """Two changes at once."""
     if rank == NORMAL:
         yield from _both(parts, sizes, layouts, at_most=2)
-        yield from _odd_rows_apart(parts)
-        yield from _ones_with_odd_strides(parts)
-        yield from _long_sums(parts)
+        # Rows of an odd size, with gaps in between: a kernel that works on whole vectors reaches into these.
+        yield from _both(parts, sizes, lambda of, _: in_layout(of, ROWS_APART), at_most=1)
+        # A dimension of one element, whose stride means nothing, beside larger ones.
+        for case in itertools.chain(sizes(parts, QUICK), sizes(parts, NORMAL)):
+            shapes = [tensor.shape for tensor in case.trial.tensors]
+            keeps_ranks = list(map(len, shapes)) == [tensor.dim() for tensor in parts.trial.tensors]
+            has_ones = any(1 in shape and max(shape) > 1 for shape in shapes)
+            if keeps_ranks and has_ones and not any(0 in shape for shape in shapes):
+                yield from _changed(case, in_layout(Parts(case.trial, parts.variation), ODD_STRIDES))
+                break
+        for case in dtypes(parts, QUICK):  # many elements of a dtype that resolves little
+            if any(tensor.dtype is torch.bfloat16 for tensor in case.trial.tensors):
+                large = itertools.islice(sizes(Parts(case.trial, parts.variation), THOROUGH), 1)
+                yield from (replace(other, kind="dtype") for other in _changed(case, large))
     elif rank == THOROUGH:
         for first in (sizes, dtypes, lists, numbers, optionals):
             yield from _both(parts, first, layouts, at_most=8)
@@ -71,41 +95,17 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _both(parts, dtypes, values, at_most=4)
 
 
-def _odd_rows_apart(parts: Parts) -> Iterator[Case]:
-    """Rows of an odd size, with gaps in between: a kernel that works on whole vectors reaches into these."""
-    for case in itertools.islice(sizes(parts, QUICK), 1):
-        yield from _laid_out(case, parts.variation, ROWS_APART)
+#: What makes inputs: those of a rank, in an order of its own.
+Subject = Callable[[Parts, int], Iterator[Case]]
 
-
-def _ones_with_odd_strides(parts: Parts) -> Iterator[Case]:
-    """A dimension of one element, whose stride means nothing, beside larger ones."""
-    for case in itertools.chain(sizes(parts, QUICK), sizes(parts, NORMAL)):
-        shapes = [tensor.shape for tensor in case.trial.tensors]
-        keeps_ranks = list(map(len, shapes)) == [tensor.dim() for tensor in parts.trial.tensors]
-        has_ones = any(1 in shape and max(shape) > 1 for shape in shapes)
-        if keeps_ranks and has_ones and not any(0 in shape for shape in shapes):
-            yield from _laid_out(case, parts.variation, ODD_STRIDES)
-            return
-
-
-def _laid_out(case: Case, variation: Variation, layout: str) -> Iterator[Case]:
-    for other in in_layout(Parts(case.trial, variation), layout):
-        yield replace(other, label=f"{case.label}; {other.label}")
-
-
-def _long_sums(parts: Parts) -> Iterator[Case]:
-    """Many elements of a dtype that resolves little."""
-    for case in dtypes(parts, QUICK):
-        if any(tensor.dtype is torch.bfloat16 for tensor in case.trial.tensors):
-            large = next(sizes(Parts(case.trial, parts.variation), THOROUGH), None)
-            if large is not None:
-                yield Case(large.trial, "dtype", f"{case.label}; {large.label}")
+_SUBJECTS = (_declared, sizes, layouts, numbers, optionals, lists, dtypes, values, padding, same, devices, _pairs)
 
 
 def _both(parts: Parts, first: Subject, second: Subject, at_most: int) -> Iterator[Case]:
     """What `second` makes first of what `first` makes first."""
-    for i, case in enumerate(first(parts, QUICK)):
-        if i == at_most:
-            return
-        for other in second(Parts(case.trial, parts.variation), QUICK):
-            yield Case(other.trial, other.kind, f"{case.label}; {other.label}")
+    for case in itertools.islice(first(parts, QUICK), at_most):
+        yield from _changed(case, second(Parts(case.trial, parts.variation), QUICK))
+
+
+def _changed(case: Case, again: Iterator[Case]) -> Iterator[Case]:
+    return (replace(other, label=f"{case.label}; {other.label}") for other in again)

@@ -1,9 +1,16 @@
-"""What a sample is made of: its tensors and its other arguments, and how to put others in their places."""
+"""What a sample is made of: its tensors and its other arguments, and how to put others in their places.
+
+A tensor of another size has to be as valid as the one that it is made of: indices that are in range, probabilities that
+are positive, offsets that are sorted. So its elements lie between the smallest and the largest of the old ones.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,39 +18,27 @@ import torch
 
 from customops import _torch
 from customops._schema.infer import is_part
-from customops._schema.model import REQUIRED, Argument
-from customops._schema.structure import AS_IT_IS, Codec, Either, EnumCodec, Group, Leaf, Nested, Node, SequenceCodec
-from customops._schema.types import item_type
-from customops.checks._check import EFFORTS, Effort
+from customops._schema.model import REQUIRED
+from customops._schema.structure import EnumCodec, Group, Leaf, Node, SequenceCodec
+from customops.checks._check import EFFORTS
 from customops.checks._inputs import is_plain, tensors_in
 from customops.checks._trial import Case, Kind, Trial
-from customops.checks.inputs._elements import is_inexact
+from customops.errors import CustomOpsError
 
 #: How early an input is tried: with every effort, or only with more.
 QUICK, NORMAL, THOROUGH = range(len(EFFORTS))
 
-
-def ranks(effort: Effort) -> range:
-    """The ranks that are tried with an effort."""
-    return range(EFFORTS.index(effort) + 1)
-
-
-def made(trial: Trial | None, kind: Kind, label: str) -> Iterator[Case]:
-    """The case of a call, if there is one."""
-    if trial is not None:
-        yield Case(trial, kind, label)
+#: Makes another tensor of one; None where it cannot, or nothing would change.
+Change = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def in_turn(iterators: Iterable[Iterator[Case]]) -> Iterator[Case]:
     """One case of each, then the next of each."""
-    left = list(iterators)
-    while left:
-        for iterator in list(left):
-            case = next(iterator, None)
-            if case is None:
-                left.remove(iterator)
-            else:
-                yield case
+    for cases in itertools.zip_longest(*iterators):
+        yield from (case for case in cases if case is not None)
+
+
+# What the author said of the inputs
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,8 @@ class Variation:
             return True
         if argument in self.fixed or f"{argument}.{kind}" in self.fixed or argument in self.vary:
             return False
-        return f"{argument}.{_ASPECTS.get(kind)}" not in self.vary
+        aspect = {"size": "shape", "dtype": "dtype"}.get(kind)  # as the keys of `vary` say it
+        return f"{argument}.{aspect}" not in self.vary
 
     def values(self, key: str, value: Any) -> Iterable[Any]:
         """The values to try under a key of `vary`, where the sample has `value`."""
@@ -78,28 +74,75 @@ class Variation:
         values: Iterable[Any] = given(value) if callable(given) else given
         return values
 
+    def holds(self, trial: Trial) -> bool:
+        """Are the constraints true of a call? One that raises is not."""
+        if not self.constraints:
+            return True
+        try:
+            given = arguments_of(trial)
+        except CustomOpsError:  # there are no such values
+            return False
+        for constraint in self.constraints:
+            parameters = inspect.signature(constraint).parameters
+            takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            named = {name: value for name, value in given.items() if takes_all or name in parameters}
+            try:
+                if not constraint(**named):
+                    return False
+            except Exception:  # written for ordinary inputs: what it cannot judge is none
+                return False
+        return True
+
 
 def variation_of(op: Any) -> Variation:
     """What was said at `register_samples`, of a `CustomOpDef`; None stands for another operator."""
     samples = getattr(op, "_samples", None)
     if samples is None:
         return Variation()
-    fixed = {lowered for name in samples.fixed for lowered in _lowered(op, name)}
-    fixed |= {lowered for name in samples.vary if "." not in name for lowered in _lowered(op, name)}
+    lowering = getattr(op, "_lowering", None)
+    leaves = [leaf for each in (lowering.signature.parameters if lowering else ()) for leaf in each.node.leaves]
+    fixed: set[str] = set()
+    for name in (*samples.fixed, *(name for name in samples.vary if "." not in name)):
+        argument, dot, kind = name.partition(".")
+        # And what it is called where the arguments are those of the schema.
+        fixed |= {name, *(f"{leaf.name}{dot}{kind}" for leaf in leaves if is_part(leaf.path, argument))}
     return Variation(samples.vary, frozenset(fixed), samples.constraints)
 
 
-def _lowered(op: Any, name: str) -> list[str]:
-    """What a name of `fixed` is called where the arguments are those of the schema."""
-    lowering = getattr(op, "_lowering", None)
-    argument, dot, kind = name.partition(".")
-    leaves = [leaf for each in (lowering.signature.parameters if lowering else ()) for leaf in each.node.leaves]
-    parts = [f"{leaf.name}{dot}{kind}" for leaf in leaves if is_part(leaf.path, argument)]
-    return [name, *parts]
+def arguments_of(trial: Trial) -> dict[str, Any]:
+    """The arguments of a call by name, as the op's function gets them, with the defaults."""
+    lowering = getattr(trial.custom_op, "_lowering", None)
+    schema = trial.schema if lowering is None else lowering.schema
+    given: dict[str, Any] = {each.name: each.default for each in schema.arguments if each.has_default}
+    given |= trial.arguments
+    if lowering is None:
+        return given
+    by_position = [given[argument.name] for argument in schema.positional]
+    values, named = lowering.restore(*by_position, **{a.name: given[a.name] for a in schema.keyword_only})
+    names = [each.name for each in lowering.signature.parameters if not each.by_keyword]
+    return {**dict(zip(names, values, strict=True)), **named}
 
 
-#: What of a tensor a kind of change changes, as keys of `vary` say it.
-_ASPECTS = {"size": "shape", "dtype": "dtype"}
+def with_argument(trial: Trial, name: str, value: Any) -> Trial:
+    """The call with another value for an argument, as the op's function would get it."""
+    lowering = getattr(trial.custom_op, "_lowering", None)
+    if lowering is None:
+        return trial.with_arguments(**{name: value})
+    values = arguments_of(trial) | {name: value}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for each in lowering.signature.parameters:
+        if each.stars == "**":
+            kwargs |= values[each.name]
+        elif each.by_keyword:
+            kwargs[each.name] = values[each.name]
+        else:
+            args += values[each.name] if each.stars else (values[each.name],)
+    lowered_args, lowered_kwargs = trial.custom_op.lower(*args, **kwargs)
+    return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs))
+
+
+# The sample, taken apart
 
 
 @dataclass(frozen=True)
@@ -120,7 +163,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Place:
-    """An argument that is no tensor.
+    """An argument of the schema.
 
     Attributes:
         type: its type in the schema, with a ``?`` only where None is a value of its own.
@@ -137,44 +180,43 @@ class Place:
     length: int | None = None
     is_bound: bool = False
 
-    @property
-    def is_optional(self) -> bool:
-        return self.type.endswith("?")
-
-    @property
-    def item_type(self) -> str | None:
-        return item_type(self.type)
-
 
 class Parts:
     """A sample, taken apart once."""
 
     def __init__(self, trial: Trial, variation: Variation) -> None:
         self.trial, self.variation = trial, variation
-        self.spots = list(_spots(trial))
+        self.spots: list[Spot] = []
+        seen: set[int] = set()
+        written = {argument.name for argument in trial.schema.mutated}
+        for name, value in trial.arguments.items():
+            for i, tensor in enumerate(tensors_in(value)):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    label = name if tensor is value else f"{name}[{i}]"
+                    self.spots.append(Spot(tensor, name, label, name in written, len(seen)))
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The parameters of an op with types that the dispatcher lacks."""
+        lowering = getattr(self.trial.custom_op, "_lowering", None)
+        return [] if lowering is None else [parameter.node for parameter in lowering.signature.parameters]
 
     @functools.cached_property
     def places(self) -> dict[str, Place]:
         """All arguments that the schema has, by name; also those that hold tensors."""
-        arguments = {argument.name: argument for argument in self.trial.schema.arguments}
         custom = self.trial.custom_op
-        if custom is None:
-            return {name: _place(argument) for name, argument in arguments.items()}
-        lowering = getattr(custom, "_lowering", None)
-        ours = {argument.name: argument for argument in custom.schema.arguments}
-        places = {name: _place(ours.get(name, argument)) for name, argument in arguments.items()}
-        for parameter in lowering.signature.parameters if lowering is not None else ():
-            for place in _places(parameter.node, self.trial.arguments):
+        ours = {} if custom is None else {argument.name: argument for argument in custom.schema.arguments}
+        places: dict[str, Place] = {}
+        for argument in self.trial.schema.arguments:
+            argument = ours.get(argument.name, argument)
+            type_ = argument.type.removesuffix("?") if argument.default_is_none_in_text else argument.type
+            places[argument.name] = Place(argument.name, type_, argument.default)
+        for node in self.nodes:
+            for place in _places(node, self.trial.arguments):
                 if place.name in places:
                     places[place.name] = replace(place, default=places[place.name].default)
         return places
-
-    @property
-    def groups(self) -> Iterator[Node]:
-        """The parameters that are several arguments of the schema, and their parts that are."""
-        lowering = getattr(self.trial.custom_op, "_lowering", None)
-        for parameter in lowering.signature.parameters if lowering is not None else ():
-            yield from _groups(parameter.node)
 
     @functools.cached_property
     def numbers(self) -> list[tuple[Place, Any]]:
@@ -190,36 +232,38 @@ class Parts:
 
         Then only inputs are tried that belong together as those of the sample do.
         """
-        if self.trial.is_builtin:
-            return False
-        return _torch.library.torch_op_of(self.trial.name) is None
+        return not self.trial.is_builtin and _torch.library.torch_op_of(self.trial.name) is None
 
     def resizable(self, kind: str) -> list[Spot]:
         """The tensors of which this kind of thing may be changed, and can."""
         return [spot for spot in self.spots if is_plain(spot.tensor) and self.variation.allows(kind, spot.argument)]
 
-    def with_tensors(self, changed: Mapping[int, torch.Tensor], trial: Trial | None = None) -> Trial:
-        """The sample with other tensors for some, by the `id` of those; they require grad as those do."""
-        made = {
-            id(spot.tensor): like(changed[id(spot.tensor)], spot.tensor)
-            for spot in self.spots
-            if id(spot.tensor) in changed
-        }
-        return (trial or self.trial).map_tensors(lambda _, tensor: made.get(id(tensor), tensor))
+    def each(self, spots: Iterable[Spot], change: Change) -> Trial | None:
+        """The sample with `change` of each of these tensors in its place; None if nothing changes."""
+        return self.changed((spot, change) for spot in spots)
 
-    def each(
-        self,
-        spots: Iterable[Spot],
-        change: Callable[[torch.Tensor], torch.Tensor | None],
-        trial: Trial | None = None,
-    ) -> Trial | None:
-        """The sample, or `trial`, with `change` of each of these tensors in its place; None if nothing changes."""
-        changed = {id(spot.tensor): _changed(spot.tensor, change) for spot in spots}
-        new = {key: tensor for key, tensor in changed.items() if tensor is not None}
-        return self.with_tensors(new, trial) if new else None
+    def changed(self, changes: Iterable[tuple[Spot, Change]]) -> Trial | None:
+        """The sample with some of its tensors changed, each in its own way; None if nothing changes."""
+        changed: dict[int, torch.Tensor] = {}
+        for spot, change in changes:
+            try:
+                with torch.no_grad():
+                    new = change(spot.tensor.detach())
+            except (RuntimeError, TypeError):  # torch or the device has no such function for this dtype
+                continue
+            if new is not None:
+                changed[id(spot.tensor)] = _like(new, spot.tensor)
+        return self.trial.map_tensors(lambda _, tensor: changed.get(id(tensor), tensor)) if changed else None
 
-    def with_arguments(self, values: Mapping[str, Any]) -> Trial:
-        return self.trial.with_arguments(**values)
+    def cases(self, spots: Iterable[Spot], change: Change, kind: Kind, label: str) -> Iterator[Case]:
+        """The case of `each`, if there is one."""
+        trial = self.each(spots, change)
+        if trial is not None:
+            yield Case(trial, kind, label)
+
+    def given(self, values: Mapping[str, Any], kind: Kind, label: str) -> Case:
+        """The case of other values for some arguments."""
+        return Case(self.trial.with_arguments(**values), kind, label)
 
     def without(self, name: str) -> Trial:
         """The sample with an argument left to its default."""
@@ -230,15 +274,7 @@ class Parts:
         return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs)
 
 
-def _changed(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor | None:
-    try:
-        with torch.no_grad():
-            return change(tensor.detach())
-    except (RuntimeError, TypeError):  # torch or the device has no such function for this dtype
-        return None
-
-
-def like(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+def _like(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """`new`, requiring grad as `old` does, and a leaf if that is one."""
     if not old.requires_grad or new.requires_grad or not is_inexact(new.dtype):
         return new
@@ -250,56 +286,90 @@ def like(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         return alias
 
 
-def _spots(trial: Trial) -> Iterator[Spot]:
-    seen: set[int] = set()
-    written = {argument.name for argument in trial.schema.mutated}
-    for name, value in trial.arguments.items():
-        tensors = tensors_in(value)
-        for i, tensor in enumerate(tensors):
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                label = name if tensor is value else f"{name}[{i}]"
-                yield Spot(tensor, name, label, name in written, len(seen))
-
-
-def _place(argument: Argument) -> Place:
-    type_ = argument.type.removesuffix("?") if argument.default_is_none_in_text else argument.type
-    return Place(argument.name, type_, argument.default)
-
-
 def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> Iterator[Place]:
     if isinstance(node, Leaf):
-        yield Place(node.name, node.type, REQUIRED, _choices(node.codec), _length(node.codec), is_bound)
+        length = node.codec.length if isinstance(node.codec, SequenceCodec) else None
+        codec = node.codec
+        while isinstance(codec, SequenceCodec):
+            codec = codec.item
+        choices: dict[int, Any] = {}
+        for lowered, value in codec.choices.items():
+            choices.setdefault(id(value), lowered)  # a member of an enum may have several names
+        if isinstance(codec, EnumCodec) and not choices:
+            choices = dict(enumerate(member.value for member in codec.cls))
+        yield Place(node.name, node.type, REQUIRED, tuple(choices.values()), length, is_bound)
     elif isinstance(node, Group):
         is_absent = node.given is not None and given.get(node.given.name) is not True
         if node.given is not None:
             yield Place(node.given.name, "bool", is_bound=True)
-        for field in node.fields.values():  # those of an object that is not there are None, and stay so
-            yield from _places(field, given, is_bound=is_bound or is_absent)
+        for part in node.fields.values():  # those of an object that is not there are None, and stay so
+            yield from _places(part, given, is_bound=is_bound or is_absent)
     else:
         for leaf in node.leaves:
             yield Place(leaf.name, leaf.type, is_bound=True)
 
 
-def _choices(codec: Codec) -> tuple[Any, ...]:
-    if isinstance(codec, SequenceCodec):
-        return _choices(codec.item)
-    if isinstance(codec, EnumCodec) and not codec.choices:
-        return tuple(member.value for member in codec.cls)
-    values: dict[int, Any] = {}
-    for lowered, value in codec.choices.items():
-        values.setdefault(id(value), lowered)  # a member of an enum may have several names
-    return tuple(values.values())
+# Elements
 
 
-def _length(codec: Codec) -> int | None:
-    return codec.length if codec is not AS_IT_IS and isinstance(codec, SequenceCodec) else None
+def resized(tensor: torch.Tensor, shape: Sequence[int], seed: int = 0) -> torch.Tensor:
+    """A contiguous tensor of this shape, with elements like those of `tensor`; no two alike, of floats."""
+    count = math.prod(shape)
+    old = wide(tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1))
+    if not old.numel():  # there is none to go by
+        old = (torch.arange(7) * 0.125 + 0.25).to(old.dtype) if is_inexact(old.dtype) else old.new_zeros(1)
+    new = old.repeat(-(-count // old.numel()))[:count]
+    if is_inexact(tensor.dtype):
+        new = _jittered(new, old, seed)
+    new = new.reshape(tuple(shape))
+    if len(shape) and not is_inexact(tensor.dtype) and _is_sorted(old):
+        new = new.sort(dim=-1).values
+    return new.to(tensor.device, tensor.dtype)
 
 
-def _groups(node: Node) -> Iterator[Node]:
-    if isinstance(node, (Either, Nested)):
-        yield node
-    elif isinstance(node, Group):
-        yield node
-        for field in node.fields.values():
-            yield from _groups(field)
+def _jittered(new: torch.Tensor, old: torch.Tensor, seed: int) -> torch.Tensor:
+    """Each element between two of the old ones, but for masks and the like, and what is not finite."""
+    exact = torch.complex128 if new.is_complex() else torch.float64
+    values, among = new.to(exact), old.to(exact)
+    is_mask = not old.is_complex() and bool((among == among.round()).all()) and among.unique().numel() <= 2
+    if old.numel() >= new.numel() or is_mask or not bool(among.isfinite().all()):
+        return new
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(values.numel(), generator=generator, dtype=torch.float64) * 0.5
+    other = among[torch.randint(among.numel(), (values.numel(),), generator=generator)]
+    return (values * (1 - share) + other * share).to(new.dtype)
+
+
+def follow(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """Integers that pointed into, or at the end of, a dimension whose size changes go on doing so."""
+    if not is_integer(tensor) or not tensor.numel():
+        return tensor
+    dtype, tensor = tensor.dtype, wide(tensor)
+    top = int(tensor.max())
+    if top in sizes and _is_sorted(tensor.reshape(-1)):  # offsets: the last one is the size
+        new = min(sizes[top], torch.iinfo(dtype).max)
+        return torch.where(tensor == top, new, tensor).clamp(max=new).to(dtype)
+    above = [size for size in sizes if top < size]
+    if not above or int(tensor.min()) < 0:
+        return tensor.to(dtype)
+    return tensor.clamp(max=max(sizes[min(above)] - 1, 0)).to(dtype)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch has all functions for, unlike floats of 8 bits and larger unsigned ints."""
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        return tensor.float()
+    return tensor.long() if is_integer(tensor) else tensor
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Is it a dtype of numbers that are not just integers?"""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def is_integer(tensor: torch.Tensor) -> bool:
+    return not (is_inexact(tensor.dtype) or tensor.dtype is torch.bool)
+
+
+def _is_sorted(old: torch.Tensor) -> bool:
+    return old.numel() > 1 and old.dtype is not torch.bool and bool((old[1:] >= old[:-1]).all())

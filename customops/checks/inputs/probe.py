@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ from customops import _torch
 from customops.checks._inputs import seeded, tensors_in
 from customops.checks._runs import difference
 from customops.checks._trial import Case, Trial
-from customops.checks.inputs._elements import follow
-from customops.checks.inputs.declared import holds
-from customops.checks.inputs.parts import Parts, Spot, Variation
+from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
 from customops.checks.inputs.shapes import with_shapes
 
 #: Inputs on which a kernel takes longer, or returns more elements, are dropped, and with them those that are larger.
@@ -67,13 +65,29 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
     """
     start = after_first = time.perf_counter()
     probed, mode = Probed(), _torch.tensors.fake_mode()
-    limit: int | None = None
+    limit: int | None = None  # elements of those that were too large
     for case in cases:
-        if limit is not None and _elements(case.trial) >= limit:
+        if limit is not None and _elements(case.trial.tensors) >= limit:
             probed.dropped += 1
             continue
-        if _probe(case, mode, probed):
-            limit = _elements(case.trial)
+        before = time.perf_counter()
+        with warnings.catch_warnings(record=True), torch.no_grad():
+            warnings.simplefilter("always")
+            error, result = kernel_error(case.trial)
+            if error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result):
+                continue
+            is_large = time.perf_counter() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
+            fake = _fake_error(case.trial, mode)
+        if is_large:
+            limit = _elements(case.trial.tensors)
+        if error is not None:
+            probed.rejected.append(Rejection(case, error, fake))
+        elif is_large and case.kind != "sample":
+            probed.dropped += 1
+        else:
+            if fake is not None:
+                probed.refused_by_fake[len(probed.accepted)] = fake
+            probed.accepted.append(case)
         now = time.perf_counter()
         after_first = now if len(probed.accepted) + len(probed.rejected) == 1 else after_first
         probed.seconds = now - start
@@ -84,26 +98,8 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
     return probed
 
 
-def _probe(case: Case, mode: Any, probed: Probed) -> bool:
-    """Is it too large? Else puts it where it belongs."""
-    start = time.perf_counter()
-    with warnings.catch_warnings(record=True), torch.no_grad():
-        warnings.simplefilter("always")
-        error, result = kernel_error(case.trial)
-        if error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result):
-            return False
-        is_large = time.perf_counter() - start > SLOW_SECONDS or sum(t.numel() for t in result) > HUGE_ELEMENTS
-        fake = _fake_error(case.trial, mode)
-    if error is not None:
-        probed.rejected.append(Rejection(case, error, fake))
-        return is_large
-    if is_large and case.kind != "sample":
-        probed.dropped += 1
-        return True
-    if fake is not None:
-        probed.refused_by_fake[len(probed.accepted)] = fake
-    probed.accepted.append(case)
-    return is_large
+def _elements(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def kernel_error(trial: Trial) -> tuple[BaseException | None, list[torch.Tensor]]:
@@ -121,17 +117,16 @@ def _stands_for_an_index(trial: Trial, result: list[torch.Tensor]) -> bool:
     """Is the result for -1 that for another number, as where it counts from the end, or is clamped to 0?"""
     shapes = [tensor.shape for tensor in trial.tensors]
     sizes = {math.prod(shape[i:j]) for shape in shapes for i in range(len(shape)) for j in range(i + 1, len(shape) + 1)}
+
+    def with_index(_name: str, tensor: torch.Tensor, index: int) -> torch.Tensor:
+        is_signed = is_integer(tensor) and tensor.dtype.is_signed
+        return torch.where(tensor == -1, index, tensor).to(tensor.dtype) if is_signed else tensor
+
     for index in sorted({0, *(size - 1 for size in sizes if size)}):
-        error, other = kernel_error(trial.map_tensors(functools.partial(_with_index, index)))
+        error, other = kernel_error(trial.map_tensors(functools.partial(with_index, index=index)))
         if error is None and difference(result, other, exact=True) is None:
             return True
     return False
-
-
-def _with_index(index: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_floating_point() or tensor.is_complex() or not tensor.dtype.is_signed:
-        return tensor
-    return torch.where(tensor == -1, index, tensor).to(tensor.dtype)
 
 
 def _fake_error(trial: Trial, mode: Any) -> Exception | None:
@@ -145,10 +140,6 @@ def _fake_error(trial: Trial, mode: Any) -> Exception | None:
     except Exception as error:
         return None if _torch.tensors.needs_data(error) else error
     return None
-
-
-def _elements(trial: Trial) -> int:
-    return sum(tensor.numel() for tensor in trial.tensors)
 
 
 def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:
@@ -168,60 +159,55 @@ def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, vari
         for simpler in _simpler(Parts(trial, variation)):
             if time.perf_counter() > end:
                 break
-            if holds(variation, simpler) and fails(simpler):
+            if variation.holds(simpler) and fails(simpler):
                 trial, is_smaller = simpler, True
                 break
     if trial is case.trial:
         return case
-    return Case(trial, case.kind, ", ".join(filter(None, (case.label, "simplified"))), case.sample)
+    return replace(case, trial=trial, label=", ".join(filter(None, (case.label, "simplified"))))
 
 
 def _simpler(parts: Parts) -> Iterator[Trial]:
     """Calls that are a step simpler, those of the largest step first."""
-    yield from _shorter_lists(parts)
-    yield from _smaller(parts)
-    yield from _plainer(parts)
-    yield from _left_out(parts)
-
-
-def _smaller(parts: Parts) -> Iterator[Trial]:
-    if parts.is_careful:  # it may read past the end of what is too small
-        return
-    spots = parts.resizable("size")
-    for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
-        for new in dict.fromkeys((1, 2, size // 2, size - 1)):
-            if new < size:
-                yield from _with_size(parts, spots, size, new)
-
-
-def _with_size(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterator[Trial]:
-    """With dimensions of another size; where a tensor is laid out in an unusual way, slices, which are, too."""
-    trial = None
-    if any(_contiguous(spot.tensor) is not None for spot in spots):
-        trial = parts.each(spots, functools.partial(_sliced, size=size, new=new))
-    if trial is not None:
-        yield trial
-    shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
-    trial = with_shapes(parts, spots, shapes, {size: new})
-    if trial is not None:
-        yield trial
-
-
-def _sliced(tensor: torch.Tensor, size: int, new: int) -> torch.Tensor | None:
-    dims = [dim for dim, old in enumerate(tensor.shape) if old == size]
-    part = follow(tensor, {size: new}) if dims else tensor
-    for dim in dims:
-        part = part.narrow(dim, 0, new)
-    return part if dims else None
-
-
-def _plainer(parts: Parts) -> Iterator[Trial]:
-    """With contiguous tensors, and with small round numbers in them."""
+    for name, value in parts.trial.arguments.items():
+        place = parts.places[name]
+        is_free = not place.is_bound and place.length is None and parts.variation.allows("list", name)
+        if isinstance(value, list | tuple) and len(value) > 1 and is_free:
+            for count in (1, len(value) // 2, len(value) - 1):
+                yield parts.trial.with_arguments(**{name: list(value[:count])})
+    if not parts.is_careful:  # else it may read past the end of what is too small
+        spots = parts.resizable("size")
+        for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
+            for new in dict.fromkeys((1, 2, size // 2, size - 1)):
+                if new < size:
+                    yield from _smaller(parts, spots, size, new)
     for change, kind in ((_contiguous, "layout"), (_counted, "value")):
         for spot in parts.resizable(kind):
             trial = parts.each([spot], change)
             if trial is not None:
                 yield trial
+    for name in parts.trial.arguments:
+        place = parts.places[name]
+        has_default = any(each.name == name and each.has_default for each in parts.trial.schema.arguments)
+        if has_default and not place.is_bound and parts.variation.allows("optional", name):
+            yield parts.without(name)
+
+
+def _smaller(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterator[Trial]:
+    """With dimensions of another size; where a tensor is laid out in an unusual way, slices, which are, too."""
+
+    def part_of(tensor: torch.Tensor) -> torch.Tensor | None:
+        dims = [dim for dim, old in enumerate(tensor.shape) if old == size]
+        part = follow(tensor, {size: new}) if dims else tensor
+        for dim in dims:
+            part = part.narrow(dim, 0, new)
+        return part if dims else None
+
+    shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
+    is_unusual = any(_contiguous(spot.tensor) is not None for spot in spots)
+    for trial in (parts.each(spots, part_of) if is_unusual else None, with_shapes(parts, spots, shapes, {size: new})):
+        if trial is not None:
+            yield trial
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -232,29 +218,8 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _counted(tensor: torch.Tensor) -> torch.Tensor | None:
-    """1, 2, 3, ..., laid out as the tensor is."""
+    """1, 2, 3, ..., where a tensor is contiguous."""
     if not tensor.is_floating_point() or not tensor.numel() or _contiguous(tensor) is not None:
         return None
     plain = torch.arange(1, tensor.numel() + 1, device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
     return None if torch.equal(plain, tensor) else plain
-
-
-def _shorter_lists(parts: Parts) -> Iterator[Trial]:
-    for name, value in parts.trial.arguments.items():
-        place = parts.places[name]
-        is_free = not place.is_bound and place.length is None and parts.variation.allows("list", name)
-        if isinstance(value, list | tuple) and len(value) > 1 and is_free:
-            yield parts.with_arguments({name: list(value[:1])})
-            yield parts.with_arguments({name: list(value[: len(value) // 2])})
-            yield parts.with_arguments({name: list(value[:-1])})
-
-
-def _left_out(parts: Parts) -> Iterator[Trial]:
-    for name in parts.trial.arguments:
-        place = parts.places[name]
-        if not place.is_bound and parts.variation.allows("optional", name) and _has_default(parts, name):
-            yield parts.without(name)
-
-
-def _has_default(parts: Parts, name: str) -> bool:
-    return any(argument.name == name and argument.has_default for argument in parts.trial.schema.arguments)

@@ -14,7 +14,7 @@ from customops import Registry
 from customops.checks import Trial
 from customops.checks._trial import Case
 from customops.checks.inputs import derive, probe, variation_of
-from customops.checks.inputs.declared import arguments_of
+from customops.checks.inputs.parts import arguments_of
 
 
 class Mode(enum.Enum):
