@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,13 +16,15 @@ from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema, is_differentiable
 from customops.errors import UnsupportedError
 
+#: Context manager that changes nothing.
+AS_IT_IS = contextlib.nullcontext()
+
 
 class SetUp:
     """Calls the setup_contexts of the formulas, each once."""
 
     def __init__(self, schema: Schema, formulas: Sequence[Formula]) -> None:
-        given = [formula.setup_context for formula in formulas]
-        self.callbacks = tuple(dict.fromkeys(filter(None, given)))
+        self.callbacks = tuple(dict.fromkeys(filter(None, [formula.setup_context for formula in formulas])))
         self.fill = filler(schema)
         self.has_keywords = bool(schema.keyword_only)
         #: The only callback, if it is called with what the kernel got.
@@ -33,26 +36,16 @@ class SetUp:
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
             args, kwargs = self.fill(args, kwargs)
-        if _torch.thread_state.autocast_is_on():
-            _torch.thread_state.call_without_autocast(self._call, ctx, args, kwargs, output)
-        elif _torch.dispatcher.transforms_active():
-            self._call(ctx, args, kwargs, output)
-        else:
-            self._call_all(ctx, args, kwargs, output)
-
-    def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not _torch.dispatcher.transforms_active():
-            self._call_all(ctx, args, kwargs, output)
-            return
-        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
-            self._call_all(ctx, args, kwargs, output)
-
-    def _call_all(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        for callback in self.callbacks:
-            if self.has_keywords:
-                callback(ctx=ctx, inputs=args, keyword_only_inputs=kwargs, output=output)
-            else:
-                callback(ctx=ctx, inputs=args, output=output)
+        named = {"ctx": ctx, "inputs": args, "output": output}
+        if self.has_keywords:
+            named["keyword_only_inputs"] = kwargs
+        # Inside a transform, what setup_context computes is recorded at the levels further out.
+        with torch.inference_mode(False) if _torch.dispatcher.transforms_active() else AS_IT_IS:
+            for callback in self.callbacks:
+                if _torch.thread_state.autocast_is_on():
+                    _torch.thread_state.call_without_autocast(callback, **named)
+                else:
+                    callback(**named)
 
 
 class Outputs:
@@ -85,7 +78,7 @@ class Outputs:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
-        metadata = [_metadata(each, without) for each in outputs]
+        metadata = [_metadata(each, without) for each in outputs]  # None where there is no gradient
         if self.for_jvp:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
@@ -147,10 +140,3 @@ def materialize_zeros(grad: Any, like: Any) -> Any:
 def flat_items(values: Iterable[Any]) -> list[Any]:
     """The values, and in the place of a list what it holds."""
     return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
-
-
-def mask(flag: Any, is_differentiable: bool) -> Any:
-    """The entry of ``needs_input_grad``, for an input that has a gradient or none."""
-    if is_differentiable:
-        return flag
-    return [False] * len(flag) if isinstance(flag, list) else False

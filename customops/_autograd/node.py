@@ -13,12 +13,11 @@ from customops._autograd import node_codegen
 from customops._autograd.context import Outputs, SetUp, flat_items, materialize_zeros, set_materialize_grads
 from customops._autograd.gradient_checks import GradientCheck, OutputTangents
 from customops._autograd.inplace import Mutation, written_tangent
-from customops._autograd.layout import Formula, Layout, NodeArguments, flatten, unflatten
+from customops._autograd.layout import Formula, Layout, flatten, unflatten
 from customops._autograd.recompute import draws_again
 from customops._autograd.untracked import guarded_in_jvp
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._schema.model import Schema
 from customops.errors import AutogradError, ContextError, UnsupportedError, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -31,28 +30,19 @@ class Node(NamedTuple):
     apply: Fn
 
 
-def is_direct(schema: Schema) -> bool:
-    """May a node call the kernel directly? Results of other types, numbers for one, the dispatcher converts."""
-    return {ret.type for ret in schema.returns} <= {"Tensor", "Tensor[]"}
-
-
 def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
     """The node of an op for these formulas."""
     formulas = [formula for formula in (backward, jvp) if formula is not None]
-    op, schema = operator.qualname, operator.schema
-    arguments = NodeArguments(schema, layout)
-    set_up = SetUp(schema, formulas)
+    op = operator.qualname
+    set_up = SetUp(operator.schema, formulas)
     finish = Outputs(layout, for_jvp=jvp is not None, materializes=False not in [f.materialize_grads for f in formulas])
     compares = GradientCheck(operator.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
+    draws = True in [draws_again(formula.fn) for formula in formulas]
     statics = {
-        "forward": node_codegen.forward(
-            arguments, set_up, finish, compares, mutation, draws_again=True in [draws_again(f.fn) for f in formulas]
-        ),
-        "backward": (
-            _missing(operator) if backward is None else node_codegen.backward(arguments, op, backward, compares)
-        ),
-        "jvp": _missing_jvp(operator) if jvp is None else _jvp(arguments, op, jvp),
+        "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
+        "backward": node_codegen.backward(layout, op, backward, compares) if backward else _no_backward(operator),
+        "jvp": _jvp(layout, op, jvp) if jvp else _no_jvp(op),
     }
     name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
@@ -62,41 +52,46 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     # Compiled autograd reads ctx through another object.
     context._customops_zeros = context._customops_untracked = context._customops_graph = None
     context._customops_hooked, context._customops_links = False, ()
-    context.__getattr__ = _missing_attribute(operator, set_up, formulas)
-    return Node(function, node_codegen.apply(arguments, function))
-
-
-def _missing_attribute(operator: OperatorHandle, set_up: SetUp, formulas: list[Formula]) -> Fn:
-    """What Python calls where `ctx` has no attribute of a name."""
 
     def missing(ctx: Any, name: str) -> Any:
+        """What Python calls where `ctx` has no attribute of a name."""
         there = [each for each in vars(ctx) if not each.startswith("_customops_")]
         raise ContextError(
             f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
-            op=operator.qualname,
+            op=op,
             expected=f"one that setup_context set: {', '.join(there)}" if there else None,
             where=where(formulas[0].fn) if formulas else None,
             fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
         )
 
-    return missing
+    context.__getattr__ = missing
+    return Node(function, node_codegen.apply(layout, function))
 
 
-def _missing(operator: OperatorHandle) -> Fn:
+def _no_backward(operator: OperatorHandle) -> Fn:
+    problem = "Trying to backward through an op, but no autograd formula was registered"
+    fix = "op.register_autograd(backward, setup_context=...)"
+    if not operator.differentiable.op:
+        problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
+        fix = "call it under torch.no_grad() or on x.detach()"
+    elif operator.schema.mutated:
+        problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
+        fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
+
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise _no_formula(operator)
+        raise AutogradError(problem, op=operator.qualname, where=operator.spec.source, fix=fix)
 
     return backward
 
 
-def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
-    user_jvp, layout, head = formula.fn, arguments.layout, len(arguments.head)
+def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
+    user_jvp, head = formula.fn, len(layout.head)
     check = OutputTangents(layout, op, user_jvp)
 
     def jvp(ctx: Any, *given: Any) -> Any:
         flat, expected = given[head:], ctx._customops_expected
         lengths = [len(each) if isinstance(each, list) else None for each in expected]
-        indices = arguments.indices(len(expected))
+        indices = layout.indices(len(expected))
         before = dict(zip(indices, unflatten(flat, lengths), strict=True))
         if "_customops_zero_tangents" in ctx.__dict__:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
@@ -116,25 +111,12 @@ def _jvp(arguments: NodeArguments, op: str, formula: Formula) -> Fn:
     return jvp
 
 
-def _missing_jvp(operator: OperatorHandle) -> Fn:
+def _no_jvp(op: str) -> Fn:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise UnsupportedError(
             "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
-            op=operator.qualname,
+            op=op,
             fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
         )
 
     return jvp
-
-
-def _no_formula(operator: OperatorHandle) -> AutogradError:
-    if not operator.differentiable.op:
-        problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
-        fix = "call it under torch.no_grad() or on x.detach()"
-    elif operator.schema.mutated:
-        problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
-        fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
-    else:
-        problem = "Trying to backward through an op, but no autograd formula was registered"
-        fix = "op.register_autograd(backward, setup_context=...)"
-    return AutogradError(problem, op=operator.qualname, where=operator.spec.source, fix=fix)

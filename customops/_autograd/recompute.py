@@ -45,8 +45,7 @@ def formulas(fn: Fn, operator: OperatorHandle, *, recompute: bool) -> Formulas:
     has_generator = any(argument.type.startswith("Generator") for argument in schema.arguments)
     is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
     again = _RecomputedFormula(fn, op, schema, recompute, is_random)
-    setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
-    return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
+    return Formulas(again.backward, again.jvp, again.setup, tuple(argument.name for argument in schema.mutated))
 
 
 def derived_from(formula: Fn) -> Fn | None:
@@ -109,32 +108,29 @@ class _RecomputedFormula:
     """One function, and the ways to differentiate it at the inputs of a call."""
 
     def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool, is_random: bool) -> None:
-        self.fn = fn
-        self.op = op
-        self.schema = schema
-        self.recompute = recompute
-        self.is_random = is_random
+        self.fn, self.op, self.schema = fn, op, schema
+        self.recompute, self.is_random = recompute, is_random
 
-    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        self.setup_with_keywords(ctx, inputs, {}, output)
-
-    def setup_with_keywords(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
+    def setup(
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+    ) -> None:
         tensors: list[Tensor] = []
         args = [_without_tensors(value, tensors) for value in inputs]
-        kwargs = {name: _without_tensors(value, tensors) for name, value in keyword_only_inputs.items()}
+        kwargs = {name: _without_tensors(value, tensors) for name, value in (keyword_only_inputs or {}).items()}
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx._customops_again = NoTensors((args, kwargs, _torch.dispatcher.transforms_active()))
         runs_again = self.recompute or _torch.dispatcher.transforms_active() or _torch.autograd.forward_ad_active()
-        if not (runs_again or (self.is_random and _torch.dynamo.is_traced(()))):
-            self._record(ctx, inputs, keyword_only_inputs)
-
-    def _record(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any) -> None:
-        """Run the function now, and keep its graph for a backward that is not differentiated itself."""
-        run = _Run(functools.partial(self._call, ctx), list(inputs), dict(keyword_only_inputs))
+        if runs_again or (self.is_random and _torch.dynamo.is_traced(())):
+            return
+        # Run the function now, and keep its graph for a backward that is not differentiated itself.
+        run = _Run(functools.partial(self._call, ctx), list(inputs), dict(keyword_only_inputs or {}))
         self._choose(run, ctx.needs_input_grad)
         variables, outputs = run.recorded(_leaf)
-        ends = [_End.of(x) if is_differentiable(x) else None for x in outputs]
+        ends = [
+            _End(get_gradient_edge(x) if x.requires_grad else None, x.shape, x.dtype) if is_differentiable(x) else None
+            for x in outputs
+        ]
         starts = [(get_gradient_edge(x), _torch.autograd.metadata(x)) for x in variables]
         ctx._customops_graph = NoTensors((ends, starts))
 
@@ -203,22 +199,21 @@ class _RecomputedFormula:
             )
         given = flat_items(grads)
         graph = None if may_be_differentiated() else getattr(ctx, "_customops_graph", None)
-        found = iter(self._again(ctx, given) if graph is None else self._by_graph(graph, given))
+        if graph is None:
+            found = iter(self._again(ctx, given))
+        else:
+            ends, starts = graph
+            self._check(ends, given)
+            pairs = [(end.edge, grad) for end, grad in zip(ends, given, strict=True) if end is not None and end.edge]
+            keeps = _torch.autograd.keeps_graph()
+            gradients = zip(_gradients(pairs, [edge for edge, _ in starts], retain_graph=keeps), starts, strict=True)
+            found = iter([materialize_zeros(grad, (*like, True)) for grad, (_, like) in gradients])
         return tuple(
             [next(found) if each else None for each in flag]
             if isinstance(flag, list)
             else (next(found) if flag else None)
             for flag in ctx.needs_input_grad
         )
-
-    def _by_graph(self, graph: Any, grads: list[Any]) -> list[Any]:
-        ends, starts = graph
-        self._check(ends, grads)
-        pairs = [
-            (end.edge, grad) for end, grad in zip(ends, grads, strict=True) if end is not None and end.edge is not None
-        ]
-        found = _gradients(pairs, [edge for edge, _ in starts], retain_graph=_torch.autograd.keeps_graph())
-        return [materialize_zeros(grad, (*like, True)) for grad, (_, like) in zip(found, starts, strict=True)]
 
     def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
         run = self._saved(ctx)
@@ -280,10 +275,6 @@ class _End(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
-    @classmethod
-    def of(cls, output: Tensor) -> _End:
-        return cls(get_gradient_edge(output) if output.requires_grad else None, output.shape, output.dtype)
-
 
 def _gradients(
     pairs: list[tuple[Any, Tensor]], inputs: list[Any], *, retain_graph: bool | None = None
@@ -292,9 +283,8 @@ def _gradients(
     if not pairs or not inputs:
         return [None] * len(inputs)
     ends, grads = zip(*pairs, strict=True)
-    create_graph = torch.is_grad_enabled()
     return torch.autograd.grad(
-        ends, inputs, grads, allow_unused=True, create_graph=create_graph, retain_graph=retain_graph
+        ends, inputs, grads, allow_unused=True, create_graph=torch.is_grad_enabled(), retain_graph=retain_graph
     )
 
 
