@@ -35,72 +35,51 @@ def bind_functionalization(operator: OperatorHandle, kernel: Fn | None) -> None:
     """Nothing to register: the schema says what the op writes, and `kernel`, which came with it, what it does."""
     if not operator.has_own_rules:
         return
-    rule = None
-    if operator.schema.mutated and not operator.schema.is_view:
-        if operator.mutation_only is not None:
-            _install_kernels(operator.mutation_only, operator)
-        elif any(ret.type != "Tensor" for ret in operator.schema.returns):
-            _torch.tensors.allow_any_returns(operator.overload)
-        rule = _rule(operator)
-    if operator.spec.traceable and kernel is not None:
-        rule = _traced_into(operator, kernel, rule or _keep)
-    if rule is not None:
+    writes, variant = operator.schema.mutated and not operator.schema.is_view, operator.mutation_only
+    overload = operator.overload
+    if writes and variant is not None:
+
+        def write(*args: Any, **kwargs: Any) -> None:  # the variant of an in-place or out op that returns nothing
+            overload(*args, **kwargs)
+
+        variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
+        variant.impl_fake(write, __file__)  # the fake of the op has its say
+    elif writes and any(ret.type != "Tensor" for ret in operator.schema.returns):
+        _torch.tensors.allow_any_returns(overload)
+    traced = kernel if operator.spec.traceable else None
+    if writes or traced is not None:
+        rule = _rule(operator, bool(writes), traced)
         operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, rule)
 
 
-def _keep(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-    return mode.__torch_dispatch__(func, types, args, kwargs or {})
-
-
-def _traced_into(operator: OperatorHandle, kernel: Fn, otherwise: Fn) -> Fn:
-    """What FunctionalTensorMode does with a call of an op that is traceable; `otherwise`, where it is kept whole."""
-    fill = filler(operator.schema)
-
-    def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        _torch.dynamo.traced(operator.overload, operator.qualname)
-        if not _can_trace(operator, kernel, tensors_in((*args, *kwargs.values()))):
-            return otherwise(mode, func, types, args, kwargs)
-        if not all(map(_torch.tensors.is_of_torch, types)):
-            return NotImplemented  # a subclass has the first say
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        with mode:
-            return kernel(*args, **kwargs)
-
-    return rule
-
-
-def _can_trace(operator: OperatorHandle, kernel: Fn, tensors: Any) -> bool:
-    """Is what a call of the op would run its own function, and one that can be traced now?"""
-    if not tensors or _torch.dynamo.interprets() or _torch.dynamo.keeps_ops():
-        return False
-    with lock:
-        current = operator.kernel_on(_torch.dispatcher.device_key(tensors[0].device.type))
-    return current is not None and current.registered is kernel
-
-
-def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:
-    """The variant of an in-place or out op that returns nothing calls the op."""
-    overload = operator.overload
-
-    def write(*args: Any, **kwargs: Any) -> None:
-        overload(*args, **kwargs)
-
-    variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
-    variant.impl_fake(write, __file__)  # the fake of the op has its say
-
-
-def _rule(operator: OperatorHandle) -> Fn:
-    """What FunctionalTensorMode does with a call of the op."""
+def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
+    """What FunctionalTensorMode does with a call of an op that writes, or is traceable: then it has a `kernel`."""
+    schema, fill = operator.schema, filler(operator.schema)
     overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
-    mutated = mutated_results(operator.schema, operator.tags)
-    schema = operator.schema
+    mutated = mutated_results(schema, operator.tags)
     positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
     names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
 
+    def runs_kernel(tensors: list[Any]) -> bool:
+        """Is what a call of the op would run its own function, and one that can be traced now?"""
+        if not tensors or _torch.dynamo.interprets() or _torch.dynamo.keeps_ops():
+            return False
+        with lock:
+            current = operator.kernel_on(_torch.dispatcher.device_key(tensors[0].device.type))
+        return current is not None and current.registered is kernel
+
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if kernel is not None:
+            _torch.dynamo.traced(operator.overload, operator.qualname)
+            if runs_kernel(tensors_in((*args, *kwargs.values()))):
+                if not all(map(_torch.tensors.is_of_torch, types)):
+                    return NotImplemented  # a subclass has the first say
+                args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
+                with mode:
+                    return kernel(*args, **kwargs)
+        if not writes:
+            return mode.__torch_dispatch__(func, types, args, kwargs)
         values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
         result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
         return result if mutated is None else mutated(args, kwargs)
@@ -119,26 +98,21 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
     if not operator.has_own_rules:
         return
     if schema.is_view and schema.mutated:
-        operator.impl(_refusal(operator), "ADInplaceOrView")
+        # Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs.
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedError(
+                "an op cannot both return a view and write to an argument",
+                op=operator.qualname,
+                got=str(schema),
+                fix="split it into two ops, or call it under torch.inference_mode()",
+            )
+
+        operator.impl(_torch.dynamo.outside_dynamo(refuse), "ADInplaceOrView")
     elif schema.is_view:
         operator.impl_view_fallback()
     elif schema.mutated:
         # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
         operator.impl(generate(operator, _general(operator)), "ADInplaceOrView", with_keyset=True)
-
-
-def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
-    """Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            "an op cannot both return a view and write to an argument",
-            op=operator.qualname,
-            got=str(operator.schema),
-            fix="split it into two ops, or call it under torch.inference_mode()",
-        )
-
-    return _torch.dynamo.outside_dynamo(refuse)
 
 
 def _general(operator: OperatorHandle) -> Callable[..., Any]:
@@ -180,8 +154,7 @@ def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
         return func(*args, **(kwargs or {}))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__``
+# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__`` --------------
 
 
 class TorchDispatchRule:
@@ -190,7 +163,7 @@ class TorchDispatchRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[type, Fn] = Slots(self._install_for, self._recompile)
+        self._slots: Slots[type, Fn] = Slots(self._install_for, lambda: self.operator.recompile())
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
@@ -211,25 +184,14 @@ class TorchDispatchRule:
         bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
 
-    def _recompile(self) -> None:
-        self.operator.recompile()
-
     def _install_for(self, cls: type, own_library: bool) -> Undo:
-        return self.operator.impl_torch_dispatch(
-            cls, _trampoline(self._slots, cls, self.operator), own_library=own_library
-        )
+        slots, overload, op = self._slots, self.operator.overload, self.operator.qualname
 
+        def rule(*args: Any, **kwargs: Any) -> Any:
+            _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
+            return slots.values[cls](*args, **kwargs)
 
-def _trampoline(slots: Slots[type, Fn], cls: type, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in torch's registry of rules."""
-
-    overload, op = operator.overload, operator.qualname
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
-        return slots.values[cls](*args, **kwargs)
-
-    return rule
+        return self.operator.impl_torch_dispatch(cls, rule, own_library=own_library)
 
 
 # The side effect of an op, by which compilers keep its calls and their order ------------------------------------------
@@ -241,7 +203,7 @@ class EffectRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[None, Any] = Slots(self._install, self._tell_torch)
+        self._slots: Slots[None, Any] = Slots(lambda key, own_library: self._forget, self._tell_torch)
         self._undo: Undo = nothing
 
     def bind(self, operator: OperatorHandle) -> None:
@@ -254,9 +216,6 @@ class EffectRule:
 
     def register(self, effect: Any) -> Registration:
         return self._slots.set(None, effect)
-
-    def _install(self, _: None, own_library: bool) -> Undo:
-        return self._forget
 
     def _forget(self) -> None:
         undo, self._undo = self._undo, nothing
