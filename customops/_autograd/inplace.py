@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.context import AS_IT_IS, flat_items
+from customops._autograd.context import AS_IT_IS, flat_items, has_tangent
 from customops._autograd.layout import Layout, Lengths, flatten
 from customops._dispatch.results import tensors_in
 from customops._schema.model import is_differentiable
@@ -34,17 +33,6 @@ class Outcome:
         self.followed: list[Tensor] = []
 
 
-@contextlib.contextmanager
-def _recorded_write() -> Iterator[None]:
-    """AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient."""
-    guard = _torch.dispatcher.below_autograd()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        del guard
-
-
 class Mutation:
     """What the forward of an op that mutates does beside that. `inputs` are by index, lists as lists."""
 
@@ -59,9 +47,13 @@ class Mutation:
             for tensor in tensors:
                 self._check_write(i, tensor, flat)
         originals: dict[int, Any] = {}
-        if layout.originals:
+        for i in layout.originals:  # copied with their graph
+            value = inputs[i]
             with torch.inference_mode(False):  # the public switch for reverse and forward mode at once
-                originals = {i: _cloned(inputs[i]) for i in layout.originals if inputs.get(i) is not None}
+                if isinstance(value, (list, tuple)):
+                    originals[i] = [x.clone() if isinstance(x, Tensor) else x for x in value]
+                elif value is not None:
+                    originals[i] = value.clone()
         if self.has_formula:
             followed = layout.mutated[:1] if layout.in_place else layout.new_values
             return originals, [tensor for i in followed for tensor in mutated[i]]
@@ -92,7 +84,7 @@ class Mutation:
         problem = fix = None
         base, otherwise = tensor._base, "or call the op under torch.no_grad()"
         if self.has_formula and not (layout.in_place or i in layout.new_values):
-            if tensor.requires_grad or _has_tangent(tensor):
+            if tensor.requires_grad or has_tangent(tensor):
                 problem = (
                     "the op writes to a tensor that requires grad, but its formula gives the new value no gradient"
                 )
@@ -118,9 +110,17 @@ class Mutation:
             fix = ", ".join(filter(None, [fix, otherwise]))
             raise AutogradError(problem, op=self.op, argument=argument, fix=fix)
 
-    def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Context manager for the call of the kernel."""
-        return _recorded_write() if dirty and _torch.dispatcher.functionalizing() else AS_IT_IS
+    def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Context manager for the call of the kernel.
+
+        AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient.
+        """
+        if not dirty or not _torch.dispatcher.functionalizing():
+            return AS_IT_IS
+        stack = contextlib.ExitStack()
+        stack.enter_context(_torch.dispatcher.below_autograd())
+        stack.enter_context(torch.enable_grad())
+        return stack
 
     def end(
         self, ctx: Any, outcome: Outcome, inputs: dict[int, Any], outputs: tuple[Any, ...], dirty: list[Tensor]
@@ -161,20 +161,6 @@ def _replaced(value: Any, mutated: list[Tensor], new: list[Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_replaced(item, mutated, new) for item in value)
     return next((other for tensor, other in zip(mutated, new, strict=True) if tensor is value), value)
-
-
-def _cloned(value: Any) -> Any:
-    """Copies of an input from before the write, with their graph."""
-    if isinstance(value, (list, tuple)):
-        return [x.clone() if isinstance(x, Tensor) else x for x in value]
-    return value.clone()
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    if not _torch.autograd.forward_ad_active():
-        return False
-    with torch.inference_mode(False):  # else no tangents are seen
-        return _torch.autograd.any_tangent((tensor,))
 
 
 class _NewValue(_torch.autograd.SingleLevelFunction):

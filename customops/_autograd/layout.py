@@ -43,12 +43,10 @@ def mutated_values(grads_of: Names | None, nondiff_args: frozenset[str], schema:
     for argument in schema.mutated:
         if argument.name not in chosen:
             continue
-        problem = None
+        problem = "it is one of nondiff_args" if argument.name in nondiff_args else ""
         if argument.alias in returned:
             problem = "it is returned, so backward gets a gradient for it already"
-        elif argument.name in nondiff_args:
-            problem = "it is one of nondiff_args"
-        if problem is not None:
+        if problem:
             raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=argument.name)
     return tuple(name for name in mutated if name in chosen)
 

@@ -12,19 +12,22 @@ from typing import Any, cast
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.context import Outputs, SetUp, flat_items, materialize_zeros
-from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
-from customops._autograd.inplace import Mutation, Outcome, attach_graph
-from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unflatten
-from customops._autograd.untracked import (
+from customops._autograd.context import (
     HOLD_NO_TENSORS,
     OnceDifferentiable,
+    Outputs,
+    SetUp,
     UnpackedOnce,
+    flat_items,
     guarded,
     links_to,
+    materialize_zeros,
     may_be_differentiated,
     record_untracked,
 )
+from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
+from customops._autograd.inplace import Mutation, Outcome, attach_graph
+from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unflatten
 from customops._codegen.function import Source, as_tuple
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates

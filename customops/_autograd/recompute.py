@@ -16,8 +16,13 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from customops import _torch
-from customops._autograd.context import flat_items, flat_metadata, materialize_zeros
-from customops._autograd.untracked import NoTensors, may_be_differentiated
+from customops._autograd.context import (
+    NoTensors,
+    flat_items,
+    flat_metadata,
+    materialize_zeros,
+    may_be_differentiated,
+)
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
@@ -61,22 +66,25 @@ def draws_again(formula: Fn) -> bool:
 
 
 class _Run:
-    """A call of the function, some of its tensors being variables."""
+    """A call of the function, some of its tensors being variables.
 
-    def __init__(self, fn: Fn, args: list[Any], kwargs: dict[str, Any]) -> None:
+    Args:
+        flags: which ones: for each positional argument that was passed, then for each of `names`; lists as lists.
+    """
+
+    def __init__(
+        self, fn: Fn, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any] = (), names: Sequence[str] = ()
+    ) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs
-        self.places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
-        self.variables: list[Tensor] = []
-
-    def choose(self, container: Any, key: Any, flag: Any) -> None:
-        """Make a tensor a variable, or those in a list that have a flag."""
-        if isinstance(flag, list):
-            container[key] = container = list(container[key])
-            for i, is_chosen in enumerate(flag):
-                self.choose(container, i, is_chosen)
-        elif flag:
-            self.places.append((container, key))
-            self.variables.append(container[key])
+        places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
+        keys: list[tuple[Any, Any]] = [*((args, i) for i in range(len(args))), *((kwargs, name) for name in names)]
+        for (container, key), flag in zip(keys, flags, strict=False):
+            if isinstance(flag, list):
+                items = container[key] = list(container[key])
+                places += [(items, i) for i, is_chosen in enumerate(flag) if is_chosen]
+            elif flag:
+                places.append((container, key))
+        self.places, self.variables = places, [container[key] for container, key in places]
 
     def __call__(self, *variables: Tensor) -> tuple[Any, ...]:
         """What the function returns, lists laid out flat."""
@@ -124,8 +132,7 @@ class _RecomputedFormula:
         if runs_again or (self.is_random and _torch.dynamo.is_traced(())):
             return
         # Run the function now, and keep its graph for a backward that is not differentiated itself.
-        run = _Run(functools.partial(self._call, ctx), list(inputs), dict(keyword_only_inputs or {}))
-        self._choose(run, ctx.needs_input_grad)
+        run = self._run(ctx, list(inputs), dict(keyword_only_inputs or {}), ctx.needs_input_grad)
         variables, outputs = run.recorded(_leaf)
         ends = [
             _End(get_gradient_edge(x) if x.requires_grad else None, x.shape, x.dtype) if is_differentiable(x) else None
@@ -172,23 +179,15 @@ class _RecomputedFormula:
             raise error
         return result
 
-    def _saved(self, ctx: Any) -> _Run:
+    def _saved(self, ctx: Any, flags: Sequence[Any] = ()) -> _Run:
         args, kwargs, _ = ctx._customops_again
         tensors = iter(ctx.saved_tensors)
-        return _Run(
-            functools.partial(self._call, ctx),
-            [_with_tensors(value, tensors) for value in args],
-            {name: _with_tensors(value, tensors) for name, value in kwargs.items()},
-        )
+        args = [_with_tensors(value, tensors) for value in args]
+        return self._run(ctx, args, {name: _with_tensors(value, tensors) for name, value in kwargs.items()}, flags)
 
-    def _choose(self, run: _Run, flags: Sequence[Any]) -> None:
-        """`flags` are for the positional arguments that were passed, then for tensors that are keyword-only."""
-        positional = len(run.args)
-        for i, flag in enumerate(flags):
-            if i < positional:
-                run.choose(run.args, i, flag)
-            else:
-                run.choose(run.kwargs, self.schema.operands[i].name, flag)
+    def _run(self, ctx: Any, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any]) -> _Run:
+        names = [argument.name for argument in self.schema.keyword_only_tensors]
+        return _Run(functools.partial(self._call, ctx), args, kwargs, flags, names)
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
@@ -208,16 +207,10 @@ class _RecomputedFormula:
             keeps = _torch.autograd.keeps_graph()
             gradients = zip(_gradients(pairs, [edge for edge, _ in starts], retain_graph=keeps), starts, strict=True)
             found = iter([materialize_zeros(grad, (*like, True)) for grad, (_, like) in gradients])
-        return tuple(
-            [next(found) if each else None for each in flag]
-            if isinstance(flag, list)
-            else (next(found) if flag else None)
-            for flag in ctx.needs_input_grad
-        )
+        return _placed(ctx.needs_input_grad, found)
 
     def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
-        run = self._saved(ctx)
-        self._choose(run, ctx.needs_input_grad)
+        run = self._saved(ctx, ctx.needs_input_grad)
         *_, was_transformed = ctx._customops_again
         if was_transformed or _torch.dispatcher.transforms_active():  # a vjp may be called when its transform is over
             wanted = [i for i, grad in enumerate(grads) if is_differentiable(grad)]
@@ -238,14 +231,9 @@ class _RecomputedFormula:
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
         run, results = self._saved(ctx), ctx._customops_results
-        wanted = [metadata is not None for metadata in flat_metadata(results)]
-        tangents = iter(_torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted))))
-        return tuple(
-            [None if item is None else next(tangents) for item in each]
-            if isinstance(each, list)
-            else (None if each is None else next(tangents))
-            for each in results
-        )
+        wanted = flat_metadata(results)  # None where there is no tangent
+        tangents = _torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted)))
+        return _placed(results, iter(tangents))
 
     def _check(self, outputs: Sequence[Any], grads: list[Any]) -> None:
         """The function has to return what the op does, for its gradient to be that of the op."""
@@ -274,6 +262,14 @@ class _End(NamedTuple):
     edge: Any
     shape: torch.Size
     dtype: torch.dtype
+
+
+def _placed(flags: Sequence[Any], found: Iterator[Any]) -> tuple[Any, ...]:
+    """What was found, in the places that have a flag, lists as lists; None in the others."""
+    return tuple(
+        [next(found) if each else None for each in flag] if isinstance(flag, list) else next(found) if flag else None
+        for flag in flags
+    )
 
 
 def _gradients(

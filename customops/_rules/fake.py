@@ -85,17 +85,10 @@ class FakeRule:
         self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @functools.cached_property
-    def fill(self) -> Fill | None:
-        return filler(self.operator.schema)
-
-    @functools.cached_property
-    def check(self) -> ResultCheck:
-        return structure_check(self.operator.schema, self.operator.qualname, "fake impl")
-
-    @functools.cached_property
-    def mutated(self) -> Fn | None:
-        """What an in-place or out op returns, of its arguments."""
-        return mutated_results(self.operator.schema, self.operator.tags)
+    def _by_schema(self) -> tuple[Fill | None, ResultCheck, Fn | None]:
+        """What puts defaults in, checks a result, and gives what an in-place or out op returns, of its arguments."""
+        schema, op, tags = self.operator.schema, self.operator.qualname, self.operator.tags
+        return filler(schema), structure_check(schema, op, "fake impl"), mutated_results(schema, tags)
 
     def register(self, fn: Fn, allow_override: bool = True) -> Registration:
         op = self.operator.qualname
@@ -132,7 +125,7 @@ class FakeRule:
         tags, schema = self.operator.tags, self.operator.schema
         return Tag.inplace in tags or Tag.out in tags or bool(schema.mutated and not schema.returns)
 
-    def missing(self) -> MissingFakeError:
+    def _missing(self) -> MissingFakeError:
         spec = self.operator.spec
         name = name_of(spec.fn) if spec.fn is not None else self.operator.name.name
         parameters = spec.schema.arguments if spec.signature is None else spec.signature.parameters
@@ -147,46 +140,43 @@ class FakeRule:
         )
 
     def _install_trampoline(self, _: None, own_library: bool) -> Undo:
-        fake, source = _trampoline(self, self.operator), self.operator.spec.source
-        return self.operator.impl_fake(fake, source, own_library=own_library)
+        """Put the function that calls the fake into torch's registry of fakes."""
+        operator = self.operator
+        misses = inplace_error if Tag.inplace in operator.tags else out_error
+        overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            names.use(namespace)
+            is_compiled = not asking.get() and _torch.dynamo.traced(overload, op)
+            fn, (fill, check, mutated) = self.fn or self.default, self._by_schema
+            if fill is not None:
+                args, kwargs = fill(args, kwargs)
+            try:
+                if fn is None and not self.trivial():
+                    raise self._missing()
+                result = check(fn(*args, **kwargs), fn) if fn is not None else None
+                if mutated is None:
+                    if is_compiled:
+                        operator.inspect_compiled()
+                    return result
+                expected = mutated(args, kwargs)
+                if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
+                    raise misses(operator.schema, op, result, fn, role="fake impl")
+                return expected
+            except Exception as error:
+                said = _said(error, op)
+                if said is error:
+                    raise
+                raise said from None
+
+        fn = _torch.dynamo.outside_dynamo(fake)
+        return operator.impl_fake(fn, operator.spec.source, own_library=own_library)
 
     def _tell_torch(self) -> None:
         if self.operator.removed is None:  # else the name may be another op's by now
             self.operator.recompile()
             source = self._slots.source(None) or self.operator.spec.source
             _torch.library.set_fake_source(self.operator.qualname, source)
-
-
-def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in torch's registry of fakes."""
-    misses = inplace_error if Tag.inplace in operator.tags else out_error
-    overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        names.use(namespace)
-        is_compiled = not asking.get() and _torch.dynamo.traced(overload, op)
-        fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        try:
-            if fn is None and not rule.trivial():
-                raise rule.missing()
-            result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
-            if mutated is None:
-                if is_compiled:
-                    operator.inspect_compiled()
-                return result
-            expected = mutated(args, kwargs)
-            if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
-                raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
-            return expected
-        except Exception as error:
-            said = _said(error, operator.qualname)
-            if said is error:
-                raise
-            raise said from None
-
-    return _torch.dynamo.outside_dynamo(fake)
 
 
 #: What Dynamo takes from a fake as a fault of it, and wraps: not the kinds that it handles.
@@ -202,15 +192,16 @@ def _said(error: Exception, op: str) -> Exception:
     if not frames or not (reads_data or type(error) in _FAULTS):
         return error
     frame = frames[-1]
+    what, fix = "raised", "correct it: it gets tensors without data, of which it may use shape, dtype and device"
+    if reads_data:
+        what = "asks for data, which a fake tensor does not have"
+        fix = "decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
     first = str(error).partition("\n")[0]
     made = KernelError(
-        f"the fake impl {'asks for data, which a fake tensor does not have' if reads_data else 'raised'}: "
-        f"{type(error).__name__}: {first}",
+        f"the fake impl {what}: {type(error).__name__}: {first}",
         op=op,
         where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
-        fix="decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
-        if reads_data
-        else "correct it: it gets tensors without data, of which it may use shape, dtype and device",
+        fix=fix,
     )
     said = _torch.dynamo.said_plainly(made, breaks=reads_data)
     return error if said is made else said
@@ -367,11 +358,7 @@ class DeclaredFake:
         return results if self.returns_tuple else results[0]
 
 
-_NOT_BY_NAME = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-)
+_NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNKNOWN = "like() names something that the op does not have"
 _WRONG = "like() has an invalid value"
 

@@ -109,14 +109,10 @@ Known = dict[Key | None, tuple[Expected, ...]]
 
 
 class Foresight:
-    """Asks the fake impl of an op, once for all calls with the same shapes and numbers.
+    """Asks the fake impl of the op of a rule, once for all calls with the same shapes and numbers."""
 
-    Args:
-        fake: the fake impl that counts now; None if there is none to be known of. With another one, all is forgotten.
-    """
-
-    def __init__(self, overload: OpOverload, op: str, fake: Callable[[], Any]) -> None:
-        self._overload, self._op, self._fake = overload, op, fake
+    def __init__(self, rule: OutRule) -> None:
+        self._rule = rule
         self._known: Known = {}
         self._known_of: Any = None
         #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
@@ -124,7 +120,7 @@ class Foresight:
 
     def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
         """Equal for calls of which the fake impl says the same; None where that cannot be told."""
-        fake = self._fake()
+        fake = self._rule.op._rules.fake.fn  # with another one, all is forgotten
         if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
             self.forget()
             self._known_of = fake
@@ -154,7 +150,7 @@ class Foresight:
         key = self.key(args, kwargs)
         found = lookup(self._known, key)
         if found is None:
-            found = asked(self._overload, self._op, args, kwargs)
+            found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
             if found is not None:
                 remember(self._known, key, found)
         return found
@@ -499,11 +495,7 @@ class OutRule:
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
-        self.foresight = Foresight(operator.overload, operator.qualname, self._fake)
-
-    def _fake(self) -> Fn | None:
-        fake: Fn | None = self.op._rules.fake.fn
-        return fake
+        self.foresight = Foresight(self)
 
     @property
     def is_there(self) -> bool:

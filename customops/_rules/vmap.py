@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
@@ -54,15 +54,21 @@ class VmapRule:
         if is_random or "Tensor[]?" in [argument.type for argument in operator.schema.arguments]:
             operator.impl(_vmap_mode(self, operator, is_random), "FuncTorchVmapMode", with_keyset=True)
         if operator.schema.mutated and Tag.inplace not in operator.tags:
-            operator.impl(_refuse_batch_of_gradients(operator), "Batched")
+
+            def refuse(*args: Any, **kwargs: Any) -> Any:
+                """In the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
+                raise UnsupportedError(
+                    "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older "
+                    "vmap",
+                    op=operator.qualname,
+                    fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
+                )
+
+            operator.impl(_torch.dynamo.outside_dynamo(refuse), "Batched")
 
     @property
     def rules(self) -> dict[None, Fn]:
         return self._slots.values
-
-    @functools.cached_property
-    def fill(self) -> Fill | None:
-        return filler(self.operator.schema)
 
     @functools.cached_property
     def operands(self) -> _Operands:
@@ -103,9 +109,9 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         _torch.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
-        fill, operands = rule.fill, rule.operands
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
+        operands = rule.operands
+        if operands.fill is not None:
+            args, kwargs = operands.fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
         if _torch.thread_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
@@ -187,24 +193,11 @@ def _vmap_mode(rule: VmapRule, operator: OperatorHandle, is_random: bool) -> Cal
     return _torch.dynamo.outside_dynamo(vmap_mode)
 
 
-def _refuse_batch_of_gradients(operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older vmap",
-            op=operator.qualname,
-            fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
-        )
-
-    return _torch.dynamo.outside_dynamo(refuse)
-
-
 class _Operands:
     """What may be batched: the positional arguments, then the tensors that are keyword-only."""
 
     def __init__(self, schema: Schema) -> None:
-        self.arguments = schema.operands
+        self.arguments, self.fill = schema.operands, filler(schema)
         self.positional = len(schema.positional)
         self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
 
