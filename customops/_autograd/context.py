@@ -79,38 +79,32 @@ class Outputs:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
-        metadata = [_metadata(each, without) for each in outputs]  # None where there is no gradient
+        metadata = [_facts(each, without) for each in outputs]  # None where there is no gradient
         if self.for_jvp:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
         elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
-            ctx._customops_zeros = [_zeros_of(each, without) for each in outputs]
+            ctx._customops_zeros = [_facts(each, without, zeros=True) for each in outputs]
             if self.for_jvp:
-                ctx._customops_zero_tangents = [_zeros_of(x, ()) if is_differentiable(x) else None for x in inputs]
+                ctx._customops_zero_tangents = [
+                    _facts(x, (), zeros=True) if is_differentiable(x) else None for x in inputs
+                ]
 
 
-def _metadata(value: Any, without: Sequence[Tensor]) -> Any:
-    """The metadata of an output, or None if it has no gradient."""
+def _facts(value: Any, without: Sequence[Tensor], *, zeros: bool = False) -> Any:
+    """The metadata of an output, or None if it has no gradient; with `zeros`, of any tensor, and if it has one."""
     if isinstance(value, (list, tuple)):
-        return [_metadata(item, without) for item in value]
-    return _torch.autograd.metadata(value) if _has_gradient(value, without) else None
-
-
-def _zeros_of(value: Any, without: Sequence[Tensor]) -> Any:
-    """What zeros for an output are like: its metadata, and whether it has a gradient."""
-    if isinstance(value, (list, tuple)):
-        return [_zeros_of(item, without) for item in value]
-    return (*_torch.autograd.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
-
-
-def _has_gradient(value: Any, without: Sequence[Tensor]) -> bool:
-    return is_differentiable(value) and all(value is not x for x in without)
+        return [_facts(item, without, zeros=zeros) for item in value]
+    has_gradient = is_differentiable(value) and all(value is not x for x in without)
+    if zeros:
+        return (*_torch.autograd.metadata(value), has_gradient) if isinstance(value, Tensor) else None
+    return _torch.autograd.metadata(value) if has_gradient else None
 
 
 def flat_metadata(metadata: list[Any]) -> list[Any]:
-    """What `_metadata` said of each tensor, those in lists too."""
+    """What `_facts` says of each tensor, those in lists too."""
     return [item for each in metadata for item in (each if isinstance(each, list) else [each])]
 
 
@@ -251,19 +245,14 @@ def may_be_differentiated() -> bool:
     return torch.is_grad_enabled() or _torch.autograd.forward_ad_active()
 
 
-def guarded(ctx: Any, op: str) -> Any:
-    """The `ctx` of a backward that may be differentiated: untracked tensors raise when asked for a derivative."""
-    return _Guarded(ctx, op, ctx._customops_untracked.links, ctx._customops_untracked.saved)
-
-
 def guarded_in_jvp(ctx: Any, op: str) -> Any:
-    """The same for a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
+    """The `ctx` of a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
     untracked = ctx._customops_untracked
     if untracked is None:
         return ctx
     with torch.inference_mode(False):  # else no tangents are seen
         is_differentiated = any(map(_torch.autograd.is_tracked_further_out, untracked.links))
-    return _Guarded(ctx, op, None, untracked.saved_for_forward) if is_differentiated else ctx
+    return Guarded(ctx, op, in_jvp=True) if is_differentiated else ctx
 
 
 class UnpackedOnce:
@@ -285,11 +274,16 @@ class UnpackedOnce:
         return value
 
 
-class _Guarded(UnpackedOnce):
-    """A ctx of which untracked tensors get the graph of `links`, or (None) raise."""
+class Guarded(UnpackedOnce):
+    """The `ctx` of a backward that may be differentiated: untracked tensors raise when asked for a derivative.
 
-    def __init__(self, ctx: Any, op: str, links: tuple[Tensor, ...] | None, saved: frozenset[int]) -> None:
-        vars(self).update(_ctx=ctx, _op=op, _links=links, _saved=saved)
+    In a jvp they raise at once.
+    """
+
+    def __init__(self, ctx: Any, op: str, *, in_jvp: bool = False) -> None:
+        untracked = ctx._customops_untracked
+        saved = untracked.saved_for_forward if in_jvp else untracked.saved
+        vars(self).update(_ctx=ctx, _op=op, _links=None if in_jvp else untracked.links, _saved=saved)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._ctx, name)

@@ -120,21 +120,22 @@ class Layout:
         #: The positional arguments, then the tensors that are keyword-only. `positional` says how many are the former.
         self.operands, self.positional = schema.operands, len(schema.positional)
         names = [argument.name for argument in self.operands]
-        nondiff = said.nondiff_args.union(*[formula.nondiff_args for formula in formulas])
+        nondiff, copied, grads_of = said.nondiff_args, frozenset[str](), tuple[str, ...]()
+        for formula in formulas:
+            nondiff, copied = nondiff | formula.nondiff_args, copied | formula.originals
+            grads_of = grads_of or formula.grads_of
         #: For each input: has it a gradient?
         self.differentiable = tuple([said.op and a.holds_tensors and a.name not in nondiff for a in self.operands])
         #: The inputs (by index) that are written, those of which setup_context gets a copy from before the write, and
         #: those whose new values are outputs of the node: the first formula that names some counts for both modes.
         self.mutated = tuple([i for i, argument in enumerate(self.operands) if argument.is_mutated])
-        copied = frozenset[str]().union(*[formula.originals for formula in formulas])
         self.originals = tuple([i for i, name in enumerate(names) if name in copied])
-        grads_of = next(filter(None, [formula.grads_of for formula in formulas]), ())
         self.new_values = tuple([names.index(name) for name in grads_of])
 
         types = [ret.type for ret in schema.returns]
         #: Is a return a list of something else than tensors?
         self.returns_plain_lists = True in [ret.type.endswith("]") and not ret.is_tensor_list for ret in schema.returns]
-        self.returns_tuple = len(types) > 1 or [type_[:1] for type_ in types] == ["("]
+        self.returns_tuple = len(types) > 1 or "".join(types).startswith("(")
         if len(types) == 1 and self.returns_tuple:
             types = types[0][1:-1].split(", ")
         self.returns = len(types)
@@ -201,11 +202,10 @@ class Layout:
             )
             self.measured += [each] * is_measured
         self.inputs = tuple([by_index[i] for i in range(len(self.operands))])
-        self.in_order = [self.inputs[i] for i in self.order]
+        self.in_order = list(by_index.values())[: len(self.order)]
         #: What the node gets before the inputs of the op.
-        head = {"$outcome": self.has_outcome, "$named": self.has_named, "$passed": self.is_padded}
-        self.head = ["$kernel", *[name for name, is_there in head.items() if is_there]]
-        self.head += [each.length for each in self.measured]
+        self.head = ["$kernel", *["$outcome"] * self.has_outcome, *["$named"] * self.has_named]
+        self.head += [*["$passed"] * self.is_padded, *[each.length for each in self.measured]]
         variables = [*[each.variable for each in self.in_order], *["*$rest"] * self.cuts_rest]
         self.flat_parameters = ["*$flat"] if lists_in else variables
         #: All inputs of the node, as a tuple. After a mutation the variables may have other values.

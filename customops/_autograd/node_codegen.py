@@ -14,12 +14,12 @@ from torch import Tensor
 from customops import _torch
 from customops._autograd.context import (
     HOLD_NO_TENSORS,
+    Guarded,
     OnceDifferentiable,
     Outputs,
     SetUp,
     UnpackedOnce,
     flat_items,
-    guarded,
     links_to,
     materialize_zeros,
     may_be_differentiated,
@@ -409,7 +409,7 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         "check": InputGradients(layout, op, formula.fn, compares).flat,
         "flat_items": flat_items,
         "fn": OnceDifferentiable(formula.fn, op) if formula.once_differentiable else formula.fn,
-        "guarded": guarded,
+        "guarded": Guarded,
         "left_out": LEFT_OUT,
         "list_fits": _list_fits,
         "materialize_zeros": materialize_zeros,

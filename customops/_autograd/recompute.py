@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,43 +26,20 @@ from customops._autograd.context import (
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
-from customops._schema.model import Schema, is_differentiable
+from customops._schema.model import is_differentiable
 from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
 
 
-class Formulas(NamedTuple):
-    """What `register_autograd` and `register_jvp` take."""
-
-    backward: Fn
-    jvp: Fn
-    setup_context: Fn
-    originals: tuple[str, ...]
-
-
-def formulas(fn: Fn, operator: OperatorHandle, *, recompute: bool) -> Formulas:
-    """The formulas of an op that computes what `fn` does.
-
-    Raises:
-        CallbackError: `fn` does not take the op's arguments.
-    """
-    op, schema = operator.qualname, operator.schema
-    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=operator.library is not None)
-    has_generator = any(argument.type.startswith("Generator") for argument in schema.arguments)
-    is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
-    again = _RecomputedFormula(fn, op, schema, recompute, is_random)
-    return Formulas(again.backward, again.jvp, again.setup, tuple(argument.name for argument in schema.mutated))
-
-
 def derived_from(formula: Fn) -> Fn | None:
-    """The function whose derivative a formula is, if it is one of `formulas`."""
+    """The function whose derivative a formula is, if it is one of `RecomputedFormula`."""
     maker = getattr(formula, "__self__", None)
-    return maker.fn if isinstance(maker, _RecomputedFormula) else None
+    return maker.fn if isinstance(maker, RecomputedFormula) else None
 
 
 def draws_again(formula: Fn) -> bool:
     """Does a formula draw the random numbers of the kernel again? Then ``ctx._customops_random`` has the states."""
     maker = getattr(formula, "__self__", None)
-    return isinstance(maker, _RecomputedFormula) and maker.is_random
+    return isinstance(maker, RecomputedFormula) and maker.is_random
 
 
 class _Run:
@@ -93,33 +70,33 @@ class _Run:
         result = self.fn(*self.args, **self.kwargs)
         return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
 
-    def recorded(self, variable: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
+    def recorded(self, *, linked: bool) -> tuple[list[Tensor], tuple[Any, ...]]:
         """Variables made of the chosen tensors, and what the function makes of them, as autograd records it.
 
+        Those that are `linked` have the graph and the tangents of the tensors, too.
         A backward may run in inference mode, where `torch.enable_grad` alone records nothing.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            variables = [variable(x) for x in self.variables]
+            variables = [x.view_as(x) if linked else x.detach().requires_grad_() for x in self.variables]
             return variables, self(*variables)
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return x.detach().requires_grad_()
+class RecomputedFormula:
+    """The formulas of an op that computes what `fn` does: what `register_autograd` and `register_jvp` take.
 
+    Raises:
+        CallbackError: `fn` does not take the op's arguments.
+    """
 
-def _alias(x: Tensor) -> Tensor:
-    """The same tensor, graph and tangents included, to be differentiated by."""
-    return x.view_as(x)
+    def __init__(self, fn: Fn, operator: OperatorHandle, *, recompute: bool) -> None:
+        self.op, self.schema, self.recompute = operator.qualname, operator.schema, recompute
+        ours = operator.library is not None
+        self.fn = bind_kernel(fn, self.schema, self.op, "function to differentiate", warn=ours)
+        has_generator = any(argument.type.startswith("Generator") for argument in self.schema.arguments)
+        self.is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
+        self.originals = tuple(argument.name for argument in self.schema.mutated)
 
-
-class _RecomputedFormula:
-    """One function, and the ways to differentiate it at the inputs of a call."""
-
-    def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool, is_random: bool) -> None:
-        self.fn, self.op, self.schema = fn, op, schema
-        self.recompute, self.is_random = recompute, is_random
-
-    def setup(
+    def setup_context(
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
     ) -> None:
         tensors: list[Tensor] = []
@@ -133,7 +110,7 @@ class _RecomputedFormula:
             return
         # Run the function now, and keep its graph for a backward that is not differentiated itself.
         run = self._run(ctx, list(inputs), dict(keyword_only_inputs or {}), ctx.needs_input_grad)
-        variables, outputs = run.recorded(_leaf)
+        variables, outputs = run.recorded(linked=False)
         ends = [
             _End(get_gradient_edge(x) if x.requires_grad else None, x.shape, x.dtype) if is_differentiable(x) else None
             for x in outputs
@@ -222,7 +199,7 @@ class _RecomputedFormula:
 
             _, pull_back, *_ = torch.func.vjp(of_variables, *run.variables)
             return cast(Sequence[Any], pull_back(tuple(grads[i] for i in wanted)))
-        variables, outputs = run.recorded(_alias if may_be_differentiated() else _leaf)
+        variables, outputs = run.recorded(linked=may_be_differentiated())
         self._check(outputs, grads)
         pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if is_differentiable(x) and x.requires_grad]
         found = _gradients(pairs, variables)

@@ -1,4 +1,4 @@
-"""Gradients: backward, jvp and setup_context, applied in a kernel at the Autograd key. See `node`."""
+"""Gradients: backward, jvp and setup_context, the graph node of them, and the kernel at Autograd that applies it."""
 
 from __future__ import annotations
 
@@ -195,13 +195,11 @@ class AutogradRule:
         """What holds for the formulas that are registered now."""
         # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
         current = self._current
-        if current is not None:
-            return current
-        with lock:
-            if self._current is None:
-                backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = ActiveFormulas(self.operator, backward, jvp)
-            return self._current
+        if current is None:
+            with lock:
+                backward, jvp = map(self._slots.values.get, ("backward", "jvp"))
+                current = self._current = self._current or ActiveFormulas(self.operator, backward, jvp)
+        return current
 
     def sources(self) -> dict[str, str]:
         """The source of the node, which runs where there is something to differentiate."""

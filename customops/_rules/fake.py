@@ -118,7 +118,7 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        return self._slots.set(None, fn)
+        return self._slots.set(None, fn, user_source())
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from customops import _torch
@@ -28,6 +29,7 @@ from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
+from customops._schema.model import Schema
 from customops.errors import CallbackError, UnsupportedError, brief
 
 
@@ -57,8 +59,7 @@ def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
     schema, fill = operator.schema, filler(operator.schema)
     overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
     mutated = mutated_results(schema, operator.tags)
-    positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
-    names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
+    written = _written(schema)
 
     def runs_kernel(tensors: list[Any]) -> bool:
         """Is what a call of the op would run its own function, and one that can be traced now?"""
@@ -80,11 +81,17 @@ def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
                     return kernel(*args, **kwargs)
         if not writes:
             return mode.__torch_dispatch__(func, types, args, kwargs)
-        values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
-        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
+        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, written(args, kwargs))
         return result if mutated is None else mutated(args, kwargs)
 
     return rule
+
+
+def _written(schema: Schema) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Tensor]]:
+    """``f(args, kwargs)``: the tensors that a call writes to."""
+    positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
+    names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
+    return lambda args, kwargs: tensors_in([*(args[i] for i in positions if i < len(args)), *map(kwargs.get, names)])
 
 
 # Version counters of what an op writes to, and true views for view ops (the ADInplaceOrView key) ----------------------
@@ -118,19 +125,15 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
 def _general(operator: OperatorHandle) -> Callable[..., Any]:
     """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = operator.overload, _torch.dispatcher.after_adinplaceorview
-    known = operator.fast_path.by_keyset
-    positions = [i for i, argument in enumerate(operator.schema.positional) if argument.is_mutated]
-    names = [argument.name for argument in operator.schema.keyword_only if argument.is_mutated]
+    known, written = operator.fast_path.by_keyset, _written(operator.schema)
 
     def general(keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if keyset.raw_repr() not in known:
             operator.find_fast_path(keyset)  # for the next call
-        mutated = [args[i] for i in positions if i < len(args)]
-        mutated += [kwargs[name] for name in names if name in kwargs]
         try:
             return overload.redispatch(keyset & after, *args, **kwargs)
         finally:
-            increment_version(tensors_in(mutated))
+            increment_version(written(args, kwargs))
 
     return _torch.dynamo.outside_dynamo(general)
 

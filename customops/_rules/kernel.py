@@ -1,4 +1,4 @@
-"""Kernels: one function for each device type, one for all others, and which of them are switched off."""
+"""Kernels: one function for each device type, one for all others; which are switched off; what the first call shows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from customops import _torch
@@ -21,9 +22,11 @@ from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices,
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, lock
+from customops._dispatch.results import given, tensors_in
 from customops._dispatch.spec import OpSpec
-from customops._rules.out import Inspection
-from customops.errors import RegistrationError, user_source, user_stacklevel, where
+from customops._rules.out import Expected, asked
+from customops._torch.library import OpOverload
+from customops.errors import KernelError, RegistrationError, UnsupportedError, user_source, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
@@ -222,6 +225,91 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
         return overload.redispatch(_torch.dispatcher.key_set(key), *args, **kwargs)
 
     return _torch.dynamo.outside_dynamo(select)
+
+
+# A kernel that is called for the first time: does it write and return what it says? -----------------------------------
+
+#: Tensors on these devices are looked at; others may lack the operations for it.
+_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
+_PLAIN = (Tensor, torch.nn.Parameter)
+_SAMPLE = 4096
+
+
+class Inspection:
+    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
+
+    Args:
+        compiled: compare with the fake impl, on which code that was compiled relies.
+    """
+
+    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
+        self.current, self.overload, self.compiled = current, overload, compiled
+        self.__wrapped__ = current.registered
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        current, fn = self.current, self.__wrapped__
+        assert current.schema is not None
+        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
+        written = set()
+        for argument, value in given(current.schema, args, kwargs):
+            for x in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(x, Tensor):
+                    continue
+                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
+                    return fn(*args, **kwargs)
+                if argument.is_mutated:
+                    written.add(_memory(x))
+                else:
+                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
+        result = fn(*args, **kwargs)
+        for name, x, version, sample in read:
+            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
+            if is_counted and _differs(_sample(x), sample):
+                raise KernelError(
+                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
+                    "use the old value",
+                    op=current.op,
+                    argument=name,
+                    where=where(fn),
+                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
+                )
+        results, expected = result if isinstance(result, (list, tuple)) else (result,), None
+        if self.compiled:
+            with suppress(UnsupportedError):  # sizes that depend on data
+                expected = asked(self.overload, current.op, args, kwargs)
+                results = tensors_in(results)
+        if expected is not None and not (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
+            record = _torch.library.fake_record(current.op)
+            raise KernelError(
+                "the kernel returned something else than the fake impl says, on which compiled code relies",
+                op=current.op,
+                expected=", ".join(map(str, expected)),
+                got=", ".join(str(Expected.like(x)) for x in results),
+                where=where(fn),
+                fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
+            )
+        current.passed()
+        return result
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Equal for tensors of one storage, which may have one version."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _sample(tensor: Tensor) -> Tensor | None:
+    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return None
+    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
+    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
+    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
+
+
+def _differs(now: Tensor | None, before: Tensor | None) -> bool:
+    if now is None or before is None or now.shape != before.shape:
+        return now is not before
+    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
 
 
 # Kernels of the user's own at dispatch keys, as they are --------------------------------------------------------------

@@ -8,7 +8,6 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import types
@@ -24,11 +23,10 @@ from torch import Tensor
 from customops import _torch
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup
-from customops._dispatch.results import describe, given, tensors_in
+from customops._dispatch.results import describe, tensors_in
 from customops._dispatch.spec import OpSpec
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
@@ -105,7 +103,7 @@ class Expected(NamedTuple):
         return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
 
 
-Known = dict[Key | None, tuple[Expected, ...]]
+Known = dict[Key, tuple[Expected, ...]]
 
 
 class Foresight:
@@ -113,15 +111,21 @@ class Foresight:
 
     def __init__(self, rule: OutRule) -> None:
         self._rule = rule
-        self._known: Known = {}
         self._known_of: Any = None
-        #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
+        #: What is expected in calls, by the keys of their arguments; in `accepted`, by those of their arguments and of
+        #: tensors that were found to be like it.
+        self.known: Known = {}
         self.accepted: Known = {}
 
-    def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
-        """Equal for calls of which the fake impl says the same; None where that cannot be told."""
-        fake = self._rule.op._rules.fake.fn  # with another one, all is forgotten
-        if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
+    def find(
+        self, known: Known, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Key | None, tuple[Expected, ...] | None]:
+        """A key, equal for calls of which the fake impl says the same, and what is known by it.
+
+        The key is None where that cannot be told.
+        """
+        fake = self._rule.op._rules.fake.fn
+        if fake is not self._known_of or len(self.accepted) + len(self.known) >= _MOST:
             self.forget()
             self._known_of = fake
         key = [torch.get_default_dtype(), *kwargs]
@@ -137,9 +141,10 @@ class Foresight:
                     ]
                 else:
                     key += (type(value), value)
-        except RuntimeError:  # of a layout without strides
-            return None
-        return tuple(key)
+            whole = tuple(key)
+            return whole, known.get(whole)
+        except (RuntimeError, TypeError):  # of a layout without strides; of an argument that cannot be hashed
+            return None, None
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         """What the results of a call will be, or None if the op has no fake impl.
@@ -147,17 +152,17 @@ class Foresight:
         Raises:
             UnsupportedError: that depends on data.
         """
-        key = self.key(args, kwargs)
-        found = lookup(self._known, key)
+        key, found = self.find(self.known, args, kwargs)
         if found is None:
             found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
-            if found is not None:
-                remember(self._known, key, found)
+            if key is not None and found is not None:
+                self.known[key] = found
         return found
 
     def forget(self) -> None:
         """A fake impl may go by more than its arguments, which then is not what it was."""
-        self._known, self.accepted = {}, {}
+        self.known.clear()
+        self.accepted.clear()
 
 
 def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
@@ -185,104 +190,6 @@ def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str
     finally:
         asking.reset(token)
     return tuple(map(Expected.like, tensors_in(results if isinstance(results, (list, tuple)) else (results,))))
-
-
-def lookup(known: Known, key: Key | None) -> tuple[Expected, ...] | None:
-    try:
-        return known.get(key)
-    except TypeError:  # an argument that cannot be hashed
-        return None
-
-
-def remember(known: Known, key: Key | None, expected: tuple[Expected, ...]) -> None:
-    with contextlib.suppress(TypeError):
-        if key is not None:
-            known[key] = expected
-
-
-# A kernel that is called for the first time: does it write and return what it says? -----------------------------------
-
-#: Tensors on these devices are looked at; others may lack the operations for it.
-_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-_PLAIN = (Tensor, torch.nn.Parameter)
-_SAMPLE = 4096
-
-
-class Inspection:
-    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
-
-    Args:
-        compiled: compare with the fake impl, on which code that was compiled relies.
-    """
-
-    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
-        self.current, self.overload, self.compiled = current, overload, compiled
-        self.__wrapped__ = current.registered
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        current, fn = self.current, self.__wrapped__
-        assert current.schema is not None
-        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
-        written = set()
-        for argument, value in given(current.schema, args, kwargs):
-            for x in value if isinstance(value, (list, tuple)) else (value,):
-                if not isinstance(x, Tensor):
-                    continue
-                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
-                    return fn(*args, **kwargs)
-                if argument.is_mutated:
-                    written.add(_memory(x))
-                else:
-                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
-        result = fn(*args, **kwargs)
-        for name, x, version, sample in read:
-            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
-            if is_counted and _differs(_sample(x), sample):
-                raise KernelError(
-                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
-                    "use the old value",
-                    op=current.op,
-                    argument=name,
-                    where=where(fn),
-                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
-                )
-        expected = None
-        if self.compiled:
-            with contextlib.suppress(UnsupportedError):  # sizes that depend on data
-                expected = asked(self.overload, current.op, args, kwargs)
-        results = tensors_in(result if isinstance(result, (list, tuple)) else (result,))
-        if expected is not None and not (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
-            record = _torch.library.fake_record(current.op)
-            raise KernelError(
-                "the kernel returned something else than the fake impl says, on which compiled code relies",
-                op=current.op,
-                expected=", ".join(map(str, expected)),
-                got=", ".join(str(Expected.like(x)) for x in results),
-                where=where(fn),
-                fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
-            )
-        current.passed()
-        return result
-
-
-def _memory(tensor: Tensor) -> Any:
-    """Equal for tensors of one storage, which may have one version."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _sample(tensor: Tensor) -> Tensor | None:
-    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
-    if tensor.layout is not torch.strided or tensor.is_inference():
-        return None
-    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
-    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
-    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
-
-
-def _differs(now: Tensor | None, before: Tensor | None) -> bool:
-    if now is None or before is None or now.shape != before.shape:
-        return now is not before
-    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
 
 
 # The schema and the signature of an out variant: those of a functional op, and the tensors to write to ----------------
@@ -404,9 +311,8 @@ class Checked:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outs = tuple(kwargs.pop(name) for name in self.names)
-        foresight = self.rule.foresight
-        key = foresight.key((*args, *outs), kwargs)
-        expected, targets = lookup(foresight.accepted, key), outs
+        foresight, targets = self.rule.foresight, outs
+        key, expected = foresight.find(foresight.accepted, (*args, *outs), kwargs)
         if expected is None:
             check_given(self.op, self.names, outs)
             expected = foresight.of(args, kwargs) or tuple(map(Expected.like, outs))
@@ -418,8 +324,8 @@ class Checked:
             targets = tuple(
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
             )
-            if all(map(is_, targets, outs)):
-                remember(foresight.accepted, key, expected)
+            if key is not None and all(map(is_, targets, outs)):
+                foresight.accepted[key] = expected
         if _torch.tensors.any_alias(args, kwargs, outs):
             targets = self._apart(args, kwargs, outs, targets, expected)
         self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
