@@ -75,7 +75,7 @@ class VmapRule:
         return _Operands(self.operator.schema)
 
     def register(self, rule: Fn | str) -> Registration:
-        fn = _strategy(rule, self.operator) if isinstance(rule, str) else rule
+        fn = _Strategy(rule, self.operator) if isinstance(rule, str) else rule
         schema, ours = self.operator.schema, self.operator.library is not None
         bound = bind_kernel(fn, schema, self.operator.qualname, "vmap rule", "info", "in_dims", warn=ours)
         return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
@@ -96,7 +96,7 @@ class VmapRule:
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
-            self._default = _strategy("sequential", self.operator)
+            self._default = _Strategy("sequential", self.operator)
         return self._default
 
     def _install_trampoline(self, _: None, own_library: bool) -> Undo:
@@ -119,20 +119,17 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             if key is not None:
                 return overload.redispatch(key, *args, **kwargs)  # and comes back
             return _torch.thread_state.call_without_autocast(vmap, *args, **kwargs)
-        fn = functools.partial(_call_current, rule)
-        if not operands.names:
-            return _torch.autograd.call_vmap_rule(fn, overload, args, kwargs)
         values, others = operands.join(args, kwargs)
-        fn = functools.partial(operands.call_rule, fn)
-        return _torch.autograd.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
+        call = functools.partial(operands.call, overload) if operands.names else overload
+        return _torch.autograd.call_vmap_rule(functools.partial(_call_current, rule), call, values, others)
 
     return _torch.dynamo.outside_dynamo(vmap)
 
 
-def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
     """Call the rule that counts now. It is to return a result, and for each tensor in it the dimension of the batch."""
     fn, problem = rule.current, None
-    found = fn(info, in_dims, *args, **kwargs)
+    found = rule.operands.call(functools.partial(fn, info, in_dims), *operands, **others)
     if isinstance(fn, _Strategy):
         return found
     if not isinstance(found, tuple) or len(found) != 2:
@@ -209,9 +206,6 @@ class _Operands:
         named = dict(zip(self.names, operands[self.positional :], strict=True))
         return fn(*operands[: self.positional], **named, **others)
 
-    def call_rule(self, rule: Fn, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
-        return self.call(functools.partial(rule, info, in_dims), *operands, **others)
-
 
 class _Shorter:
     """A rule that has no parameter for some arguments with a default; `in_dims` has no entry for them, either."""
@@ -230,23 +224,6 @@ class _Shorter:
 # Strategies -----------------------------------------------------------------------------------------------------
 
 
-def _strategy(name: str, operator: OperatorHandle) -> Fn:
-    if name not in STRATEGIES:
-        raise DefinitionError(
-            "there is no such vmap strategy",
-            op=operator.qualname,
-            expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
-            got=brief(name),
-        )
-    if operator.schema.is_view:
-        raise UnsupportedError(
-            "a vmap strategy for an op that returns a view: its result would be a copy",
-            op=operator.qualname,
-            fix="register_vmap(fn)",
-        )
-    return _Strategy(STRATEGIES[name], operator)
-
-
 #: The op, with all that may be batched given by position.
 Op = Callable[..., Any]
 
@@ -254,9 +231,21 @@ Op = Callable[..., Any]
 class _Strategy:
     """A rule made of a strategy and the op it calls."""
 
-    def __init__(self, run: Callable[..., Any], operator: OperatorHandle) -> None:
-        self.run = run
-        self.operator = operator
+    def __init__(self, name: str, operator: OperatorHandle) -> None:
+        if name not in STRATEGIES:
+            raise DefinitionError(
+                "there is no such vmap strategy",
+                op=operator.qualname,
+                expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
+                got=brief(name),
+            )
+        if operator.schema.is_view:
+            raise UnsupportedError(
+                "a vmap strategy for an op that returns a view: its result would be a copy",
+                op=operator.qualname,
+                fix="register_vmap(fn)",
+            )
+        self.run, self.operator = STRATEGIES[name], operator
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
