@@ -116,7 +116,7 @@ class Layout:
     def __init__(
         self, schema: Schema, tags: tuple[torch.Tag, ...], said: Differentiable, formulas: Sequence[Formula]
     ) -> None:
-        self.schema, self.in_place = schema, Tag.inplace in tags
+        self.schema, self.formulas, self.in_place = schema, formulas, Tag.inplace in tags
         #: The positional arguments, then the tensors that are keyword-only. `positional` says how many are the former.
         self.operands, self.positional = schema.operands, len(schema.positional)
         names = [argument.name for argument in self.operands]
@@ -130,7 +130,7 @@ class Layout:
         #: those whose new values are outputs of the node: the first formula that names some counts for both modes.
         self.mutated = tuple([i for i, argument in enumerate(self.operands) if argument.is_mutated])
         self.originals = tuple([i for i, name in enumerate(names) if name in copied])
-        self.new_values = tuple([names.index(name) for name in grads_of])
+        self.new_values = tuple(map(names.index, grads_of))
 
         types = [ret.type for ret in schema.returns]
         #: Is a return a list of something else than tensors?

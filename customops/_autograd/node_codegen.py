@@ -217,8 +217,8 @@ def forward(
 def _emit_take_inputs(layout: Layout) -> list[str]:
     """Lines that take the inputs out of the flat ones, where there are lists among them."""
     if not layout.has_lists:
-        names = as_tuple([each.variable for each in layout.in_order])
-        return [f"$flat = {names}"] if layout.schema.mutated else []
+        names = [each.variable for each in layout.in_order] if layout.schema.mutated else []
+        return [f"$flat = {as_tuple(names)}"] if names else []
     lines: list[str] = []
     for each in layout.in_order:
         is_list, take = each.argument.is_tensor_list, f"$flat[{each.place}]"
@@ -274,9 +274,9 @@ def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool
     for i in layout.originals:
         values[i] = f"$original_{layout.operands[i].name}"
         lines.append(f"{values[i]} = $originals.get({i}, {layout.inputs[i].variable})")
-    positional = as_tuple(values[: layout.positional]) + "[:$passed]" * layout.is_padded
-    if layout.is_plain:
-        positional = layout.flat
+    positional = layout.flat
+    if not layout.is_plain:
+        positional = as_tuple(values[: layout.positional]) + "[:$passed]" * layout.is_padded
     tensors = [f"{layout.operands[i].name!r}: {values[i]}" for i in range(layout.positional, len(values))]
     keyword_only = f"{{{', '.join([*['**$named'] * layout.has_named, *tensors])}}}"
     call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
@@ -432,7 +432,8 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
     grads = "".join([f"{each.grad}, " for each in layout.inputs])
     if layout.cuts_rest:
         in_order = layout.inputs
-        nones, left_out = (", ".join([name] * (count - layout.always)) for name in ("None", "$left_out"))
+        rest = count - layout.always
+        nones, left_out = ", ".join(["None"] * rest), ", ".join(["$left_out"] * rest)
         likes = "".join([f"{each.like}, " for each in in_order])
         take = [f"{grads}= (*$result, {nones})[:{count}]", f"{likes}= (*$likes, {left_out})[:{count}]"]
         flat = f"*{as_tuple([each.grad for each in in_order])}[:$len($likes)]"

@@ -291,13 +291,13 @@ class Node(NamedTuple):
 
 def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
     """The node of an op for these formulas."""
-    formulas = [formula for formula in (backward, jvp) if formula is not None]
-    op = operator.qualname
+    op, formulas = operator.qualname, layout.formulas
+    materializes = False not in [formula.materialize_grads for formula in formulas]
+    draws = True in [draws_again(formula.fn) for formula in formulas]
     set_up = SetUp(operator.schema, formulas)
-    finish = Outputs(layout, for_jvp=jvp is not None, materializes=False not in [f.materialize_grads for f in formulas])
+    finish = Outputs(layout, for_jvp=jvp is not None, materializes=materializes)
     compares = GradientCheck(operator.when)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
-    draws = True in [draws_again(formula.fn) for formula in formulas]
     statics = {
         "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
         "backward": node_codegen.backward(layout, op, backward, compares) if backward else _no_backward(operator),
