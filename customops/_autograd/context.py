@@ -1,9 +1,10 @@
-"""What is done around the callbacks of a formula: setup_context is called, and `ctx` filled with what checks need."""
+"""What is done around the callbacks of a formula: setup_context is called, and `ctx` gets what backward needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -11,17 +12,20 @@ from torch import Tensor
 from customops import _torch
 from customops._autograd.layout import Formula, Layout
 from customops._dispatch.callbacks import filler
+from customops._dispatch.random_states import RandomStates
 from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema, is_differentiable
-from customops.errors import UnsupportedError
+from customops.errors import AutogradError, UnsupportedError
+
+#: Context manager that changes nothing.
+AS_IT_IS = contextlib.nullcontext()
 
 
 class SetUp:
     """Calls the setup_contexts of the formulas, each once."""
 
     def __init__(self, schema: Schema, formulas: Sequence[Formula]) -> None:
-        given = [formula.setup_context for formula in formulas]
-        self.callbacks = tuple(dict.fromkeys(filter(None, given)))
+        self.callbacks = tuple(dict.fromkeys(filter(None, [formula.setup_context for formula in formulas])))
         self.fill = filler(schema)
         self.has_keywords = bool(schema.keyword_only)
         #: The only callback, if it is called with what the kernel got.
@@ -33,26 +37,16 @@ class SetUp:
     def __call__(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.fill is not None:
             args, kwargs = self.fill(args, kwargs)
-        if _torch.thread_state.autocast_is_on():
-            _torch.thread_state.call_without_autocast(self._call, ctx, args, kwargs, output)
-        elif _torch.dispatcher.transforms_active():
-            self._call(ctx, args, kwargs, output)
-        else:
-            self._call_all(ctx, args, kwargs, output)
-
-    def _call(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not _torch.dispatcher.transforms_active():
-            self._call_all(ctx, args, kwargs, output)
-            return
-        with torch.inference_mode(False):  # what it computes is recorded at the levels further out
-            self._call_all(ctx, args, kwargs, output)
-
-    def _call_all(self, ctx: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        for callback in self.callbacks:
-            if self.has_keywords:
-                callback(ctx=ctx, inputs=args, keyword_only_inputs=kwargs, output=output)
-            else:
-                callback(ctx=ctx, inputs=args, output=output)
+        named = {"ctx": ctx, "inputs": args, "output": output}
+        if self.has_keywords:
+            named["keyword_only_inputs"] = kwargs
+        # Inside a transform, what setup_context computes is recorded at the levels further out.
+        with torch.inference_mode(False) if _torch.dispatcher.transforms_active() else AS_IT_IS:
+            for callback in self.callbacks:
+                if _torch.thread_state.autocast_is_on():
+                    _torch.thread_state.call_without_autocast(callback, **named)
+                else:
+                    callback(**named)
 
 
 class Outputs:
@@ -85,38 +79,32 @@ class Outputs:
             declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
-        metadata = [_metadata(each, without) for each in outputs]
+        metadata = [_facts(each, without) for each in outputs]  # None where there is no gradient
         if self.for_jvp:
             ctx._customops_results = metadata
         if not self.materializes or not ctx.__dict__.get("_customops_materialize", True):
             ctx.materialize_grads = False
         elif self.fills_tangents or (self.are_several and None in flat_metadata(metadata)):
             ctx.materialize_grads = False
-            ctx._customops_zeros = [_zeros_of(each, without) for each in outputs]
+            ctx._customops_zeros = [_facts(each, without, zeros=True) for each in outputs]
             if self.for_jvp:
-                ctx._customops_zero_tangents = [_zeros_of(x, ()) if is_differentiable(x) else None for x in inputs]
+                ctx._customops_zero_tangents = [
+                    _facts(x, (), zeros=True) if is_differentiable(x) else None for x in inputs
+                ]
 
 
-def _metadata(value: Any, without: Sequence[Tensor]) -> Any:
-    """The metadata of an output, or None if it has no gradient."""
+def _facts(value: Any, without: Sequence[Tensor], *, zeros: bool = False) -> Any:
+    """The metadata of an output, or None if it has no gradient; with `zeros`, of any tensor, and if it has one."""
     if isinstance(value, (list, tuple)):
-        return [_metadata(item, without) for item in value]
-    return _torch.autograd.metadata(value) if _has_gradient(value, without) else None
-
-
-def _zeros_of(value: Any, without: Sequence[Tensor]) -> Any:
-    """What zeros for an output are like: its metadata, and whether it has a gradient."""
-    if isinstance(value, (list, tuple)):
-        return [_zeros_of(item, without) for item in value]
-    return (*_torch.autograd.metadata(value), _has_gradient(value, without)) if isinstance(value, Tensor) else None
-
-
-def _has_gradient(value: Any, without: Sequence[Tensor]) -> bool:
-    return is_differentiable(value) and all(value is not x for x in without)
+        return [_facts(item, without, zeros=zeros) for item in value]
+    has_gradient = is_differentiable(value) and all(value is not x for x in without)
+    if zeros:
+        return (*_torch.autograd.metadata(value), has_gradient) if isinstance(value, Tensor) else None
+    return _torch.autograd.metadata(value) if has_gradient else None
 
 
 def flat_metadata(metadata: list[Any]) -> list[Any]:
-    """What `_metadata` said of each tensor, those in lists too."""
+    """What `_facts` says of each tensor, those in lists too."""
     return [item for each in metadata for item in (each if isinstance(each, list) else [each])]
 
 
@@ -149,8 +137,202 @@ def flat_items(values: Iterable[Any]) -> list[Any]:
     return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
-def mask(flag: Any, is_differentiable: bool) -> Any:
-    """The entry of ``needs_input_grad``, for an input that has a gradient or none."""
-    if is_differentiable:
-        return flag
-    return [False] * len(flag) if isinstance(flag, list) else False
+# Saved tensors without an autograd graph: a second derivative through them raises instead of being zero ---------------
+
+
+class _Untracked(NamedTuple):
+    """Tensors that a ctx holds, made where nothing is recorded."""
+
+    links: tuple[Tensor, ...]  # with the graph and the tangents of the op's inputs
+    saved: frozenset[int]
+    saved_for_forward: frozenset[int]
+    attributes: frozenset[str]
+
+
+class NoTensors(tuple[Any, ...]):
+    """What is kept on a ctx, and is known to hold no tensors."""
+
+    __slots__ = ()
+
+
+#: Types of what is kept on a ctx most often, beside tensors.
+HOLD_NO_TENSORS = frozenset(
+    {NoTensors, RandomStates, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device}
+)
+
+
+class _Link(torch.autograd.Function):
+    """An empty tensor, linked to the autograd graph of the arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.count = len(inputs)
+        return inputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None,) * ctx.count
+
+
+def links_to(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Empty tensors, linked to the autograd graph and the tangents of the inputs that have some."""
+    if not _torch.dispatcher.transforms_active() and not _torch.autograd.forward_ad_active():
+        with torch.enable_grad():
+            return (cast(Any, _Link).apply(*(x for x in inputs if isinstance(x, Tensor) and x.requires_grad)),)
+    with torch.inference_mode(False):  # at all levels and in both modes; an autograd.Function has one level
+        return tuple(x.reshape(-1)[:0].clone() for x in inputs if is_differentiable(x))
+
+
+class _RaisesInBackward(torch.autograd.Function):
+    """The same tensor, whose autograd graph is an error: a derivative through it is not known."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(error: AutogradError, tensor: Tensor, *links: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.error = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise ctx.error
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise ctx.error
+
+
+def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> None:
+    """Record tensors kept on `ctx` without an autograd graph: a second derivative would take them for constants.
+
+    `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
+    backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
+    see `watched`.
+    """
+    without = ctx.non_differentiable or ()
+    known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}
+    saved, for_forward = (
+        frozenset(i for i, tensor in enumerate(tensors or ()) if _is_untracked(tensor, known_ids))
+        for tensors in (ctx.to_save, ctx.saved_for_forward)
+    )
+    attributes = frozenset(
+        name
+        for name, value in ctx.__dict__.items()
+        for leaf in (_torch.tensors.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,))
+        if _is_untracked(leaf, known_ids)
+    )
+    if saved or for_forward or attributes:
+        ctx._customops_untracked = _Untracked(links_to(inputs), saved, for_forward, attributes)
+
+
+def _is_untracked(value: Any, known: Collection[int] = ()) -> bool:
+    may_be = is_differentiable(value) and not value.requires_grad and id(value) not in known
+    return may_be and not has_tangent(value)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    if not _torch.autograd.forward_ad_active():
+        return False
+    with torch.inference_mode(False):  # else no tangents are seen
+        return _torch.autograd.any_tangent((tensor,))
+
+
+def may_be_differentiated() -> bool:
+    """May what a backward computes be differentiated itself: backward, or forward by tangents?"""
+    return torch.is_grad_enabled() or _torch.autograd.forward_ad_active()
+
+
+def guarded_in_jvp(ctx: Any, op: str) -> Any:
+    """The `ctx` of a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
+    untracked = ctx._customops_untracked
+    if untracked is None:
+        return ctx
+    with torch.inference_mode(False):  # else no tangents are seen
+        is_differentiated = any(map(_torch.autograd.is_tracked_further_out, untracked.links))
+    return Guarded(ctx, op, in_jvp=True) if is_differentiated else ctx
+
+
+class UnpackedOnce:
+    """A ctx, for one call of backward. Attributes go through to it; saved tensors are unpacked when first asked for.
+
+    What saved-tensor hooks bring back, non-reentrant checkpointing for one, they may bring back only once.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        vars(self).update(_ctx=ctx)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name == "saved_tensors":
+            vars(self)[name] = value
+        return value
+
+
+class Guarded(UnpackedOnce):
+    """The `ctx` of a backward that may be differentiated: untracked tensors raise when asked for a derivative.
+
+    In a jvp they raise at once.
+    """
+
+    def __init__(self, ctx: Any, op: str, *, in_jvp: bool = False) -> None:
+        untracked = ctx._customops_untracked
+        saved = untracked.saved_for_forward if in_jvp else untracked.saved
+        vars(self).update(_ctx=ctx, _op=op, _links=None if in_jvp else untracked.links, _saved=saved)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._ctx, name)
+        if name == "saved_tensors":
+            value = tuple(
+                self._unrecorded(tensor, f"saved tensor {i}") if i in self._saved else tensor
+                for i, tensor in enumerate(value)
+            )
+            vars(self)[name] = value
+        if name not in self._ctx._customops_untracked.attributes:
+            return value
+        leaves, spec = _torch.tensors.tree_flatten(value)
+        return _torch.tensors.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
+
+    def _unrecorded(self, tensor: Any, what: str) -> Any:
+        if not _is_untracked(tensor):
+            return tensor
+        error = AutogradError(
+            f"a second derivative would be wrong: the formula uses {what}, which was computed without recording "
+            "a graph, so its derivative is unknown",
+            op=self._op,
+            fix="save the inputs and compute it from them in the formula, or make it a differentiable return; "
+            "if it is a constant, .detach() it in the formula (for reverse mode)",
+        )
+        if self._links is None:
+            raise error
+        return cast(Any, _RaisesInBackward).apply(error, tensor, *self._links)
+
+
+class OnceDifferentiable:
+    """A backward that runs with nothing recorded, and whose results raise when asked for a derivative."""
+
+    def __init__(self, backward: Callable[..., Any], op: str) -> None:
+        self.backward, self.op = backward, op
+
+    def __call__(self, ctx: Any, *grads: Any) -> Any:
+        if not may_be_differentiated():
+            return self.backward(ctx, *grads)
+        with torch.no_grad():
+            result = self.backward(ctx, *grads)
+        error = AutogradError(
+            "a second derivative was requested, but the backward is registered with once_differentiable=True",
+            op=self.op,
+            fix="remove once_differentiable=True if the backward is made of differentiable operations",
+        )
+        links = (*ctx._customops_links, *filter(is_differentiable, _torch.tensors.tree_leaves(list(grads))))
+        leaves, spec = _torch.tensors.tree_flatten(result)
+        wrapped = [
+            cast(Any, _RaisesInBackward).apply(error, leaf, *links) if is_differentiable(leaf) else leaf
+            for leaf in leaves
+        ]
+        return _torch.tensors.tree_unflatten(wrapped, spec)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.layout import Layout, NodeArguments
+from customops._autograd.layout import Layout
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import CheckPolicy
 from customops.errors import AutogradError, where
@@ -24,9 +24,6 @@ from customops.errors import AutogradError, where
 Expected = Any
 
 LEFT_OUT: Final = "left out"
-
-_LEFT_OUT = "None: the argument was left at its default"
-_RETURN_NONE = "return None in its place"
 
 
 class GradientCheck:
@@ -46,12 +43,9 @@ class GradientCheck:
 class InputGradients:
     """Checks what the backward of an op returns, and makes it like the inputs."""
 
-    def __init__(self, arguments: NodeArguments, op: str, backward: Fn, compares: GradientCheck) -> None:
-        self.arguments = arguments
-        self.layout = arguments.layout
-        self.op = op
-        self.backward = backward
-        self.compares = compares
+    def __init__(self, layout: Layout, op: str, backward: Fn, compares: GradientCheck) -> None:
+        self.layout, self.inputs = layout, layout.operands
+        self.op, self.backward, self.compares = op, backward, compares
 
     def flat(self, result: Any, expected: Sequence[Expected], *, none_allowed: bool) -> list[Any]:
         """The gradients of the node's inputs, lists flattened.
@@ -61,34 +55,47 @@ class InputGradients:
             expected: for each input of the node.
             none_allowed: None may stand for zero: a return was not used, and its gradient was None too.
         """
-        inputs = self.layout.inputs
-        indices = self.arguments.indices(len(expected))
-        passed = [i for i, each in zip(indices, expected, strict=True) if each is not LEFT_OUT]
+        inputs, likes = self.inputs, dict(zip(self.layout.indices(len(expected)), expected, strict=True))
+        passed = [i for i, like in likes.items() if like is not LEFT_OUT]
         gradients = self._by_name(result) if isinstance(result, dict) else result
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
-            count = len(passed) if are_first else len(inputs)
-            raise self._wrong_count(len(gradients), count, dict(zip(indices, expected, strict=True)))
+            counts = sorted({len(passed) if are_first else len(inputs), len(inputs)})
+            of_lists = [_as_list(inputs[i].shown, len(like)) for i, like in likes.items() if isinstance(like, list)]
+            names = ", ".join([f"grad_{each.name}" if each.holds_tensors else "None" for each in inputs])
+            raise AutogradError(
+                "backward returned an incorrect number of gradients "
+                f"(expected {' or '.join(map(str, counts))}, got {len(gradients)})",
+                op=self.op,
+                expected=f"one for each of {', '.join(argument.shown for argument in inputs)}",
+                where=where(self.backward),
+                fix="; ".join(of_lists) or f"return {names}: None for an input that has no gradient",
+            )
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
-                raise self._misfit(inputs[i].shown, _LEFT_OUT, _describe(gradient), _RETURN_NONE)
+                left_out = "None: the argument was left at its default"
+                raise self._misfit(inputs[i].shown, left_out, _describe(gradient), "return None in its place")
         returned: list[Any] = []
         flat: list[Any] = []
-        for i, each in zip(indices, expected, strict=True):
-            name, gradient = inputs[i].shown, None if each is LEFT_OUT else gradients[i]
-            if each is LEFT_OUT:
+        for i, like in likes.items():
+            name, gradient = inputs[i].shown, None if like is LEFT_OUT else gradients[i]
+            if like is LEFT_OUT:
                 flat.append(None)
                 returned.append(None)
-            elif isinstance(each, list):
-                items = self._items(gradient, name, len(each))
-                for k, (item, of_item) in enumerate(zip(items, each, strict=True)):
+            elif isinstance(like, list):
+                items = [None] * len(like) if gradient is None else gradient
+                if not isinstance(items, (list, tuple)) or len(items) != len(like):
+                    expects = f"a list of {len(like)} gradients"
+                    raise self._misfit(name, expects, _describe(gradient), _as_list(name, len(like)))
+                for k, (item, of_item) in enumerate(zip(items, like, strict=True)):
                     flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
                 returned += items
             elif gradient is not None and not inputs[i].holds_tensors:
-                raise self._misfit(name, f"None: the argument is a {inputs[i].type}", _describe(gradient), _RETURN_NONE)
+                none = f"None: the argument is a {inputs[i].type}"
+                raise self._misfit(name, none, _describe(gradient), "return None in its place")
             else:
-                flat.append(self._fitted(gradient, each, name, none_allowed))
+                flat.append(self._fitted(gradient, like, name, none_allowed))
                 returned.append(gradient)
         if all(map(operator.is_, flat, returned)):
             self.compares.was_right()
@@ -96,7 +103,7 @@ class InputGradients:
 
     def _by_name(self, gradients: dict[str, Any]) -> tuple[Any, ...]:
         """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
-        names = [argument.name for argument in self.layout.inputs]
+        names = [argument.name for argument in self.inputs]
         unknown = [name for name in gradients if name not in names]
         if unknown:
             raise AutogradError(
@@ -108,71 +115,48 @@ class InputGradients:
             )
         return tuple(gradients.get(name) for name in names)
 
-    def _items(self, gradient: Any, name: str, length: int) -> Sequence[Any]:
-        if gradient is None:
-            return [None] * length
-        if not isinstance(gradient, (list, tuple)) or len(gradient) != length:
-            fix = _as_list(name, length)
-            raise self._misfit(name, f"a list of {length} gradients", _describe(gradient), fix)
-        return gradient
-
     def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:
         if gradient is None:
-            if expected is not None and not none_allowed:
-                raise self._none(name)
-            return None
+            if expected is None or none_allowed:
+                return None
+            raise AutogradError(
+                "backward returned None for an argument that needs a gradient",
+                op=self.op,
+                argument=name,
+                expected="its gradient, or a tensor of zeros",
+                got="None",
+                where=where(self.backward),
+                fix="if the op is not differentiable in it, say so: "
+                f'register_autograd(..., nondiff_args=("{name.partition("[")[0]}",))',
+            )
         if not isinstance(gradient, Tensor):
             raise self._misfit(name, "a Tensor or None", _describe(gradient), _made_of(gradient))
         if expected is None or expected == (got := _torch.autograd.metadata(gradient)):
             return gradient
-        if not _is_compatible(got, expected):
-            fix = _remedy(got, expected)
-            raise self._misfit(
-                name, f"like the argument, or of a shape that sums to it: {_text(expected)}", _text(got), fix
-            )
-        shape, dtype, _ = expected
+        shape, dtype, device = expected
+        # Autograd takes a gradient that fits when it is summed and cast.
+        has_kind = got[1].is_floating_point or got[1].is_complex or not dtype.is_complex
+        has_shape = bool(shape == got[0]) or (
+            got[0] is not None and shape is not None and _torch.autograd.sums_to(got[0], shape)
+        )
+        if got[2] != device or not has_kind or not has_shape:
+            like = f"like the argument, or of a shape that sums to it: {_text(expected)}"
+            raise self._misfit(name, like, _text(got), _remedy(got, expected))
         if shape != got[0]:
             gradient = gradient.sum_to_size(list(shape))
         return (gradient.real if gradient.is_complex() and not dtype.is_complex else gradient).to(dtype)
 
-    def _none(self, name: str) -> AutogradError:
-        argument = name.partition("[")[0]
-        return AutogradError(
-            "backward returned None for an argument that needs a gradient",
-            op=self.op,
-            argument=name,
-            expected="its gradient, or a tensor of zeros",
-            got="None",
-            where=where(self.backward),
-            fix=f'if the op is not differentiable in it, say so: register_autograd(..., nondiff_args=("{argument}",))',
-        )
-
-    def _wrong_count(self, got: int, passed: int, expected_of_passed: dict[int, Expected]) -> AutogradError:
-        inputs = self.layout.inputs
-        lists = {inputs[i].shown: len(each) for i, each in expected_of_passed.items() if isinstance(each, list)}
-        expected = f"{passed}" if passed == len(inputs) else f"{passed} or {len(inputs)}"
-        return AutogradError(
-            f"backward returned an incorrect number of gradients (expected {expected}, got {got})",
-            op=self.op,
-            expected=f"one for each of {', '.join(argument.shown for argument in inputs)}",
-            where=where(self.backward),
-            fix="; ".join(_as_list(*pair) for pair in lists.items())
-            or f"return {', '.join(f'grad_{each.name}' if each.holds_tensors else 'None' for each in inputs)}: "
-            "None for an input that has no gradient",
-        )
-
-    def _misfit(self, argument: str, expected: str, got: str, fix: str | None = None) -> AutogradError:
+    def _misfit(self, argument: str, expected: str, got: str, fix: str) -> AutogradError:
         problem = "backward returned a gradient that does not fit its input"
-        return _misfit(problem, self.op, self.backward, argument, expected, got, fix)
+        place = where(self.backward)
+        return AutogradError(problem, op=self.op, argument=argument, expected=expected, got=got, where=place, fix=fix)
 
 
 class OutputTangents:
     """Checks what the jvp of an op returns."""
 
     def __init__(self, layout: Layout, op: str, jvp: Fn) -> None:
-        self.layout = layout
-        self.op = op
-        self.jvp = jvp
+        self.layout, self.op, self.jvp = layout, op, jvp
 
     def check(self, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:
         """Raise unless there is a tangent for each output, like it; None for what has none."""
@@ -194,17 +178,16 @@ class OutputTangents:
                 raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
         elif not isinstance(tangent, Tensor):
             raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
-        elif expected != (got := _torch.autograd.metadata(tangent)) and not _is_like(got, expected):
-            raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
+        elif expected != (got := _torch.autograd.metadata(tangent)):
+            (shape, dtype, device), (has_shape, has_dtype, has_device) = expected, got
+            kinds = [(each.is_floating_point, each.is_complex) for each in (dtype, has_dtype)]
+            # Autograd takes a tangent of another floating dtype.
+            if kinds[0] != kinds[1] or (shape, device) != (has_shape, has_device):
+                raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
 
     def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
-        return _misfit("jvp returned tangents that do not fit the returns", self.op, self.jvp, name, expected, got)
-
-
-def _misfit(
-    problem: str, op: str, callback: Fn, argument: str, expected: str, got: str, fix: str | None = None
-) -> AutogradError:
-    return AutogradError(problem, op=op, argument=argument, expected=expected, got=got, where=where(callback), fix=fix)
+        problem = "jvp returned tangents that do not fit the returns"
+        return AutogradError(problem, op=self.op, argument=name, expected=expected, got=got, where=where(self.jvp))
 
 
 def _as_list(name: str, length: int) -> str:
@@ -220,26 +203,6 @@ def _describe(value: Any) -> str:
 def _text(metadata: Any) -> str:
     shape, dtype, device = metadata
     return f"shape {list(shape)}, {dtype}, {device}"
-
-
-def _is_compatible(got: Any, expected: Any) -> bool:
-    """Would autograd take a gradient, summed and cast?"""
-    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
-    if device != wanted_device or not (dtype.is_floating_point or dtype.is_complex or not wanted_dtype.is_complex):
-        return False
-    return bool(wanted == shape) or (
-        shape is not None and wanted is not None and _torch.autograd.sums_to(shape, wanted)
-    )
-
-
-def _is_like(got: Any, expected: Any) -> bool:
-    """Would autograd take a tangent? It may have another floating dtype."""
-    (shape, dtype, device), (wanted, wanted_dtype, wanted_device) = got, expected
-    kinds = dtype.is_floating_point, dtype.is_complex
-    return kinds == (wanted_dtype.is_floating_point, wanted_dtype.is_complex) and (wanted, wanted_device) == (
-        shape,
-        device,
-    )
 
 
 def _made_of(gradient: Any) -> str:

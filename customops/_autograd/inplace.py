@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.context import flat_items
+from customops._autograd.context import AS_IT_IS, flat_items, has_tangent
 from customops._autograd.layout import Layout, Lengths, flatten
 from customops._dispatch.results import tensors_in
 from customops._schema.model import is_differentiable
@@ -34,20 +33,6 @@ class Outcome:
         self.followed: list[Tensor] = []
 
 
-_AS_IT_IS = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _recorded_write() -> Iterator[None]:
-    """AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient."""
-    guard = _torch.dispatcher.below_autograd()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        del guard
-
-
 class Mutation:
     """What the forward of an op that mutates does beside that. `inputs` are by index, lists as lists."""
 
@@ -56,19 +41,86 @@ class Mutation:
 
     def begin(self, inputs: dict[int, Any], flat: tuple[Any, ...]) -> tuple[dict[int, Any], list[Tensor]]:
         """Copies of the inputs that setup_context gets as they were, and the tensors to be followed."""
+        layout = self.layout
+        mutated = {i: tensors_in((inputs.get(i),)) for i in layout.mutated}
+        for i, tensors in mutated.items():
+            for tensor in tensors:
+                self._check_write(i, tensor, flat)
+        originals: dict[int, Any] = {}
+        for i in layout.originals:  # copied with their graph
+            value = inputs[i]
+            with torch.inference_mode(False):  # the public switch for reverse and forward mode at once
+                if isinstance(value, (list, tuple)):
+                    originals[i] = [x.clone() if isinstance(x, Tensor) else x for x in value]
+                elif value is not None:
+                    originals[i] = value.clone()
         if self.has_formula:
-            check_writes(self.layout, inputs, flat, self.op)
-        elif any(self.layout.differentiable):
-            for i in self.layout.mutated:
-                for tensor in tensors_in((inputs.get(i),)):
-                    if tensor.requires_grad and tensor.is_leaf:
-                        check_write(tensor, self.layout.inputs[i].name, self.op)
-        originals = copies_of_originals(self.layout, inputs)
-        return originals, tensors_to_mark_dirty(self.layout, inputs, self.has_formula)
+            followed = layout.mutated[:1] if layout.in_place else layout.new_values
+            return originals, [tensor for i in followed for tensor in mutated[i]]
+        # Without a formula, the node is the graph of all that can have one: else a later backward would go past the
+        # write as if it had not happened. A leaf that requires grad is left alone, as an optimizer does with it. So are
+        # views that autograd cannot follow, unless they have a graph already.
+        candidates = [x for tensors in mutated.values() for x in tensors if is_differentiable(x)]
+        is_only = layout.in_place or len(candidates) + len(layout.outputs) == 1
+        declared = any(layout.differentiable)  # else nothing is, and only what has a graph already is looked after
+        return originals, [
+            x
+            for x in candidates
+            if (
+                not x.is_leaf
+                if x.requires_grad
+                else declared and (is_only or not x._is_view() or _torch.autograd.is_fresh_view(x))
+            )
+        ]
 
-    def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Context manager for the call of the kernel."""
-        return _recorded_write() if dirty and _torch.dispatcher.functionalizing() else _AS_IT_IS
+    def _check_write(self, i: int, tensor: Tensor, flat: tuple[Any, ...]) -> None:
+        """Raise, before it is done, for a write that would go past the graph of a tensor, or that cannot be in it.
+
+        The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
+        """
+        layout, argument = self.layout, self.layout.operands[i].name
+        if not self.has_formula and not (any(layout.differentiable) and tensor.requires_grad and tensor.is_leaf):
+            return
+        problem = fix = None
+        base, otherwise = tensor._base, "or call the op under torch.no_grad()"
+        if self.has_formula and not (layout.in_place or i in layout.new_values):
+            if tensor.requires_grad or has_tangent(tensor):
+                problem = (
+                    "the op writes to a tensor that requires grad, but its formula gives the new value no gradient"
+                )
+                fix = "pass one that does not require grad (.detach())"
+                otherwise = f'or register_autograd(..., grads_of=("{argument}",))'
+        elif self.has_formula and sum(x is tensor for x in flat) > 1:  # setup_context would save the new value
+            problem = "the op writes to a tensor that is also another argument, so it cannot be differentiated"
+            fix, otherwise = "pass a copy (.clone()) for one of them", ""
+        elif tensor.requires_grad and tensor.is_leaf:
+            problem = "a leaf Variable that requires grad is being used in an in-place operation"
+            fix = "pass x.clone()"
+        elif base is not None and base.requires_grad and base.is_leaf:
+            problem = "a view of a leaf Variable that requires grad is being used in an in-place operation"
+            fix = "pass a view of x.clone()"
+        elif base is not None and not _torch.autograd.is_fresh_view(tensor):
+            problem = (
+                "a view is being modified in-place that autograd cannot follow: one of several that a function "
+                "returned (unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom "
+                "Function"
+            )
+            fix = "use a view of its own, e.g. x[i] instead of x.unbind()[i], or x.clone()"
+        if problem is not None:
+            fix = ", ".join(filter(None, [fix, otherwise]))
+            raise AutogradError(problem, op=self.op, argument=argument, fix=fix)
+
+    def recorded(self, dirty: list[Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Context manager for the call of the kernel.
+
+        AOTAutograd takes a write that it sees with gradients off, as in a forward, for one without a gradient.
+        """
+        if not dirty or not _torch.dispatcher.functionalizing():
+            return AS_IT_IS
+        stack = contextlib.ExitStack()
+        stack.enter_context(_torch.dispatcher.below_autograd())
+        stack.enter_context(torch.enable_grad())
+        return stack
 
     def end(
         self, ctx: Any, outcome: Outcome, inputs: dict[int, Any], outputs: tuple[Any, ...], dirty: list[Tensor]
@@ -111,87 +163,6 @@ def _replaced(value: Any, mutated: list[Tensor], new: list[Tensor]) -> Any:
     return next((other for tensor, other in zip(mutated, new, strict=True) if tensor is value), value)
 
 
-def check_writes(layout: Layout, inputs: dict[int, Any], flat: tuple[Any, ...], op: str) -> None:
-    """Raise for a write that would go past the graph of a tensor, before it is done."""
-    for i in layout.mutated:
-        followed = layout.in_place or i in layout.new_values
-        for tensor in tensors_in((inputs.get(i),)):
-            if followed and sum(x is tensor for x in flat) > 1:
-                raise given_twice_error(layout.inputs[i].name, op)
-            if followed:
-                check_write(tensor, layout.inputs[i].name, op)
-            elif tensor.requires_grad or _has_tangent(tensor):
-                raise unfollowed_write_error(layout.inputs[i].name, op)
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    if not _torch.autograd.forward_ad_active():
-        return False
-    with torch.inference_mode(False):  # else no tangents are seen
-        return _torch.autograd.any_tangent((tensor,))
-
-
-def copies_of_originals(layout: Layout, inputs: dict[int, Any]) -> dict[int, Any]:
-    """Copies of inputs from before the write, with their graph."""
-    if not layout.originals:
-        return {}
-    with torch.inference_mode(False):  # the public switch for reverse and forward mode at once
-        return {
-            i: [x.clone() if isinstance(x, Tensor) else x for x in value]
-            if isinstance(value, (list, tuple))
-            else value.clone()
-            for i in layout.originals
-            if (value := inputs.get(i)) is not None
-        }
-
-
-def tensors_to_mark_dirty(layout: Layout, inputs: dict[int, Any], has_formula: bool) -> list[Tensor]:
-    """The tensors of which this node is to be the graph.
-
-    Without a formula, all that can have one: else a later backward would go past the write as if it had not happened.
-    A leaf that requires grad is left alone, as an optimizer does with it. So are views that autograd cannot follow,
-    unless they have a graph already.
-    """
-    if has_formula:
-        indices = layout.mutated[:1] if layout.in_place else layout.new_values
-        return [tensor for i in indices for tensor in tensors_in((inputs.get(i),))]
-    mutated = [x for i in layout.mutated for x in tensors_in((inputs.get(i),)) if is_differentiable(x)]
-    is_only = layout.in_place or len(mutated) + len(layout.outputs) == 1
-    declared = any(layout.differentiable)  # else nothing is, and only what has a graph already is looked after
-    return [
-        x
-        for x in mutated
-        if (
-            not x.is_leaf
-            if x.requires_grad
-            else declared and (is_only or not x._is_view() or _torch.autograd.is_fresh_view(x))
-        )
-    ]
-
-
-def check_write(tensor: Tensor, argument: str, op: str) -> None:
-    """Raise where autograd could not take the op into the graph of a tensor that it is about to write.
-
-    The rules are those of torch's own in-place ops, which hold as long as gradients are enabled.
-    """
-    problem = fix = None
-    base = tensor._base
-    if tensor.requires_grad and tensor.is_leaf:
-        problem, fix = "a leaf Variable that requires grad is being used in an in-place operation", "x.clone()"
-    elif base is not None and base.requires_grad and base.is_leaf:
-        problem = "a view of a leaf Variable that requires grad is being used in an in-place operation"
-        fix = "a view of x.clone()"
-    elif base is not None and not _torch.autograd.is_fresh_view(tensor):
-        problem = (
-            "a view is being modified in-place that autograd cannot follow: one of several that a function returned "
-            "(unbind, split, chunk), or made under torch.no_grad(), in inference mode, or by a custom Function"
-        )
-        fix = "use a view of its own, e.g. x[i] instead of x.unbind()[i], or x.clone()"
-    if problem is not None:
-        fix = f"pass {fix}, or call the op under torch.no_grad()"
-        raise AutogradError(problem, op=op, argument=argument, fix=fix)
-
-
 class _NewValue(_torch.autograd.SingleLevelFunction):
     """A tensor that has the value of `new` by now, and is to have its graph.
 
@@ -230,34 +201,3 @@ def attach_graph(outcome: Outcome, result: tuple[Tensor, ...]) -> None:
     for tensor, i in zip(outcome.mutated, outcome.new_values, strict=True):
         with _torch.autograd.uncounted(tensor):
             _torch.autograd.apply_function(_NewValue, tensor, result[i])
-
-
-def unfollowed_write_error(argument: str, op: str) -> AutogradError:
-    """The error for a tensor with a graph that is written, where the formula says nothing about its new value."""
-    return AutogradError(
-        "the op writes to a tensor that requires grad, but its formula gives the new value no gradient",
-        op=op,
-        argument=argument,
-        fix=f'pass one that does not require grad (.detach()), or register_autograd(..., grads_of=("{argument}",))',
-    )
-
-
-def given_twice_error(argument: str, op: str) -> AutogradError:
-    """The error for a tensor that is written and read: setup_context would save the new value for the old one."""
-    return AutogradError(
-        "the op writes to a tensor that is also another argument, so it cannot be differentiated",
-        op=op,
-        argument=argument,
-        fix="pass a copy (.clone()) for one of them",
-    )
-
-
-def captured_error(argument: str, op: str) -> AutogradError:
-    """The error for a write to a tensor from outside of a transform that differentiates."""
-    return AutogradError(
-        "inside a transform (grad, vjp, jvp, ...) the op would mutate a tensor captured from outside: the "
-        "transform would not see the new value",
-        op=op,
-        argument=argument,
-        fix="create the tensor inside the function, or pass it to the transform as an argument",
-    )

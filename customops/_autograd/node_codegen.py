@@ -12,20 +12,23 @@ from typing import Any, cast
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.context import Outputs, SetUp, flat_items, mask, materialize_zeros
-from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
-from customops._autograd.inplace import Mutation, Outcome, attach_graph
-from customops._autograd.layout import Formula, NodeArguments, NodeInput, flatten, unflatten
-from customops._autograd.untracked import (
+from customops._autograd.context import (
     HOLD_NO_TENSORS,
+    Guarded,
     OnceDifferentiable,
+    Outputs,
+    SetUp,
     UnpackedOnce,
-    guarded,
+    flat_items,
     links_to,
+    materialize_zeros,
     may_be_differentiated,
     record_untracked,
 )
-from customops._codegen.function import Source, as_tuple, fill
+from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
+from customops._autograd.inplace import Mutation, Outcome, attach_graph
+from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unflatten
+from customops._codegen.function import Source, as_tuple
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
 
@@ -42,39 +45,54 @@ def apply({parameters}):
 """
 
 
-def apply(arguments: NodeArguments, function: Any) -> Fn:
+def apply(layout: Layout, function: Any) -> Fn:
     """``apply(kernel, *args, **kwargs)``: what ``function.apply`` is for a plain node, which takes them as they are."""
-    if arguments.is_plain:
+    if layout.is_plain:
         return cast(Fn, function.apply)
-    source = Source("apply", arguments.schema)
+    source = Source("apply", layout.schema)
     source.objects |= {"function": function.apply, "Outcome": Outcome, "attach_graph": attach_graph}
     source.objects["unflatten"] = unflatten
-    positional = arguments.inputs[: arguments.layout.positional]
-    tensors = [each.argument for each in arguments.inputs[arguments.layout.positional :]]
-    star = ["*$rest"] if arguments.is_padded else ["*"] if tensors else []
-    left_out = [each.variable for each in positional[arguments.always :]]
+    positional = layout.inputs[: layout.positional]
+    tensors = [each.argument for each in layout.inputs[layout.positional :]]
+    star = ["*$rest"] if layout.is_padded else ["*"] if tensors else []
+    pad = []
+    if layout.is_padded:
+        left_out = [each.variable for each in positional[layout.always :]]
+        nones = ", ".join(["None"] * len(left_out))
+        pad = [f"$passed = {layout.always} + $len($rest)"]
+        pad += [f"{', '.join(left_out)}, = (*$rest, {nones})[:{len(left_out)}]"]
+    if not layout.schema.returns:
+        result = "None"
+    elif not layout.has_outcome:
+        result = "$list($result)" if layout.list_outputs == (True,) else "$result"
+    else:
+        flat = "($result if $isinstance($result, $tuple) else ($result,))"
+        result = f"$unflatten({flat}, $outcome.lengths)" + (f"[:{layout.returns}]" if layout.returns_tuple else "[0]")
     source.fill(
         _APPLY,
         parameters=[
             "$kernel",
-            *[each.variable for each in positional[: arguments.always]],
+            *[each.variable for each in positional[: layout.always]],
             *star,
             *[f"{argument.name}=None" if argument.has_default else argument.name for argument in tensors],
-            *["**$named"] * arguments.has_named,
+            *["**$named"] * layout.has_named,
         ],
-        pad=[
-            f"$passed = {arguments.always} + $len($rest)",
-            f"{', '.join(left_out)}, = (*$rest, {', '.join(['None'] * len(left_out))})[:{len(left_out)}]",
-        ]
-        if arguments.is_padded
-        else [],
-        measure=[f"{each.length} = {_if_given(each, f'$len({each.variable})')}" for each in arguments.measured],
-        new_outcome=["$outcome = $Outcome()"] if arguments.has_outcome else [],
-        arguments=[*arguments.head, *[_flattened(each) for each in arguments.in_order]],
-        attach_graph=["if $outcome.mutated:", "    $attach_graph($outcome, $result)"]
-        if arguments.schema.mutated
-        else [],
-        result=_result_of_apply(arguments),
+        pad=pad,
+        measure=[f"{each.length} = {_if_given(each, f'$len({each.variable})')}" for each in layout.measured],
+        new_outcome=["$outcome = $Outcome()"] if layout.has_outcome else [],
+        arguments=[
+            *layout.head,
+            *[
+                each.variable
+                if not each.argument.is_tensor_list
+                else f"*((None,) if {each.variable} is None else {each.variable})"
+                if each.may_be_none
+                else f"*{each.variable}"
+                for each in layout.in_order
+            ],
+        ],
+        attach_graph=["if $outcome.mutated:", "    $attach_graph($outcome, $result)"] if layout.schema.mutated else [],
+        result=result,
     )
     return source.build()
 
@@ -82,25 +100,6 @@ def apply(arguments: NodeArguments, function: Any) -> Fn:
 def _if_given(each: NodeInput, expression: str) -> str:
     """An expression of a list, where the list may be None."""
     return f"None if {each.variable} is None else {expression}" if each.may_be_none else expression
-
-
-def _flattened(each: NodeInput) -> str:
-    if not each.argument.is_tensor_list:
-        return each.variable
-    return f"*((None,) if {each.variable} is None else {each.variable})" if each.may_be_none else f"*{each.variable}"
-
-
-def _result_of_apply(arguments: NodeArguments) -> str:
-    """An expression for what the op returns."""
-    layout = arguments.layout
-    if not arguments.schema.returns:
-        return "None"
-    if not arguments.has_outcome:
-        return "$list($result)" if layout.list_outputs == (True,) else "$result"
-    returns = len(layout.outputs) - len(layout.new_values)
-    flat = "($result if $isinstance($result, $tuple) else ($result,))"
-    outputs = f"$unflatten({flat}, $outcome.lengths)"
-    return f"{outputs}[:{returns}]" if arguments.returns_tuple else f"{outputs}[0]"
 
 
 # forward: the kernel is called, then setup_context --------------------------------------------------------------------
@@ -119,94 +118,111 @@ def forward({parameters}):
     {finish}
     if not $compares.is_on:
         $kept['_customops_expected'] = {expected_unknown}
-    {expected}
+    {expected_of_any}
+    else:
+        $kept['_customops_expected'] = {expected}
     {return_flat}
-"""
-
-#: What gradients are to be like. A kernel that is called directly gets plain tensors, with shapes that can be compared;
-#: else it is a partial.
-_EXPECTED = """
-elif $type($kernel) is $partial:
-    $kept['_customops_expected'] = {of_any}
-else:
-    $kept['_customops_expected'] = {of_plain}
-"""
-
-#: The same for an op that mutates.
-_EXPECTED_OF_MUTATING = """
-else:
-    $kept['_customops_expected'] = {of_any}
 """
 
 
 def forward(
-    arguments: NodeArguments,
-    set_up: SetUp,
-    finish: Outputs,
-    compares: GradientCheck,
-    mutation: Mutation,
-    *,
-    draws_again: bool,
+    layout: Layout, set_up: SetUp, finish: Outputs, compares: GradientCheck, mutation: Mutation, *, draws_again: bool
 ) -> Fn:
     """``forward(ctx, kernel, ..., *flat_inputs)``: call the kernel and setup_context, and note what backward needs.
 
     If the backward draws the kernel's random numbers again, that includes where the generators are before. For the
     lines of an op that mutates see `inplace.Mutation`.
     """
-    source = Source("forward", arguments.schema)
+    source = Source("forward", layout.schema)
     source.objects |= {
         "compares": compares,
         "facts": operator.attrgetter("shape", "dtype", "device"),
         "finish": finish,
         "flatten": flatten,
         "left_out": LEFT_OUT,
-        "mask": mask,
+        "mask": operator.and_,
         "metadata": _torch.autograd.metadata,
         "mutation": mutation,
         "partial": functools.partial,
         "RandomStates": RandomStates,
     }
-    mutates = bool(arguments.schema.mutated)
-    run = f"$result = $kernel({_call(arguments)})"
-    outputs = _outputs(arguments)
-    everything = f"(*{arguments.flat}, *$named.values())" if arguments.has_named else arguments.flat
+    mutates, returns_tuple = bool(layout.schema.mutated), layout.returns_tuple
+
+    given = [each.given for each in layout.inputs]
+    if layout.is_plain:
+        rest = layout.inputs[layout.always :]
+        has_lists = True in ["[" in each.argument.type for each in rest]
+        passed = "*[$list(x) if $type(x) is $list else x for x in $rest]" if has_lists else "*$rest"
+        call = [*given[: layout.always], *[passed] * bool(rest)]
+    else:
+        count = layout.positional
+        call = [f"*{as_tuple(given[:count])}[:$passed]"] if layout.is_padded else given[:count]
+        call += [f"{each.argument.name}={each.given}" for each in layout.inputs[count:]]
+        call += ["**$named"] * layout.has_named
+    run = [f"$result = $kernel({', '.join(call)})"]
+
+    # What the node returns, lists as lists.
+    if returns_tuple and not layout.new_values:
+        outputs = "$result"
+    else:
+        result = [] if not layout.schema.returns else ["*$result"] if returns_tuple else ["$result"]
+        outputs = as_tuple([*result, *[layout.inputs[i].variable for i in layout.new_values]])
     begin, end = [], []
     if mutates:
-        inputs = ", ".join([f"{i}: {each.given}" for i, each in enumerate(arguments.inputs)])
-        begin = [f"$inputs = {{{inputs}}}", f"$originals, $dirty = $mutation.begin($inputs, {arguments.flat})"]
+        run = ["with $mutation.recorded($dirty):", f"    {run[0]}"]
+        inputs = ", ".join([f"{i}: {each.given}" for i, each in enumerate(layout.inputs)])
+        begin = [f"$inputs = {{{inputs}}}", f"$originals, $dirty = $mutation.begin($inputs, {layout.flat})"]
         end = [f"$outputs = $mutation.end($ctx, $outcome, $inputs, {outputs}, $dirty)"]
-        end += [f"{arguments.inputs[i].variable} = $inputs[{i}]" for i in arguments.order]
+        end += [f"{layout.inputs[i].variable} = $inputs[{i}]" for i in layout.order]
+        return_flat = ["return $mutation.flatten_outputs($ctx, $outcome, $outputs)"]
         outputs = "$outputs"
-    finish_call = f"$finish($ctx, {arguments.flat}, {outputs})"
-    expected = {"of_any": _expected(arguments, "$metadata({0})"), "of_plain": _expected(arguments, "$facts({0})")}
+    elif layout.has_outcome:
+        return_flat = [
+            f"$result, $outcome.lengths = $flatten({outputs}, {layout.list_outputs})",
+            "$ctx._customops_outputs = $outcome.lengths",
+            "return $result",
+        ]
+    elif not layout.schema.returns:
+        return_flat = ["return ()"]
+    else:
+        return_flat = ["return $tuple($result)" if layout.list_outputs == (True,) else "return $result"]
+
+    everything = f"(*{layout.flat}, *$named.values())" if layout.has_named else layout.flat
+    finish_call = f"$finish($ctx, {layout.flat}, {outputs})"
+    # What gradients are to be like. A kernel that is called directly gets plain tensors, with shapes that can be
+    # compared; else it is a partial.
+    of_any = _expected(layout, "$metadata({0})")
     source.fill(
         _FORWARD,
-        parameters=["$ctx", *arguments.head, *arguments.flat_parameters],
-        take=_emit_take_inputs(arguments),
+        parameters=["$ctx", *layout.head, *layout.flat_parameters],
+        take=_emit_take_inputs(layout),
         begin=begin,
         save_random=[f"$ctx._customops_random = $RandomStates({everything})"] if draws_again else [],
-        run=["with $mutation.recorded($dirty):", f"    {run}"] if mutates else [run],
-        arrange_result=_emit_arrange_result(arguments),
+        run=run,
+        arrange_result=_emit_arrange_result(layout),
         end=end,
-        needs=_emit_needs(source, arguments),
-        set_up=_emit_set_up(source, arguments, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else [],
+        needs=_emit_needs(source, layout),
+        set_up=_emit_set_up(source, layout, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else [],
         finish=["if '_customops_materialize' in $kept:", f"    {finish_call}"] if finish.is_idle else [finish_call],
-        expected_unknown=_expected(arguments, None),
-        expected=fill((_EXPECTED_OF_MUTATING if mutates else _EXPECTED).lstrip(), **expected),
-        return_flat=_emit_return(arguments),
+        expected_unknown=_expected(layout, None),
+        expected_of_any=[]
+        if mutates
+        else ["elif $type($kernel) is $partial:", f"    $kept['_customops_expected'] = {of_any}"],
+        expected=of_any if mutates else _expected(layout, "$facts({0})"),
+        return_flat=return_flat,
     )
     return source.build()
 
 
-def _emit_take_inputs(arguments: NodeArguments) -> list[str]:
+def _emit_take_inputs(layout: Layout) -> list[str]:
     """Lines that take the inputs out of the flat ones, where there are lists among them."""
-    if not arguments.has_lists:
-        names = as_tuple([each.variable for each in arguments.in_order])
-        return [f"$flat = {names}"] if arguments.schema.mutated else []
+    if not layout.has_lists:
+        names = [each.variable for each in layout.in_order] if layout.schema.mutated else []
+        return [f"$flat = {as_tuple(names)}"] if names else []
     lines: list[str] = []
-    for each in arguments.in_order:
+    for each in layout.in_order:
         is_list, take = each.argument.is_tensor_list, f"$flat[{each.place}]"
-        if each in arguments.measured:
+        if each in layout.measured:
             start, end = each.place.split(":")
             length = f"(1 if {each.length} is None else {each.length})" if each.may_be_none else each.length
             lines.append(f"{end} = {start} + {length}" if each.may_be_none or start != "0" else f"{end} = {length}")
@@ -216,28 +232,12 @@ def _emit_take_inputs(arguments: NodeArguments) -> list[str]:
     return lines
 
 
-def _call(arguments: NodeArguments) -> str:
-    """The arguments in the call of the kernel."""
-    given = [each.given for each in arguments.inputs]
-    if arguments.is_plain:
-        rest = arguments.inputs[arguments.always :]
-        passed = "*$rest"
-        if True in ["[" in each.argument.type for each in rest]:
-            passed = "*[$list(x) if $type(x) is $list else x for x in $rest]"
-        return ", ".join([*given[: arguments.always], *[passed] * bool(rest)])
-    count = arguments.layout.positional
-    positional = [f"*{as_tuple(given[:count])}[:$passed]"] if arguments.is_padded else given[:count]
-    named = [f"{each.argument.name}={each.given}" for each in arguments.inputs[count:]]
-    return ", ".join([*positional, *named, *["**$named"] * arguments.has_named])
-
-
-def _emit_arrange_result(arguments: NodeArguments) -> list[str]:
+def _emit_arrange_result(layout: Layout) -> list[str]:
     """Lines for a result that the dispatcher, if it were called, would make a tuple, or one with lists, of."""
-    layout = arguments.layout
     if layout.in_place:
-        return [f"$result = {arguments.inputs[0].variable}"]
-    lists = layout.list_outputs[: len(layout.outputs) - len(layout.new_values)]
-    if not arguments.returns_tuple:
+        return [f"$result = {layout.inputs[0].variable}"]
+    lists = layout.list_outputs[: layout.returns]
+    if not layout.returns_tuple:
         return ["if $type($result) is not $list:", "    $result = $list($result)"] if lists == (True,) else []
     if True in lists:
         items = [f"$list($result[{i}])" if is_list else f"$result[{i}]" for i, is_list in enumerate(lists)]
@@ -245,60 +245,105 @@ def _emit_arrange_result(arguments: NodeArguments) -> list[str]:
     return ["if $type($result) is not $tuple:", "    $result = $tuple($result)"]
 
 
-def _outputs(arguments: NodeArguments) -> str:
-    """What the node returns, lists as lists."""
-    if arguments.returns_tuple and not arguments.layout.new_values:
-        return "$result"
-    result = [] if not arguments.schema.returns else ["*$result"] if arguments.returns_tuple else ["$result"]
-    return as_tuple([*result, *[arguments.inputs[i].variable for i in arguments.layout.new_values]])
-
-
-def _emit_return(arguments: NodeArguments) -> list[str]:
-    if arguments.schema.mutated:
-        return ["return $mutation.flatten_outputs($ctx, $outcome, $outputs)"]
-    if arguments.has_outcome:
-        return [
-            f"$result, $outcome.lengths = $flatten({_outputs(arguments)}, {arguments.layout.list_outputs})",
-            "$ctx._customops_outputs = $outcome.lengths",
-            "return $result",
-        ]
-    if not arguments.schema.returns:
-        return ["return ()"]
-    return ["return $tuple($result)" if arguments.layout.list_outputs == (True,) else "return $result"]
-
-
-def _emit_needs(source: Source, arguments: NodeArguments) -> list[str]:
+def _emit_needs(source: Source, layout: Layout) -> list[str]:
     """Lines that set ``needs_input_grad`` to what a backward is to see: an entry for each argument, lists as lists.
 
     That is for each positional argument that was passed; if there are tensors that are keyword-only, for each
     positional argument and each of them, so that each has its place.
     """
-    layout = arguments.layout
-    lines = [f"$needs = $ctx.needs_input_grad[{len(arguments.head)}:]"]
-    if arguments.is_plain:
-        if layout.differentiable != tuple([argument.holds_tensors for argument in layout.inputs]):
+    lines = [f"$needs = $ctx.needs_input_grad[{len(layout.head)}:]"]
+    if layout.is_plain:
+        if layout.differentiable != tuple([argument.holds_tensors for argument in layout.operands]):
             source.objects["differentiable"] = layout.differentiable
             lines.append("$needs = $tuple($map($mask, $needs, $differentiable))")
         return [*lines, "$ctx.needs_input_grad = $needs"]
-    for i in arguments.order:
-        each = arguments.inputs[i]
+    for i in layout.order:
+        each = layout.inputs[i]
         if each.argument.is_tensor_list:
             flags = f"$list($needs[{each.place}])" if layout.differentiable[i] else f"[False] * $len({each.variable})"
             is_none = f"False if {each.variable} is None else " if each.may_be_none else ""
             lines.append(f"{each.needs} = {is_none}{flags}")
-    cut = "[:$passed]" if arguments.is_padded and layout.positional == len(arguments.inputs) else ""
-    return [*lines, f"$ctx.needs_input_grad = {as_tuple([each.needs for each in arguments.inputs])}{cut}"]
+    cut = "[:$passed]" if layout.is_padded and layout.positional == len(layout.inputs) else ""
+    return [*lines, f"$ctx.needs_input_grad = {as_tuple([each.needs for each in layout.inputs])}{cut}"]
 
 
-def _expected(arguments: NodeArguments, metadata: str | None) -> str:
+def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool) -> list[str]:
+    """Lines that call setup_context, and look at what it keeps: in the usual case at little cost."""
+    mutates, lines = bool(layout.schema.mutated), list[str]()
+    values = [each.given for each in layout.inputs]
+    for i in layout.originals:
+        values[i] = f"$original_{layout.operands[i].name}"
+        lines.append(f"{values[i]} = $originals.get({i}, {layout.inputs[i].variable})")
+    positional = layout.flat
+    if not layout.is_plain:
+        positional = as_tuple(values[: layout.positional]) + "[:$passed]" * layout.is_padded
+    tensors = [f"{layout.operands[i].name!r}: {values[i]}" for i in range(layout.positional, len(values))]
+    keyword_only = f"{{{', '.join([*['**$named'] * layout.has_named, *tensors])}}}"
+    call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
+    source.objects |= {
+        "autocast_is_on": _torch.thread_state.autocast_is_on,
+        "callback": set_up.simple,
+        "links_to": links_to,
+        "no_tensors": HOLD_NO_TENSORS,
+        "record_untracked": record_untracked,
+        "saved_tensors_hooks": _torch.autograd.saved_tensors_hooks,
+        "set_up": set_up,
+        "transforms_active": _torch.dispatcher.transforms_active,
+    }
+    if set_up.simple is None:
+        lines.append(call)
+    else:
+        in_transform = f"{'' if mutates else '$type($kernel) is $partial and '}$transforms_active()"
+        named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
+        lines += [
+            f"if {in_transform} or $autocast_is_on():",
+            f"    {call}",
+            "else:",
+            f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",
+        ]
+
+    # Kept tensors without an autograd graph are recorded.
+    if mutates:
+        lines += [f"$record_untracked($ctx, {layout.flat}, $mutation.known($inputs, $originals, $outputs))"]
+    else:
+        returns = []  # those that are differentiable
+        for i, (flag, is_list) in enumerate(zip(layout.outputs, layout.list_outputs, strict=True)):
+            name = f"$result[{i}]" if layout.returns_tuple else "$result"
+            returns += [f"*{name}" if is_list else name] * flag
+        lines += [
+            "$untracked = $ctx.non_differentiable",
+            "for $value in $kept.values():",
+            "    if $type($value) not in $no_tensors:",
+            "        $untracked = True",
+        ]
+        if layout.has_lists or True in layout.list_outputs:
+            lines.append(f"$known = {{*$map($id, {layout.flat}), *$map($id, {as_tuple(returns)})}}")
+            is_unknown = "$id($saved) not in $known"
+        else:
+            names = [each.variable for each in layout.in_order if each.argument.holds_tensors]
+            is_unknown = " and ".join([f"$saved is not {name}" for name in [*names, *returns]]) or "True"
+        saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
+        lines += [
+            f"for $saved in {saved}:",
+            f"    if {is_unknown}:",
+            "        $untracked = True",
+            "if $untracked:",
+            f"    $record_untracked($ctx, {layout.flat}, (*{layout.flat}, {', '.join(returns)}))",
+        ]
+    if set_up.once:
+        lines.append(f"$ctx._customops_links = $links_to({layout.flat})")
+    return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
+
+
+def _expected(layout: Layout, metadata: str | None) -> str:
     """An expression for what the gradients of all inputs are to be like, in the order in which the node has them.
 
     See `_torch.autograd.metadata`: it is what to keep of a tensor, None if gradients are not compared.
     """
-    if metadata is None and arguments.is_plain:
+    if metadata is None and layout.is_plain:
         return "(None,) * $len($needs)"
     items = []
-    for each in arguments.in_order:
+    for each in layout.in_order:
         name, argument, expected = each.variable, each.argument, "None"
         if argument.is_tensor_list:
             one = f"{metadata.format('x')} if flag else None" if metadata else ""
@@ -307,77 +352,12 @@ def _expected(arguments: NodeArguments, metadata: str | None) -> str:
         elif argument.holds_tensors and metadata and each.needs != "False":
             expected = f"{metadata.format(name)} if {each.needs} else None"
         if each.may_be_left_out:
-            is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {arguments.inputs.index(each)}"
+            is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {layout.inputs.index(each)}"
             expected = f"$left_out if {is_left_out} else {expected}"
         items.append(expected)
-    if arguments.cuts_rest:
-        items.append(f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{arguments.always}:]))")
+    if layout.cuts_rest:
+        items.append(f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{layout.always}:]))")
     return as_tuple(items)
-
-
-def _emit_set_up(source: Source, arguments: NodeArguments, set_up: SetUp, *, for_jvp: bool) -> list[str]:
-    """Lines that call setup_context, and look at what it keeps."""
-    layout, lines = arguments.layout, list[str]()
-    values = [each.given for each in arguments.inputs]
-    for i in layout.originals:
-        values[i] = f"$original_{layout.inputs[i].name}"
-        lines.append(f"{values[i]} = $originals.get({i}, {arguments.inputs[i].variable})")
-    positional = as_tuple(values[: layout.positional]) + "[:$passed]" * arguments.is_padded
-    if arguments.is_plain:
-        positional = arguments.flat
-    tensors = [f"{layout.inputs[i].name!r}: {values[i]}" for i in range(layout.positional, len(values))]
-    keyword_only = f"{{{', '.join([*['**$named'] * arguments.has_named, *tensors])}}}"
-    call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
-    source.objects |= {"set_up": set_up, "saved_tensors_hooks": _torch.autograd.saved_tensors_hooks}
-    if set_up.simple is None:
-        lines.append(call)
-    else:
-        source.objects |= {
-            "autocast_is_on": _torch.thread_state.autocast_is_on,
-            "callback": set_up.simple,
-            "transforms_active": _torch.dispatcher.transforms_active,
-        }
-        in_transform = f"{'' if arguments.schema.mutated else '$type($kernel) is $partial and '}$transforms_active()"
-        named = f"keyword_only_inputs={keyword_only}, " if set_up.has_keywords else ""
-        lines += [
-            f"if {in_transform} or $autocast_is_on():",
-            f"    {call}",
-            "else:",
-            f"    $callback(ctx=$ctx, inputs={positional}, {named}output=$result)",
-        ]
-    lines += _emit_record_untracked(source, arguments, for_jvp=for_jvp)
-    if set_up.once:
-        source.objects["links_to"] = links_to
-        lines.append(f"$ctx._customops_links = $links_to({arguments.flat})")
-    return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
-
-
-def _emit_record_untracked(source: Source, arguments: NodeArguments, *, for_jvp: bool) -> list[str]:
-    """Lines that look for kept tensors without an autograd graph, in the usual case at little cost."""
-    source.objects |= {"record_untracked": record_untracked, "no_tensors": HOLD_NO_TENSORS}
-    record = f"$record_untracked($ctx, {arguments.flat}, {{}})"
-    if arguments.schema.mutated:
-        return [record.format("$mutation.known($inputs, $originals, $outputs)")]
-    layout, returns = arguments.layout, []  # those that are differentiable
-    for i, (flag, is_list) in enumerate(zip(layout.outputs, layout.list_outputs, strict=True)):
-        name = f"$result[{i}]" if arguments.returns_tuple else "$result"
-        returns += [f"*{name}" if is_list else name] * flag
-    saved = "(*($ctx.to_save or ()), *($ctx.saved_for_forward or ()))" if for_jvp else "$ctx.to_save or ()"
-    lines = [
-        "$untracked = $ctx.non_differentiable",
-        "for $value in $kept.values():",
-        "    if $type($value) not in $no_tensors:",
-        "        $untracked = True",
-    ]
-    if arguments.has_lists or True in layout.list_outputs:
-        known = f"$known = {{*$map($id, {arguments.flat}), *$map($id, {as_tuple(returns)})}}"
-        lines += [known, f"for $saved in {saved}:", "    if $id($saved) not in $known:"]
-    else:
-        names = [each.variable for each in arguments.in_order if each.argument.holds_tensors]
-        is_unknown = " and ".join([f"$saved is not {name}" for name in [*names, *returns]]) or "True"
-        lines += [f"for $saved in {saved}:", f"    if {is_unknown}:"]
-    everything = f"(*{arguments.flat}, {', '.join(returns)})"
-    return [*lines, "        $untracked = True", "if $untracked:", f"    {record.format(everything)}"]
 
 
 # backward: the user's backward is called, and what it returns is compared with the inputs -----------------------------
@@ -404,20 +384,32 @@ def backward({parameters}):
     return {head}, *$check($result, $likes, none_allowed=$none_allowed)
 """
 
+#: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
+_GUARD = [
+    "if $ctx._customops_untracked is not None and $may_be_differentiated():",
+    "    $seen = $guarded($ctx, $op)",
+]
 
-def backward(arguments: NodeArguments, op: str, formula: Formula, compares: GradientCheck) -> Fn:
+#: Zeros in the place of gradients that are None, where torch does not fill them in: see `Outputs`.
+_MATERIALIZE = [
+    "if $ctx._customops_zeros is not None:",
+    "    $grads = $tuple($map($materialize_zeros, $grads, $ctx._customops_zeros))",
+]
+
+
+def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck) -> Fn:
     """``backward(ctx, *grads)``: call the formula, and compare what it returns with the inputs.
 
     Gradients that fit are returned as they are; `InputGradients` makes the best of others, or raises.
     """
-    source = Source("backward", arguments.schema)
+    source = Source("backward", layout.schema)
     source.objects |= {
         "autocast_is_on": _torch.thread_state.autocast_is_on,
         "call_without_autocast": _torch.thread_state.call_without_autocast,
-        "check": InputGradients(arguments, op, formula.fn, compares).flat,
+        "check": InputGradients(layout, op, formula.fn, compares).flat,
         "flat_items": flat_items,
         "fn": OnceDifferentiable(formula.fn, op) if formula.once_differentiable else formula.fn,
-        "guarded": guarded,
+        "guarded": Guarded,
         "left_out": LEFT_OUT,
         "list_fits": _list_fits,
         "materialize_zeros": materialize_zeros,
@@ -429,85 +421,53 @@ def backward(arguments: NodeArguments, op: str, formula: Formula, compares: Grad
         "unpacked_once": UnpackedOnce,
         "was_right": compares.was_right,
     }
+    returns_list, count = True in layout.list_outputs, len(layout.inputs)
+    group = []  # lists of the gradients of lists, without those of outputs that are not the op's
+    if layout.has_outcome:
+        group = ["$grads = $unflatten($grads, $ctx._customops_outputs)"]
+    elif layout.list_outputs == (True,):
+        group = ["$grads = ([*$grads],)"]
+
+    # A variable for each gradient, and for what it is to be like.
+    grads = "".join([f"{each.grad}, " for each in layout.inputs])
+    if layout.cuts_rest:
+        in_order = layout.inputs
+        rest = count - layout.always
+        nones, left_out = ", ".join(["None"] * rest), ", ".join(["$left_out"] * rest)
+        likes = "".join([f"{each.like}, " for each in in_order])
+        take = [f"{grads}= (*$result, {nones})[:{count}]", f"{likes}= (*$likes, {left_out})[:{count}]"]
+        flat = f"*{as_tuple([each.grad for each in in_order])}[:$len($likes)]"
+    else:
+        in_order = tuple(layout.in_order)
+        likes = "".join([f"{each.like}, " for each in in_order])
+        take = [f"{grads}= $result", f"{likes}= $likes"] if grads else []
+        flat = ", ".join(["*" * each.argument.is_tensor_list + each.grad for each in in_order])
+    fits = []
+    for each in in_order:
+        grad, like = each.grad, each.like
+        if each.argument.is_tensor_list:
+            take += [f"if {grad} is None:", f"    {grad} = $none_for_each({like})"]
+            fits.append(f"$list_fits({grad}, {like})")
+        elif not each.argument.holds_tensors:
+            fits.append(f"{grad} is None")
+        else:
+            of_tensor = f"{like} is None or {like} == ({grad}.shape, {grad}.dtype, {grad}.device)"
+            fit = f"({of_tensor}) if $isinstance({grad}, $Tensor) else {grad} is {like}"
+            fits.append(f"({grad} is None if {like} is $left_out else {fit})" if each.may_be_left_out else f"({fit})")
     source.fill(
         _BACKWARD,
         parameters=["$ctx", "*$grads"],
-        group=_emit_group(arguments),
-        materialize=_emit_materialize(arguments),
+        group=group,
+        materialize=_MATERIALIZE if len(layout.outputs) != 1 or layout.has_outcome or returns_list else [],
         guard=[] if formula.once_differentiable else _GUARD,
-        count=f"in ($len($likes), {len(arguments.inputs)})" if arguments.cuts_rest else f"== {len(arguments.inputs)}",
-        take=_take_gradients(arguments),
-        fits=_all_fit(arguments),
-        head=", ".join(["None"] * len(arguments.head)),
-        flat=_flat(arguments),
-        grads="$flat_items($grads)" if True in arguments.layout.list_outputs else "$grads",
+        count=f"in ($len($likes), {count})" if layout.cuts_rest else f"== {count}",
+        take=take,
+        fits=" and ".join(fits) or "True",
+        head=", ".join(["None"] * len(layout.head)),
+        flat=flat,
+        grads="$flat_items($grads)" if returns_list else "$grads",
     )
     return source.build()  # at once: compiled autograd traces it before it was ever called
-
-
-#: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
-_GUARD = [
-    "if $ctx._customops_untracked is not None and $may_be_differentiated():",
-    "    $seen = $guarded($ctx, $op)",
-]
-
-
-def _emit_group(arguments: NodeArguments) -> list[str]:
-    """Lines that make lists of the gradients of lists, and leave out those of outputs that are not the op's."""
-    if arguments.has_outcome:
-        return ["$grads = $unflatten($grads, $ctx._customops_outputs)"]
-    return ["$grads = ([*$grads],)"] if arguments.layout.list_outputs == (True,) else []
-
-
-def _emit_materialize(arguments: NodeArguments) -> list[str]:
-    """Lines for zeros in the place of gradients that are None, where torch does not fill them in: see `Outputs`."""
-    if len(arguments.layout.outputs) == 1 and not (arguments.has_outcome or True in arguments.layout.list_outputs):
-        return []
-    return [
-        "if $ctx._customops_zeros is not None:",
-        "    $grads = $tuple($map($materialize_zeros, $grads, $ctx._customops_zeros))",
-    ]
-
-
-def _take_gradients(arguments: NodeArguments) -> list[str]:
-    """Lines for a variable for each gradient, and for what it is to be like."""
-    count = len(arguments.inputs)
-    grads = "".join([f"{each.grad}, " for each in arguments.inputs])
-    if arguments.cuts_rest:
-        likes = "".join([f"{each.like}, " for each in arguments.inputs])
-        nones, left_out = (", ".join([name] * (count - arguments.always)) for name in ("None", "$left_out"))
-        return [f"{grads}= (*$result, {nones})[:{count}]", f"{likes}= (*$likes, {left_out})[:{count}]"]
-    likes = "".join([f"{each.like}, " for each in arguments.in_order])
-    lines = [f"{grads}= $result", f"{likes}= $likes"] if grads else []
-    for each in arguments.in_order:
-        if each.argument.is_tensor_list:
-            lines += [f"if {each.grad} is None:", f"    {each.grad} = $none_for_each({each.like})"]
-    return lines
-
-
-def _all_fit(arguments: NodeArguments) -> str:
-    """An expression for: do the gradients fit what is expected?"""
-    conditions = []
-    for each in arguments.inputs if arguments.cuts_rest else arguments.in_order:
-        grad, like = each.grad, each.like
-        if each.argument.is_tensor_list:
-            conditions.append(f"$list_fits({grad}, {like})")
-        elif not each.argument.holds_tensors:
-            conditions.append(f"{grad} is None")
-        else:
-            fits = f"{like} is None or {like} == ({grad}.shape, {grad}.dtype, {grad}.device)"
-            fits = f"({fits}) if $isinstance({grad}, $Tensor) else {grad} is {like}"
-            conditions.append(
-                f"({grad} is None if {like} is $left_out else {fits})" if each.may_be_left_out else f"({fits})"
-            )
-    return " and ".join(conditions) or "True"
-
-
-def _flat(arguments: NodeArguments) -> str:
-    """The gradients of the node's inputs: as many as it was given."""
-    if arguments.cuts_rest:
-        return f"*{as_tuple([each.grad for each in arguments.inputs])}[:$len($likes)]"
-    return ", ".join(["*" * each.argument.is_tensor_list + each.grad for each in arguments.in_order])
 
 
 def _none_for_each(likes: Any) -> list[None]:

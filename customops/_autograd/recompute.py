@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,68 +16,52 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from customops import _torch
-from customops._autograd.context import flat_items, flat_metadata, materialize_zeros
-from customops._autograd.untracked import NoTensors, may_be_differentiated
+from customops._autograd.context import (
+    NoTensors,
+    flat_items,
+    flat_metadata,
+    materialize_zeros,
+    may_be_differentiated,
+)
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
-from customops._schema.model import Schema, is_differentiable
+from customops._schema.model import is_differentiable
 from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
 
 
-class Formulas(NamedTuple):
-    """What `register_autograd` and `register_jvp` take."""
-
-    backward: Fn
-    jvp: Fn
-    setup_context: Fn
-    originals: tuple[str, ...]
-
-
-def formulas(fn: Fn, operator: OperatorHandle, *, recompute: bool) -> Formulas:
-    """The formulas of an op that computes what `fn` does.
-
-    Raises:
-        CallbackError: `fn` does not take the op's arguments.
-    """
-    op, schema = operator.qualname, operator.schema
-    fn = bind_kernel(fn, schema, op, "function to differentiate", warn=operator.library is not None)
-    has_generator = any(argument.type.startswith("Generator") for argument in schema.arguments)
-    is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
-    again = _RecomputedFormula(fn, op, schema, recompute, is_random)
-    setup_context = again.setup_with_keywords if schema.keyword_only else again.setup
-    return Formulas(again.backward, again.jvp, setup_context, tuple(argument.name for argument in schema.mutated))
-
-
 def derived_from(formula: Fn) -> Fn | None:
-    """The function whose derivative a formula is, if it is one of `formulas`."""
+    """The function whose derivative a formula is, if it is one of `RecomputedFormula`."""
     maker = getattr(formula, "__self__", None)
-    return maker.fn if isinstance(maker, _RecomputedFormula) else None
+    return maker.fn if isinstance(maker, RecomputedFormula) else None
 
 
 def draws_again(formula: Fn) -> bool:
     """Does a formula draw the random numbers of the kernel again? Then ``ctx._customops_random`` has the states."""
     maker = getattr(formula, "__self__", None)
-    return isinstance(maker, _RecomputedFormula) and maker.is_random
+    return isinstance(maker, RecomputedFormula) and maker.is_random
 
 
 class _Run:
-    """A call of the function, some of its tensors being variables."""
+    """A call of the function, some of its tensors being variables.
 
-    def __init__(self, fn: Fn, args: list[Any], kwargs: dict[str, Any]) -> None:
+    Args:
+        flags: which ones: for each positional argument that was passed, then for each of `names`; lists as lists.
+    """
+
+    def __init__(
+        self, fn: Fn, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any] = (), names: Sequence[str] = ()
+    ) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs
-        self.places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
-        self.variables: list[Tensor] = []
-
-    def choose(self, container: Any, key: Any, flag: Any) -> None:
-        """Make a tensor a variable, or those in a list that have a flag."""
-        if isinstance(flag, list):
-            container[key] = container = list(container[key])
-            for i, is_chosen in enumerate(flag):
-                self.choose(container, i, is_chosen)
-        elif flag:
-            self.places.append((container, key))
-            self.variables.append(container[key])
+        places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
+        keys: list[tuple[Any, Any]] = [*((args, i) for i in range(len(args))), *((kwargs, name) for name in names)]
+        for (container, key), flag in zip(keys, flags, strict=False):
+            if isinstance(flag, list):
+                items = container[key] = list(container[key])
+                places += [(items, i) for i, is_chosen in enumerate(flag) if is_chosen]
+            elif flag:
+                places.append((container, key))
+        self.places, self.variables = places, [container[key] for container, key in places]
 
     def __call__(self, *variables: Tensor) -> tuple[Any, ...]:
         """What the function returns, lists laid out flat."""
@@ -86,55 +70,51 @@ class _Run:
         result = self.fn(*self.args, **self.kwargs)
         return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
 
-    def recorded(self, variable: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], tuple[Any, ...]]:
+    def recorded(self, *, linked: bool) -> tuple[list[Tensor], tuple[Any, ...]]:
         """Variables made of the chosen tensors, and what the function makes of them, as autograd records it.
 
+        Those that are `linked` have the graph and the tangents of the tensors, too.
         A backward may run in inference mode, where `torch.enable_grad` alone records nothing.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            variables = [variable(x) for x in self.variables]
+            variables = [x.view_as(x) if linked else x.detach().requires_grad_() for x in self.variables]
             return variables, self(*variables)
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return x.detach().requires_grad_()
+class RecomputedFormula:
+    """The formulas of an op that computes what `fn` does: what `register_autograd` and `register_jvp` take.
 
+    Raises:
+        CallbackError: `fn` does not take the op's arguments.
+    """
 
-def _alias(x: Tensor) -> Tensor:
-    """The same tensor, graph and tangents included, to be differentiated by."""
-    return x.view_as(x)
+    def __init__(self, fn: Fn, operator: OperatorHandle, *, recompute: bool) -> None:
+        self.op, self.schema, self.recompute = operator.qualname, operator.schema, recompute
+        ours = operator.library is not None
+        self.fn = bind_kernel(fn, self.schema, self.op, "function to differentiate", warn=ours)
+        has_generator = any(argument.type.startswith("Generator") for argument in self.schema.arguments)
+        self.is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
+        self.originals = tuple(argument.name for argument in self.schema.mutated)
 
-
-class _RecomputedFormula:
-    """One function, and the ways to differentiate it at the inputs of a call."""
-
-    def __init__(self, fn: Fn, op: str, schema: Schema, recompute: bool, is_random: bool) -> None:
-        self.fn = fn
-        self.op = op
-        self.schema = schema
-        self.recompute = recompute
-        self.is_random = is_random
-
-    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        self.setup_with_keywords(ctx, inputs, {}, output)
-
-    def setup_with_keywords(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
+    def setup_context(
+        self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+    ) -> None:
         tensors: list[Tensor] = []
         args = [_without_tensors(value, tensors) for value in inputs]
-        kwargs = {name: _without_tensors(value, tensors) for name, value in keyword_only_inputs.items()}
+        kwargs = {name: _without_tensors(value, tensors) for name, value in (keyword_only_inputs or {}).items()}
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx._customops_again = NoTensors((args, kwargs, _torch.dispatcher.transforms_active()))
         runs_again = self.recompute or _torch.dispatcher.transforms_active() or _torch.autograd.forward_ad_active()
-        if not (runs_again or (self.is_random and _torch.dynamo.is_traced(()))):
-            self._record(ctx, inputs, keyword_only_inputs)
-
-    def _record(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any) -> None:
-        """Run the function now, and keep its graph for a backward that is not differentiated itself."""
-        run = _Run(functools.partial(self._call, ctx), list(inputs), dict(keyword_only_inputs))
-        self._choose(run, ctx.needs_input_grad)
-        variables, outputs = run.recorded(_leaf)
-        ends = [_End.of(x) if is_differentiable(x) else None for x in outputs]
+        if runs_again or (self.is_random and _torch.dynamo.is_traced(())):
+            return
+        # Run the function now, and keep its graph for a backward that is not differentiated itself.
+        run = self._run(ctx, list(inputs), dict(keyword_only_inputs or {}), ctx.needs_input_grad)
+        variables, outputs = run.recorded(linked=False)
+        ends = [
+            _End(get_gradient_edge(x) if x.requires_grad else None, x.shape, x.dtype) if is_differentiable(x) else None
+            for x in outputs
+        ]
         starts = [(get_gradient_edge(x), _torch.autograd.metadata(x)) for x in variables]
         ctx._customops_graph = NoTensors((ends, starts))
 
@@ -176,23 +156,15 @@ class _RecomputedFormula:
             raise error
         return result
 
-    def _saved(self, ctx: Any) -> _Run:
+    def _saved(self, ctx: Any, flags: Sequence[Any] = ()) -> _Run:
         args, kwargs, _ = ctx._customops_again
         tensors = iter(ctx.saved_tensors)
-        return _Run(
-            functools.partial(self._call, ctx),
-            [_with_tensors(value, tensors) for value in args],
-            {name: _with_tensors(value, tensors) for name, value in kwargs.items()},
-        )
+        args = [_with_tensors(value, tensors) for value in args]
+        return self._run(ctx, args, {name: _with_tensors(value, tensors) for name, value in kwargs.items()}, flags)
 
-    def _choose(self, run: _Run, flags: Sequence[Any]) -> None:
-        """`flags` are for the positional arguments that were passed, then for tensors that are keyword-only."""
-        positional = len(run.args)
-        for i, flag in enumerate(flags):
-            if i < positional:
-                run.choose(run.args, i, flag)
-            else:
-                run.choose(run.kwargs, self.schema.operands[i].name, flag)
+    def _run(self, ctx: Any, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any]) -> _Run:
+        names = [argument.name for argument in self.schema.keyword_only_tensors]
+        return _Run(functools.partial(self._call, ctx), args, kwargs, flags, names)
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
@@ -203,26 +175,19 @@ class _RecomputedFormula:
             )
         given = flat_items(grads)
         graph = None if may_be_differentiated() else getattr(ctx, "_customops_graph", None)
-        found = iter(self._again(ctx, given) if graph is None else self._by_graph(graph, given))
-        return tuple(
-            [next(found) if each else None for each in flag]
-            if isinstance(flag, list)
-            else (next(found) if flag else None)
-            for flag in ctx.needs_input_grad
-        )
-
-    def _by_graph(self, graph: Any, grads: list[Any]) -> list[Any]:
-        ends, starts = graph
-        self._check(ends, grads)
-        pairs = [
-            (end.edge, grad) for end, grad in zip(ends, grads, strict=True) if end is not None and end.edge is not None
-        ]
-        found = _gradients(pairs, [edge for edge, _ in starts], retain_graph=_torch.autograd.keeps_graph())
-        return [materialize_zeros(grad, (*like, True)) for grad, (_, like) in zip(found, starts, strict=True)]
+        if graph is None:
+            found = iter(self._again(ctx, given))
+        else:
+            ends, starts = graph
+            self._check(ends, given)
+            pairs = [(end.edge, grad) for end, grad in zip(ends, given, strict=True) if end is not None and end.edge]
+            keeps = _torch.autograd.keeps_graph()
+            gradients = zip(_gradients(pairs, [edge for edge, _ in starts], retain_graph=keeps), starts, strict=True)
+            found = iter([materialize_zeros(grad, (*like, True)) for grad, (_, like) in gradients])
+        return _placed(ctx.needs_input_grad, found)
 
     def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
-        run = self._saved(ctx)
-        self._choose(run, ctx.needs_input_grad)
+        run = self._saved(ctx, ctx.needs_input_grad)
         *_, was_transformed = ctx._customops_again
         if was_transformed or _torch.dispatcher.transforms_active():  # a vjp may be called when its transform is over
             wanted = [i for i, grad in enumerate(grads) if is_differentiable(grad)]
@@ -234,7 +199,7 @@ class _RecomputedFormula:
 
             _, pull_back, *_ = torch.func.vjp(of_variables, *run.variables)
             return cast(Sequence[Any], pull_back(tuple(grads[i] for i in wanted)))
-        variables, outputs = run.recorded(_alias if may_be_differentiated() else _leaf)
+        variables, outputs = run.recorded(linked=may_be_differentiated())
         self._check(outputs, grads)
         pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if is_differentiable(x) and x.requires_grad]
         found = _gradients(pairs, variables)
@@ -243,14 +208,9 @@ class _RecomputedFormula:
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
         run, results = self._saved(ctx), ctx._customops_results
-        wanted = [metadata is not None for metadata in flat_metadata(results)]
-        tangents = iter(_torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted))))
-        return tuple(
-            [None if item is None else next(tangents) for item in each]
-            if isinstance(each, list)
-            else (None if each is None else next(tangents))
-            for each in results
-        )
+        wanted = flat_metadata(results)  # None where there is no tangent
+        tangents = _torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted)))
+        return _placed(results, iter(tangents))
 
     def _check(self, outputs: Sequence[Any], grads: list[Any]) -> None:
         """The function has to return what the op does, for its gradient to be that of the op."""
@@ -280,9 +240,13 @@ class _End(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
-    @classmethod
-    def of(cls, output: Tensor) -> _End:
-        return cls(get_gradient_edge(output) if output.requires_grad else None, output.shape, output.dtype)
+
+def _placed(flags: Sequence[Any], found: Iterator[Any]) -> tuple[Any, ...]:
+    """What was found, in the places that have a flag, lists as lists; None in the others."""
+    return tuple(
+        [next(found) if each else None for each in flag] if isinstance(flag, list) else next(found) if flag else None
+        for flag in flags
+    )
 
 
 def _gradients(
@@ -292,9 +256,8 @@ def _gradients(
     if not pairs or not inputs:
         return [None] * len(inputs)
     ends, grads = zip(*pairs, strict=True)
-    create_graph = torch.is_grad_enabled()
     return torch.autograd.grad(
-        ends, inputs, grads, allow_unused=True, create_graph=create_graph, retain_graph=retain_graph
+        ends, inputs, grads, allow_unused=True, create_graph=torch.is_grad_enabled(), retain_graph=retain_graph
     )
 
 

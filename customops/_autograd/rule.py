@@ -1,18 +1,37 @@
-"""Gradients: backward, jvp and setup_context, applied in a kernel at the Autograd key. See `node`."""
+"""Gradients: backward, jvp and setup_context, the graph node of them, and the kernel at Autograd that applies it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from customops import _torch
-from customops._autograd.inplace import captured_error
-from customops._autograd.layout import BackwardOptions, Formula, GradientOptions, Layout, mutated_names, mutated_values
-from customops._autograd.node import Node, is_direct, make_node
+from customops._autograd import node_codegen
+from customops._autograd.context import (
+    AS_IT_IS,
+    Outputs,
+    SetUp,
+    flat_items,
+    guarded_in_jvp,
+    materialize_zeros,
+    set_materialize_grads,
+)
+from customops._autograd.gradient_checks import GradientCheck, OutputTangents
+from customops._autograd.inplace import Mutation, written_tangent
+from customops._autograd.layout import (
+    BackwardOptions,
+    Formula,
+    GradientOptions,
+    Layout,
+    flatten,
+    mutated_names,
+    mutated_values,
+    unflatten,
+)
+from customops._autograd.recompute import draws_again
 from customops._codegen import autograd
 from customops._codegen.function import source_of
 from customops._dispatch.callbacks import Fn, bind
@@ -20,22 +39,19 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
-from customops._schema.model import Schema, tensor_names
+from customops._schema.model import tensor_names
 from customops._torch.schema import Tag
-from customops.errors import AutogradError, CallbackError, RegistrationError, brief, where
+from customops.errors import (
+    AutogradError,
+    CallbackError,
+    ContextError,
+    RegistrationError,
+    UnsupportedError,
+    brief,
+    where,
+)
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-
-class NodeRef:
-    """Holds the ``apply`` of the node for the current formula, once it was needed."""
-
-    __slots__ = ("apply", "explain")
-
-    def __init__(self, explain: Callable[[Exception], None]) -> None:
-        self.apply: Fn | None = None
-        #: Raises in the place of what applying it raised, if more can be said.
-        self.explain = explain
 
 
 class AutogradRule:
@@ -46,13 +62,14 @@ class AutogradRule:
     _with_op: tuple[str, ...] = ("backward",)
 
     def __init__(self) -> None:
-        self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self._forget_node)
-        self._node = NodeRef(self.explain)
+        self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self.regenerate)
+        #: The ``apply`` of the node for the current formulas, once it was needed. Generated code calls it.
+        self.apply: Fn | None = None
         self._current: ActiveFormulas | None = None
 
     def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
         self.operator, self._guard_changed = operator, guard_changed
-        self._node.apply = self._current = None
+        self.apply = self._current = None
         self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @property
@@ -60,23 +77,37 @@ class AutogradRule:
         return self._slots.values
 
     def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Registration:
-        self._refuse("register_autograd")
-        formula = self._formula(backward, setup_context, options, BackwardOptions)
+        formula = self._formula("register_autograd", backward, setup_context, options, BackwardOptions)
         formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
         outputs = len(self.operator.schema.returns) + len(formula.grads_of)
         bind(backward, self.operator.qualname, "backward", "ctx", *[f"grad{i}" for i in range(outputs)])
         return self._slots.set("backward", formula)
 
     def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:
-        self._refuse("register_jvp", is_view=self.operator.schema.is_view)
-        formula, schema = self._formula(jvp, setup_context, options, GradientOptions), self.operator.schema
-        tangents = (f"{argument.name}_tangent" for argument in schema.operands)
+        formula = self._formula("register_jvp", jvp, setup_context, options, GradientOptions)
+        tangents = [f"{argument.name}_tangent" for argument in self.operator.schema.operands]
         bind(jvp, self.operator.qualname, "jvp", "ctx", *tangents)
         return self._slots.set("jvp", formula)
 
-    def _formula(self, fn: Fn, setup_context: Fn | None, options: GradientOptions, known: type) -> Formula:
-        """The formula with its options, if they are `known` ones and fit the op."""
+    def _formula(self, what: str, fn: Fn, setup_context: Fn | None, options: GradientOptions, known: type) -> Formula:
+        """The formula with its options, if the op can have one, and the options are `known` ones and fit the op."""
         schema, op = self.operator.schema, self.operator.qualname
+        if Tag.out in self.operator.tags:
+            raise RegistrationError(
+                "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
+            )
+        if not self.operator.differentiable.op:
+            raise RegistrationError(
+                f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
+            )
+        if not schema.is_differentiable or (what == "register_jvp" and schema.is_view):
+            raise RegistrationError(
+                "cannot register autograd on a non-functional operator: it returns a view in a way autograd has no "
+                "rule for, or it neither returns nor writes anything",
+                op=op,
+                got=str(schema),
+                fix="register the gradient on an op that returns new tensors, or writes to its arguments",
+            )
         if unknown := options.keys() - known.__annotations__:
             raise CallbackError(
                 f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
@@ -85,9 +116,7 @@ class AutogradRule:
                 where=where(fn),
             )
         if setup_context is not None:
-            names = ["ctx", "inputs", "keyword_only_inputs", "output"]
-            if not schema.keyword_only:
-                names.remove("keyword_only_inputs")
+            names = ["ctx", "inputs", *["keyword_only_inputs"] * bool(schema.keyword_only), "output"]
             bind(setup_context, op, "setup_context", **{name: name for name in names})
         if isinstance(fn, type):
             raise CallbackError(
@@ -97,36 +126,24 @@ class AutogradRule:
                 fix=f"the function in it, {fn.__name__}.backward, and setup_context={fn.__name__}.setup_context",
             )
         nondiff_args = tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op)
-        _refuse_only_optional_lists(schema, nondiff_args, op)
-        formula = Formula(
+        # The dispatcher does not look into optional lists: of an op without other tensors, autograd sees no call.
+        lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
+        if lists and all(argument.type == "Tensor[]?" for argument in schema.operands if argument.holds_tensors):
+            raise RegistrationError(
+                "torch finds no gradients in an optional list of tensors if no other argument is a tensor",
+                op=op,
+                argument=lists[0],
+                got=str(schema),
+                fix=f"make {lists[0]} a list (an empty one for None), or pass a tensor besides",
+            )
+        return Formula(
             fn,
             setup_context,
             nondiff_args,
             originals=mutated_names(options.get("originals", ()), "originals", schema, op),
+            grads_of=mutated_values(options.get("grads_of"), nondiff_args, schema, op),
             materialize_grads=options.get("materialize_grads", True),
         )
-        grads_of = options.get("grads_of")
-        return formula._replace(grads_of=mutated_values(grads_of, formula, schema, op))
-
-    def _refuse(self, what: str, *, is_view: bool = False) -> None:
-        """Raise for an op that cannot have a formula of this kind."""
-        op, schema = self.operator.qualname, self.operator.schema
-        if Tag.out in self.operator.tags:
-            raise RegistrationError(
-                "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
-            )
-        if not self.operator.differentiable.op:
-            raise RegistrationError(
-                f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
-            )
-        if not schema.is_differentiable or is_view:
-            raise RegistrationError(
-                "cannot register autograd on a non-functional operator: it returns a view in a way autograd has no "
-                "rule for, or it neither returns nor writes anything",
-                op=op,
-                got=str(schema),
-                fix="register the gradient on an op that returns new tensors, or writes to its arguments",
-            )
 
     def _install_trampoline(self, key: str, own_library: bool) -> Undo:
         operator = self.operator
@@ -135,39 +152,54 @@ class AutogradRule:
         generated = autograd.autograd(operator, self._make)
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
-    def _make(self) -> tuple[Fn, NodeRef | None]:
-        calls_directly = is_direct(self.operator.schema)
+    def _make(self) -> tuple[Fn, AutogradRule | None]:
+        # Results of other types, numbers for one, the dispatcher converts: then no node calls the kernel directly.
+        calls_directly = {ret.type for ret in self.operator.schema.returns} <= {"Tensor", "Tensor[]"}
         general = _general(self, self.operator, calls_directly)
-        return general, self._node if calls_directly and Tag.out not in self.operator.tags else None
+        return general, self if calls_directly and Tag.out not in self.operator.tags else None
 
-    def _forget_node(self) -> None:
-        self._node.apply = self._current = None
+    def regenerate(self) -> None:
+        """Make the node anew: the formulas, or whether gradients are checked, have changed."""
+        self.apply = self._current = None
         self.operator.recompile()
         self._guard_changed()
 
-    def regenerate(self) -> None:
-        """Make the node anew: whether gradients are checked has changed."""
-        self._forget_node()
-
     def call_guard(self, entry: Fn) -> Fn:
-        """`entry`, or what is to be called in its place."""
+        """`entry`, or what is to be called in its place, for an op that writes what is differentiated.
+
+        torch refuses a write inside a transform to a tensor from outside, for ops whose name ends in ``_``; with others
+        the new value would be a constant to the transform. In a kernel that cannot be told any more.
+        """
         followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
         if not followed:
             return entry
         mutated = [(i, a.name) for i, a in enumerate(self.operator.schema.operands) if a.name in followed]
-        return _CaptureCheck(entry, mutated, self.operator.qualname)
+        op = self.operator.qualname
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            for i, name in mutated if _torch.dispatcher.transforms_active() else ():
+                tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
+                if any(map(_torch.autograd.is_captured, tensors)):
+                    raise AutogradError(
+                        "inside a transform (grad, vjp, jvp, ...) the op would mutate a tensor captured from outside: "
+                        "the transform would not see the new value",
+                        op=op,
+                        argument=name,
+                        fix="create the tensor inside the function, or pass it to the transform as an argument",
+                    )
+            return entry(*args, **kwargs)
+
+        return guarded
 
     def current(self) -> ActiveFormulas:
         """What holds for the formulas that are registered now."""
         # A graph keeps the formula it was made with: another backward need not fit what this setup_context saved.
         current = self._current
-        if current is not None:
-            return current
-        with lock:
-            if self._current is None:
-                backward, jvp = self._slots.values.get("backward"), self._slots.values.get("jvp")
-                self._current = ActiveFormulas(self.operator, backward, jvp)
-            return self._current
+        if current is None:
+            with lock:
+                backward, jvp = map(self._slots.values.get, ("backward", "jvp"))
+                current = self._current = self._current or ActiveFormulas(self.operator, backward, jvp)
+        return current
 
     def sources(self) -> dict[str, str]:
         """The source of the node, which runs where there is something to differentiate."""
@@ -188,25 +220,21 @@ class AutogradRule:
         if current.node is None:
             with lock:
                 if current.node is None:
-                    _check_agreement(self.operator.qualname, *current.formulas)
-                    current.node = make_node(self.operator, current.layout, *current.formulas)
+                    backward, jvp = current.formulas
+                    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
+                        raise RegistrationError(  # both are of one node, which has the same outputs for both
+                            "register_autograd and register_jvp do not agree on which written arguments are "
+                            "differentiable",
+                            op=self.operator.qualname,
+                            expected=f"grads_of={backward.grads_of}, as for backward",
+                            got=f"grads_of={jvp.grads_of} for jvp",
+                            fix="register both with the same grads_of= and nondiff_args=",
+                        )
+                    current.node = make_node(self.operator, current.layout, backward, jvp)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
                     if self._current is current and not current.ignores:
-                        self._node.apply = current.node.apply
+                        self.apply = current.node.apply
         return current.node
-
-
-def _refuse_only_optional_lists(schema: Schema, nondiff_args: frozenset[str], op: str) -> None:
-    """The dispatcher does not look into optional lists: of an op without other tensors, autograd sees no call."""
-    lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
-    if lists and all(argument.type == "Tensor[]?" for argument in schema.operands if argument.holds_tensors):
-        raise RegistrationError(
-            "torch finds no gradients in an optional list of tensors if no other argument is a tensor",
-            op=op,
-            argument=lists[0],
-            got=str(schema),
-            fix=f"make {lists[0]} a list (an empty one for None), or pass a tensor besides",
-        )
 
 
 #: How what torch says begins -> what was wrong, and what to do.
@@ -226,39 +254,19 @@ _OF_CONTEXT = {
 }
 
 
-class _CaptureCheck:
-    """Calls an op that writes what is differentiated, unless that would be lost.
-
-    torch refuses a write inside a transform to a tensor from outside, for ops whose name ends in ``_``; with others the
-    new value would be a constant to the transform. In a kernel that cannot be told any more.
-    """
-
-    def __init__(self, entry: Fn, mutated: list[tuple[int, str]], op: str) -> None:
-        self.entry, self.mutated, self.op = entry, mutated, op
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _torch.dispatcher.transforms_active():
-            for i, name in self.mutated:
-                tensors = tensors_in([args[i] if i < len(args) else kwargs.get(name)])
-                if any(map(_torch.autograd.is_captured, tensors)):
-                    raise captured_error(name, self.op)
-        return self.entry(*args, **kwargs)
-
-
 class ActiveFormulas:
     """What holds for the formulas of the moment."""
 
     def __init__(self, operator: OperatorHandle, backward: Formula | None, jvp: Formula | None) -> None:
-        formulas = [formula for formula in (backward, jvp) if formula is not None]
-        self.layout = layout = Layout.of(operator.schema, operator.tags, operator.differentiable, formulas)
-        ignored = [
-            (i, argument)
-            for i, argument in enumerate(layout.inputs)
-            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_mutated
-        ]
-        #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
-        self.ignores = frozenset(argument.name if argument.kwarg_only else i for i, argument in ignored)
         self.formulas = backward, jvp
+        formulas = [formula for formula in (backward, jvp) if formula is not None]
+        self.layout = layout = Layout(operator.schema, operator.tags, operator.differentiable, formulas)
+        #: The positional arguments, and the keyword-only ones, that are tensors and without a gradient.
+        self.ignores = {
+            argument.name if argument.kwarg_only else i
+            for i, argument in enumerate(layout.operands)
+            if argument.holds_tensors and not layout.differentiable[i] and not argument.is_mutated
+        }
         self.node: Node | None = None
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -269,35 +277,117 @@ class ActiveFormulas:
         return (*values, *(value for name, value in kwargs.items() if name not in self.ignores))
 
 
-def _check_agreement(op: str, backward: Formula | None, jvp: Formula | None) -> None:
-    """Raise if the two formulas of an op do not have the same outputs: both are of one node."""
-    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
-        raise RegistrationError(
-            "register_autograd and register_jvp do not agree on which written arguments are differentiable",
+# The graph node of an op: an autograd.Function made for its formulas --------------------------------------------------
+# It derives from the class that functorch itself uses for one level of differentiation, so that ``torch.func.grad``,
+# ``vjp``, ``jvp`` and their compositions see the op as they see an aten op.
+
+
+class Node(NamedTuple):
+    """The autograd.Function of an op and its formulas, and what applies it: ``apply(kernel, *args, **kwargs)``."""
+
+    function: Any
+    apply: Fn
+
+
+def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
+    """The node of an op for these formulas."""
+    op, formulas = operator.qualname, layout.formulas
+    materializes = False not in [formula.materialize_grads for formula in formulas]
+    draws = True in [draws_again(formula.fn) for formula in formulas]
+    set_up = SetUp(operator.schema, formulas)
+    finish = Outputs(layout, for_jvp=jvp is not None, materializes=materializes)
+    compares = GradientCheck(operator.when)
+    mutation = Mutation(layout, op, has_formula=bool(formulas))
+    statics = {
+        "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
+        "backward": node_codegen.backward(layout, op, backward, compares) if backward else _no_backward(operator),
+        "jvp": _jvp(layout, op, jvp) if jvp else _no_jvp(op),
+    }
+    name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
+    marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
+    function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
+    context = _torch.autograd.context_class(function)
+    context.set_materialize_grads = set_materialize_grads
+    # Compiled autograd reads ctx through another object.
+    context._customops_zeros = context._customops_untracked = context._customops_graph = None
+    context._customops_hooked, context._customops_links = False, ()
+
+    def missing(ctx: Any, name: str) -> Any:
+        """What Python calls where `ctx` has no attribute of a name."""
+        there = [each for each in vars(ctx) if not each.startswith("_customops_")]
+        raise ContextError(
+            f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
             op=op,
-            expected=f"grads_of={backward.grads_of}, as for backward",
-            got=f"grads_of={jvp.grads_of} for jvp",
-            fix="register both with the same grads_of= and nondiff_args=",
+            expected=f"one that setup_context set: {', '.join(there)}" if there else None,
+            where=where(formulas[0].fn) if formulas else None,
+            fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
         )
 
-
-_AS_THEY_ARE = nullcontext()
-
-
-def _modes_of_lower_levels(keyset: Any) -> Any:
-    """Context manager for going on inside an autograd.Function's forward, which switches differentiation off.
-
-    Off is right at the bottom. Inside a functorch transform the next level below differentiates too, so both modes go
-    on again, as in functorch's own forward; where the caller had them off, functorch sees to that itself.
-    """
-    if keyset.has(_torch.dispatcher.DispatchKey.FuncTorchDynamicLayerBackMode):
-        return torch.inference_mode(False)  # the public switch for reverse and forward mode at once
-    return _AS_THEY_ARE
+    context.__getattr__ = missing
+    return Node(function, node_codegen.apply(layout, function))
 
 
-def _redispatch(operator: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _no_backward(operator: OperatorHandle) -> Fn:
+    problem = "Trying to backward through an op, but no autograd formula was registered"
+    fix = "op.register_autograd(backward, setup_context=...)"
+    if not operator.differentiable.op:
+        problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
+        fix = "call it under torch.no_grad() or on x.detach()"
+    elif operator.schema.mutated:
+        problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
+        fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise AutogradError(problem, op=operator.qualname, where=operator.spec.source, fix=fix)
+
+    return backward
+
+
+def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
+    user_jvp, head = formula.fn, len(layout.head)
+    check = OutputTangents(layout, op, user_jvp)
+
+    def jvp(ctx: Any, *given: Any) -> Any:
+        flat, expected = given[head:], ctx._customops_expected
+        lengths = [len(each) if isinstance(each, list) else None for each in expected]
+        indices = layout.indices(len(expected))
+        before = dict(zip(indices, unflatten(flat, lengths), strict=True))
+        if "_customops_zero_tangents" in ctx.__dict__:
+            flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
+        filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
+        tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
+        result = _torch.autograd.call_jvp(
+            _torch.thread_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+        )
+        results = result if isinstance(result, tuple) else (result,)
+        check.check(results, ctx._customops_results)
+        outputs = tuple(map(_torch.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))
+        if "_customops_writes" in ctx.__dict__:
+            (mutated,) = flat_items(before.get(i) for i in ([0] if layout.in_place else layout.new_values))
+            outputs = (_torch.autograd.call_jvp(written_tangent, mutated, *outputs),)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return jvp
+
+
+def _no_jvp(op: str) -> Fn:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise UnsupportedError(
+            "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
+            op=op,
+            fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
+        )
+
+    return jvp
+
+
+# What is done at the Autograd key -------------------------------------------------------------------------------------
+
+
+def _redispatch(operator: OperatorHandle, keyset: Any, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Go on below this key, under a context manager."""
     try:
-        with _modes_of_lower_levels(keyset):
+        with mode:
             return operator.overload.redispatch(keyset & _torch.dispatcher.after_autograd, *args, **kwargs)
     except NotImplementedError as error:
         operator.explain(error)
@@ -306,47 +396,53 @@ def _redispatch(operator: OperatorHandle, keyset: Any, /, *args: Any, **kwargs: 
 
 def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool) -> Fn:
     """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
-    overload, after = operator.overload, _torch.dispatcher.after_autograd
-    schema, direct = operator.schema, operator.fast_path.by_keyset
-    is_out = Tag.out in operator.tags
-    any_requires_grad = autograd.any_requires_grad(schema)
-    mutated = mutated_results(schema, operator.tags)
+    overload, path = operator.overload, operator.fast_path
+    requires_grad = autograd.any_requires_grad(operator.schema)
+    mutated = mutated_results(operator.schema, operator.tags)
 
     def general(
         keyset: Any, current_kernel: CurrentKernel | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if current_kernel is None and keyset.raw_repr() not in direct:
+        may_have_tangents = _torch.autograd.forward_ad_active()
+        if current_kernel is None and keyset.raw_repr() not in path.by_keyset:
             current_kernel = operator.find_fast_path(keyset)
-            kernel = None if _torch.autograd.forward_ad_active() or current_kernel is None else current_kernel.direct
-            if kernel is not None and not (torch.is_grad_enabled() and any_requires_grad(*args, *kwargs.values())):
+            kernel = None if may_have_tangents or current_kernel is None else current_kernel.direct
+            if kernel is not None and not (torch.is_grad_enabled() and requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
         if _torch.thread_state.autocast_is_on() and _torch.dispatcher.transforms_active():
             # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
             casting = _torch.thread_state.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
             if casting is not None:
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
+
         current = rule.current()
         watched = current.watched(args, kwargs)
-        may_have = _torch.autograd.forward_ad_active() or (
-            operator.fast_path.tangents_seen and _torch.autograd.tangents_may_hide()
-        )
-        has_tangents = may_have and _torch.autograd.any_tangent(watched)
-        if has_tangents and not operator.fast_path.tangents_seen:
+        may_have_tangents = may_have_tangents or (path.tangents_seen and _torch.autograd.tangents_may_hide())
+        has_tangents = may_have_tangents and _torch.autograd.any_tangent(watched)
+        if has_tangents and not path.tangents_seen:
             operator.saw_tangents()
-        if torch.is_grad_enabled() and any_requires_grad(*watched):
-            if is_out:
-                raise _out_error(operator)
-        elif not has_tangents:
-            try:
-                # The operations of the kernel are not to take along tangents that the op ignores.
-                with _torch.dispatcher.below_autograd() if may_have and current.ignores else _AS_THEY_ARE:
-                    result = overload.redispatch(keyset & after, *args, **kwargs)
-            except NotImplementedError as error:
-                operator.explain(error)
-                raise
+        is_recorded = torch.is_grad_enabled() and requires_grad(*watched)
+        if not (is_recorded or has_tangents):
+            # The operations of the kernel are not to take along tangents that the op ignores.
+            mode = _torch.dispatcher.below_autograd() if may_have_tangents and current.ignores else AS_IT_IS
+            result = _redispatch(operator, keyset, mode, *args, **kwargs)
             return mutated(args, kwargs) if mutated is not None else result
+
+        if is_recorded and Tag.out in operator.tags:
+            raise AutogradError(
+                f"{operator.name.name}(): functions with out=... arguments don't support automatic differentiation, "
+                "but one of the arguments requires grad",
+                op=operator.qualname,
+                fix="call the functional op, or call this one under torch.no_grad()",
+            )
         fn = current_kernel.direct if current_kernel is not None and calls_directly else None
-        fn = fn or functools.partial(_redispatch, operator, keyset)
+        if fn is None:
+            # The node's forward switches differentiation off, which is right at the bottom. Inside a functorch
+            # transform the next level below differentiates too, so both modes, reverse and forward, go on again, as in
+            # functorch's own forward; where the caller had them off, functorch sees to that itself.
+            in_transform = keyset.has(_torch.dispatcher.DispatchKey.FuncTorchDynamicLayerBackMode)
+            mode = torch.inference_mode(False) if in_transform else AS_IT_IS
+            fn = functools.partial(_redispatch, operator, keyset, mode)
         try:
             return _torch.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
         except (TypeError, RuntimeError) as error:
@@ -354,12 +450,3 @@ def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool)
             raise
 
     return _torch.dynamo.outside_dynamo(general)
-
-
-def _out_error(operator: OperatorHandle) -> AutogradError:
-    return AutogradError(
-        f"{operator.name.name}(): functions with out=... arguments don't support automatic differentiation, "
-        "but one of the arguments requires grad",
-        op=operator.qualname,
-        fix="call the functional op, or call this one under torch.no_grad()",
-    )

@@ -137,7 +137,7 @@ def _fake(op: Any) -> Iterator[Rule]:
     rule, qualname = op._rules.fake, op._qualname
     registered = rule._slots.values.get(None)
     if registered is not None:
-        yield of_function("fake", registered.fn, registered.source)
+        yield of_function("fake", registered, rule._slots.source(None))
     elif rule.fn is not None:
         yield of_function("fake", rule.fn, "", origin="derived")
     elif rule.trivial():

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Never, Unpack
 
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
-from customops._autograd.recompute import formulas
+from customops._autograd.recompute import RecomputedFormula
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.devices import DeviceTypes, device_list
@@ -258,7 +258,7 @@ class Register(Called[P, R]):
         if self._lowering is not None:
             options = self._lowering.options(options)
             function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
-        found = formulas(function, self._definition, recompute=recompute)
+        found = RecomputedFormula(function, self._definition, recompute=recompute)
         both: Any = {"originals": found.originals, **options}
         rule = self._rules.autograd
         with lock:

@@ -15,19 +15,13 @@ from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
 
-def _dtype_named(given: Any) -> torch.dtype:
-    """The dtype that a string may mean, or another one as an example."""
-    found = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else None
-    return found if isinstance(found, torch.dtype) and found.is_floating_point else torch.bfloat16
-
-
 class AutocastRule:
     """device type -> dtype. Registering a device again replaces its dtype."""
 
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[str, torch.dtype] = Slots(self._install_at, self._recompile)
+        self._slots: Slots[str, torch.dtype] = Slots(self._install_at, lambda: self.operator.recompile())
         self._follower: OperatorHandle | None = None
         self._followed: set[str] = set()
 
@@ -49,21 +43,26 @@ class AutocastRule:
                 fix='e.g. "cuda"',
             )
         if not isinstance(cast_inputs, torch.dtype) or not cast_inputs.is_floating_point:
+            example = getattr(torch, cast_inputs.removeprefix("torch."), 0) if isinstance(cast_inputs, str) else 0
+            if not isinstance(example, torch.dtype) or not example.is_floating_point:
+                example = torch.bfloat16
             raise DefinitionError(
                 "register_autocast expects a torch.dtype to cast to, of floating point",
                 op=op,
                 argument="cast_inputs",
                 got=brief(cast_inputs),
-                fix=f'register_autocast("{device_type}", {_dtype_named(cast_inputs)})',
+                fix=f'register_autocast("{device_type}", {example})',
             )
-        if not _has_autocast(device_type, op):
+        try:
+            is_available = torch.amp.is_autocast_available(device_type)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RegistrationError(f"unknown device type: {reason}", op=op, got=brief(device_type)) from error
+        if not is_available:
             raise DefinitionError(
                 f"device type {device_type!r} does not support autocast", op=op, argument="device_type"
             )
         return self._slots.set(device_type, cast_inputs)
-
-    def _recompile(self) -> None:
-        self.operator.recompile()
 
     def follow(self, variant: OperatorHandle) -> None:
         """Let the inputs of the op's out variant be cast, too, as those of the op are."""
@@ -73,30 +72,20 @@ class AutocastRule:
 
     def _install_at(self, device_type: str, own_library: bool) -> Undo:
         self._install_at_follower(device_type)
-        key = "Autocast" + _torch.dispatcher.device_key(device_type)
-        return self.operator.impl(_trampoline(self, self.operator, device_type, key), key, own_library=own_library)
+        return self._impl(self.operator, device_type, own_library)
 
     def _install_at_follower(self, device_type: str) -> None:
         """It stays there as long as the variant: without a dtype it does nothing."""
         variant = self._follower
-        if variant is None or variant.removed is not None or device_type in self._followed:
-            return
+        if variant is not None and variant.removed is None and device_type not in self._followed:
+            self._impl(variant, device_type, True)
+            self._followed.add(device_type)
+
+    def _impl(self, operator: OperatorHandle, device_type: str, own_library: bool) -> Undo:
         key = "Autocast" + _torch.dispatcher.device_key(device_type)
-        variant.impl(_trampoline(self, variant, device_type, key), key, own_library=True)
-        self._followed.add(device_type)
-
-
-def _has_autocast(device_type: str, op: str) -> bool:
-    try:
-        return torch.amp.is_autocast_available(device_type)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RegistrationError(f"unknown device type: {reason}", op=op, got=brief(device_type)) from error
-
-
-def _trampoline(rule: AutocastRule, operator: OperatorHandle, device_type: str, key: str) -> Callable[..., Any]:
-    """The function at a device's autocast key. Without a dtype it was taken back while a call was on its way."""
-    return casting(operator.overload, operator.schema, device_type, key, lambda: rule.dtypes.get(device_type))
+        # Without a dtype it was taken back while a call was on its way.
+        fn = casting(operator.overload, operator.schema, device_type, key, lambda: self.dtypes.get(device_type))
+        return operator.impl(fn, key, own_library=own_library)
 
 
 def casting(

@@ -14,7 +14,6 @@ from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, nothing
 from customops._dispatch.scopes import Sample
-from customops._schema.model import Argument, Schema
 from customops.errors import RegistrationError, UnsupportedError, brief, where
 
 
@@ -88,7 +87,9 @@ class DecompositionRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[str, tuple[Equivalent, Equivalent | None]] = Slots(self._install_for, self._recompile)
+        self._slots = Slots[str, tuple[Equivalent, Equivalent | None]](
+            self._install_for, lambda: self.operator.recompile()
+        )
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
@@ -125,19 +126,12 @@ class DecompositionRule:
         return undo
 
     def _trace(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
-        fn = self._applicable(compiler, args, kwargs)
-        return NotImplemented if fn is None else fn.substitute(args, kwargs)
+        fn, applies = self._slots.values[compiler]
+        return fn.substitute(args, kwargs) if applies is None or applies(*args, **kwargs) else NotImplemented
 
     def _decompose(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
-        fn = self._applicable(compiler, args, kwargs)
-        return NotImplemented if fn is None else fn(*args, **kwargs)
-
-    def _applicable(self, compiler: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Equivalent | None:
         fn, applies = self._slots.values[compiler]
-        return fn if applies is None or applies(*args, **kwargs) else None
-
-    def _recompile(self) -> None:
-        self.operator.recompile()
+        return fn(*args, **kwargs) if applies is None or applies(*args, **kwargs) else NotImplemented
 
 
 # Lowerings: plain torch code that inductor generates code for in the place of a call of the op ------------------------
@@ -151,7 +145,7 @@ class InductorLoweringRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[None, Equivalent] = Slots(self._install, self._recompile)
+        self._slots: Slots[None, Equivalent] = Slots(self._install, lambda: self.operator.recompile())
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
@@ -162,7 +156,7 @@ class InductorLoweringRule:
 
     def equivalents(self) -> list[Fn]:
         """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
-        return [self._lower] if self._slots.values else []
+        return [*self._slots.values.values()]
 
     def register(self, fn: Fn) -> Registration:
         check_functional(self.operator, "a lowering")
@@ -175,12 +169,6 @@ class InductorLoweringRule:
 
     def _trace(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._slots.values[None].substitute(args, kwargs, random=False)
-
-    def _lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._slots.values[None](*args, **kwargs)
-
-    def _recompile(self) -> None:
-        self.operator.recompile()
 
 
 # Replacements: plain torch code in the place of which inductor calls the op -------------------------------------------
@@ -212,29 +200,20 @@ class ReplacementRule:
         self, fn: Fn, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
     ) -> Registration:
         check_functional(self.operator, "a replacement")
-        _varied(self.operator.schema, self.operator.qualname)
+        for argument in self.operator.schema.arguments:
+            if argument.type not in ("Tensor", "float") and not argument.has_default:
+                raise UnsupportedError(
+                    "register_replacement takes the default of an argument that is no tensor or float: this one has "
+                    "none",
+                    op=self.operator.qualname,
+                    argument=argument.name,
+                    got=argument.type,
+                    fix="give it a default",
+                )
         pattern = _Replacement(self, Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
         self._patterns.append(pattern)
         pattern.install()
         return pattern
-
-    def forget(self, pattern: _Replacement) -> None:
-        if pattern in self._patterns:
-            self._patterns.remove(pattern)
-
-
-def _varied(schema: Schema, op: str) -> list[Argument]:
-    """The arguments that a pattern is a function of; the others have their defaults."""
-    for argument in schema.arguments:
-        if argument.type not in ("Tensor", "float") and not argument.has_default:
-            raise UnsupportedError(
-                "register_replacement takes the default of an argument that is no tensor or float: this one has none",
-                op=op,
-                argument=argument.name,
-                got=argument.type,
-                fix="give it a default",
-            )
-    return [argument for argument in schema.arguments if argument.type in ("Tensor", "float")]
 
 
 class _Replacement(Registration):
@@ -252,7 +231,9 @@ class _Replacement(Registration):
         self.rule, self.equivalent, self.op = rule, equivalent, op
         self.samples, self.has_backward = samples, has_backward
         self.schema = rule.operator.schema
-        self.varied = _varied(self.schema, rule.operator.qualname)
+        #: The arguments that the pattern is a function of, and the values of the others.
+        self.varied = [argument for argument in self.schema.arguments if argument.type in ("Tensor", "float")]
+        self.fixed = {a.name: a.default for a in self.schema.arguments if a not in self.varied}
         self.uninstall: Undo = nothing
 
     def install(self) -> None:
@@ -272,22 +253,24 @@ class _Replacement(Registration):
         operator.on_removal.append(self.uninstall)
 
     def unregister(self) -> None:
-        self.rule.forget(self)
+        if self in self.rule._patterns:
+            self.rule._patterns.remove(self)
         self.uninstall()
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call of the op."""
+        args, kwargs = self.equivalent.arguments(args, kwargs)
+        return {**dict(zip((a.name for a in self.schema.positional), args, strict=False)), **kwargs}
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """The pattern's result for a call of the op, or NotImplemented where no such call takes its place."""
-        given, named = self.equivalent.arguments(args, kwargs)
-        values = dict(zip((a.name for a in self.schema.positional), given, strict=False)) | named
-        fixed = [argument for argument in self.schema.arguments if argument not in self.varied]
-        if any(values.get(argument.name, argument.default) != argument.default for argument in fixed):
+        values = self._by_name(args, kwargs)
+        if any(values.get(name, default) != default for name, default in self.fixed.items()):
             return NotImplemented
         return self.equivalent(*args, **kwargs)
 
     def _call(self, fn: Fn, values: dict[str, Any]) -> Any:
-        values = {
-            argument.name: argument.default for argument in self.schema.arguments if argument.has_default
-        } | values
+        values = {a.name: a.default for a in self.schema.arguments if a.has_default} | values
         positional = [values[argument.name] for argument in self.schema.positional]
         return fn(*positional, **{argument.name: values[argument.name] for argument in self.schema.keyword_only})
 
@@ -295,8 +278,7 @@ class _Replacement(Registration):
         """The arguments of the samples; each kind of tensors once."""
         seen = set()
         for sample in self.samples():
-            args, kwargs = self.equivalent.arguments(sample.args, sample.kwargs)
-            values = dict(zip((a.name for a in self.schema.positional), args, strict=False)) | kwargs
+            values = self._by_name(sample.args, sample.kwargs)
             example = tuple(values[argument.name] for argument in self.varied)
             tensors = [each for each in example if isinstance(each, torch.Tensor)]
             kind = tuple((each.dtype, each.dim(), each.device) for each in tensors)

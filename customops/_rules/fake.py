@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from customops._dispatch.results import (
     tensors_in,
 )
 from customops._dispatch.spec import OpSpec
-from customops._rules.out import is_asking
+from customops._rules.out import asking
 from customops._schema.model import Return, Schema
 from customops._torch.schema import Tag
 from customops.errors import (
@@ -47,13 +47,6 @@ from customops.errors import (
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class Fake(NamedTuple):
-    """A fake, and the ``file:line`` where it was registered."""
-
-    fn: Fn
-    source: str
-
-
 class FakeRule:
     """The fake of one op."""
 
@@ -62,7 +55,7 @@ class FakeRule:
     _with_op: tuple[None, ...] = (None,)
 
     def __init__(self) -> None:
-        self._slots: Slots[None, Fake] = Slots(self._install_trampoline, self._tell_torch)
+        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._tell_torch)
         #: What is called as long as none is registered.
         self.default: Fn | None = None
         #: What became of the one of an op that this one replaced; "" if that had none.
@@ -70,17 +63,14 @@ class FakeRule:
 
     def follow(self, old: FakeRule, place: str) -> None:
         """The op of another rule was replaced by this one's, at a place."""
-        fake = old._slots.values.get(None)
-        self.lost = old.lost
-        if fake is not None:
-            self.lost = (
-                f"the one registered at {fake.source} is of the op that was replaced by the definition at {place}"
-            )
+        source = old._slots.source(None)
+        replaced = f"the one registered at {source} is of the op that was replaced by the definition at {place}"
+        self.lost = replaced if source else old.lost
 
     @property
     def fn(self) -> Fn | None:
-        fake = self._slots.values.get(None)
-        return fake.fn if fake is not None else self._kernel
+        registered = self._slots.values.get(None)
+        return registered if registered is not None else self._kernel
 
     @functools.cached_property
     def _kernel(self) -> Fn | None:
@@ -95,23 +85,31 @@ class FakeRule:
         self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @functools.cached_property
-    def fill(self) -> Fill | None:
-        return filler(self.operator.schema)
-
-    @functools.cached_property
-    def check(self) -> ResultCheck:
-        return structure_check(self.operator.schema, self.operator.qualname, "fake impl")
-
-    @functools.cached_property
-    def mutated(self) -> Fn | None:
-        """What an in-place or out op returns, of its arguments."""
-        return mutated_results(self.operator.schema, self.operator.tags)
+    def _by_schema(self) -> tuple[Fill | None, ResultCheck, Fn | None]:
+        """What puts defaults in, checks a result, and gives what an in-place or out op returns, of its arguments."""
+        schema, op, tags = self.operator.schema, self.operator.qualname, self.operator.tags
+        return filler(schema), structure_check(schema, op, "fake impl"), mutated_results(schema, tags)
 
     def register(self, fn: Fn, allow_override: bool = True) -> Registration:
         op = self.operator.qualname
         ours = self.operator.library is not None
         fn = bind_kernel(fn, self.operator.schema, op, "fake impl", warn=ours)
-        self._refuse(op, allow_override)
+        if _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
+            raise RegistrationError(
+                "the op has a CompositeImplicitAutograd kernel: it is traced through to the ops it is made of",
+                op=op,
+                fix="register fakes for those ops, or define this one below autograd (CompositeExplicitAutograd)",
+            )
+        if not allow_override:
+            record, source = _torch.library.fake_record(op), self._slots.source(None)
+            known = _torch.library.torch_op_of(op)
+            # For an op made by torch's own custom_op without a fake, one that raises is on record.
+            if not source and record is not None and (known is None or known._abstract_fn is not None):
+                source = record.source
+            if source:
+                raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
+            if record is None and _torch.dispatcher.has_kernel(op, "Meta"):  # a fake has one beside its record
+                raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
         for tag in (Tag.inplace, Tag.out):
             if tag in self.operator.tags:
                 warnings.warn(
@@ -120,15 +118,14 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        fake = Fake(fn, user_source())
-        return self._slots.set(None, fake, fake.source)
+        return self._slots.set(None, fn, user_source())
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
         tags, schema = self.operator.tags, self.operator.schema
         return Tag.inplace in tags or Tag.out in tags or bool(schema.mutated and not schema.returns)
 
-    def missing(self) -> MissingFakeError:
+    def _missing(self) -> MissingFakeError:
         spec = self.operator.spec
         name = name_of(spec.fn) if spec.fn is not None else self.operator.name.name
         parameters = spec.schema.arguments if spec.signature is None else spec.signature.parameters
@@ -142,80 +139,44 @@ class FakeRule:
             "that returns tensors like the kernel's, e.g. torch.empty_like(x)",
         )
 
-    def _refuse(self, op: str, allow_override: bool) -> None:
-        """Raise where a fake is of no use, or where there is one that may not be overridden."""
-        if _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
-            raise RegistrationError(
-                "the op has a CompositeImplicitAutograd kernel: it is traced through to the ops it is made of",
-                op=op,
-                fix="register fakes for those ops, or define this one below autograd (CompositeExplicitAutograd)",
-            )
-        if allow_override:
-            return
-        source = self._existing(op)
-        if source is not None:
-            raise RegistrationError(f"the op already has a fake impl registered at {source}", op=op)
-        if _torch.library.fake_record(op) is None and _torch.dispatcher.has_kernel(
-            op, "Meta"
-        ):  # a fake has one beside its record
-            raise RegistrationError("the op already has a DispatchKey::Meta implementation", op=op)
-
-    def _existing(self, op: str) -> str | None:
-        """Where the fake that counts now was written, or None without one."""
-        fake = self._slots.values.get(None)
-        if fake is not None:
-            return fake.source
-        known = _torch.library.torch_op_of(op)
-        if known is not None and known._abstract_fn is None:
-            return None  # what is on record for an op made by a custom_op is then a fake that raises
-        record = _torch.library.fake_record(op)
-        return record.source if record is not None else None
-
     def _install_trampoline(self, _: None, own_library: bool) -> Undo:
-        return self.operator.impl_fake(
-            _trampoline(self, self.operator), self.operator.spec.source, own_library=own_library
-        )
+        """Put the function that calls the fake into torch's registry of fakes."""
+        operator = self.operator
+        misses = inplace_error if Tag.inplace in operator.tags else out_error
+        overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            names.use(namespace)
+            is_compiled = not asking.get() and _torch.dynamo.traced(overload, op)
+            fn, (fill, check, mutated) = self.fn or self.default, self._by_schema
+            if fill is not None:
+                args, kwargs = fill(args, kwargs)
+            try:
+                if fn is None and not self.trivial():
+                    raise self._missing()
+                result = check(fn(*args, **kwargs), fn) if fn is not None else None
+                if mutated is None:
+                    if is_compiled:
+                        operator.inspect_compiled()
+                    return result
+                expected = mutated(args, kwargs)
+                if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
+                    raise misses(operator.schema, op, result, fn, role="fake impl")
+                return expected
+            except Exception as error:
+                said = _said(error, op)
+                if said is error:
+                    raise
+                raise said from None
+
+        fn = _torch.dynamo.outside_dynamo(fake)
+        return operator.impl_fake(fn, operator.spec.source, own_library=own_library)
 
     def _tell_torch(self) -> None:
-        if self.operator.removed is not None:
-            return  # the name may be another op's by now
-        self.operator.recompile()
-        fake = self._slots.values.get(None)
-        _torch.library.set_fake_source(
-            self.operator.qualname, fake.source if fake is not None else self.operator.spec.source
-        )
-
-
-def _trampoline(rule: FakeRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in torch's registry of fakes."""
-    misses = inplace_error if Tag.inplace in operator.tags else out_error
-    overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        names.use(namespace)
-        is_compiled = not is_asking() and _torch.dynamo.traced(overload, op)
-        fn, fill, mutated = rule.fn or rule.default, rule.fill, rule.mutated
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        try:
-            if fn is None and not rule.trivial():
-                raise rule.missing()
-            result = rule.check(fn(*args, **kwargs), fn) if fn is not None else None
-            if mutated is None:
-                if is_compiled:
-                    operator.inspect_compiled()
-                return result
-            expected = mutated(args, kwargs)
-            if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
-                raise misses(operator.schema, operator.qualname, result, fn, role="fake impl")
-            return expected
-        except Exception as error:
-            said = _said(error, operator.qualname)
-            if said is error:
-                raise
-            raise said from None
-
-    return _torch.dynamo.outside_dynamo(fake)
+        if self.operator.removed is None:  # else the name may be another op's by now
+            self.operator.recompile()
+            source = self._slots.source(None) or self.operator.spec.source
+            _torch.library.set_fake_source(self.operator.qualname, source)
 
 
 #: What Dynamo takes from a fake as a fault of it, and wraps: not the kinds that it handles.
@@ -231,15 +192,16 @@ def _said(error: Exception, op: str) -> Exception:
     if not frames or not (reads_data or type(error) in _FAULTS):
         return error
     frame = frames[-1]
+    what, fix = "raised", "correct it: it gets tensors without data, of which it may use shape, dtype and device"
+    if reads_data:
+        what = "asks for data, which a fake tensor does not have"
+        fix = "decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
     first = str(error).partition("\n")[0]
     made = KernelError(
-        f"the fake impl {'asks for data, which a fake tensor does not have' if reads_data else 'raised'}: "
-        f"{type(error).__name__}: {first}",
+        f"the fake impl {what}: {type(error).__name__}: {first}",
         op=op,
         where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
-        fix="decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
-        if reads_data
-        else "correct it: it gets tensors without data, of which it may use shape, dtype and device",
+        fix=fix,
     )
     said = _torch.dynamo.said_plainly(made, breaks=reads_data)
     return error if said is made else said
@@ -252,17 +214,6 @@ def _said(error: Exception, op: str) -> Exception:
 Size = int | torch.SymInt | str
 #: The name of a tensor or of a list of sizes, sizes, or a function of arguments, by their names, that returns sizes.
 Shape = str | Sequence[Size] | Callable[..., Sequence[Any]]
-
-_SIZE = ("int", "SymInt")
-_NOT_BY_NAME = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.VAR_KEYWORD,
-)
-_SIZES = ("int[", "SymInt[")
-
-_UNKNOWN = "like() names something that the op does not have"
-_WRONG = "like() has an invalid value"
 
 
 @dataclass(frozen=True)
@@ -282,45 +233,39 @@ class Like:
             KernelError: what `shape` says gives no sizes.
         """
         value = given[self.argument]
-        if value is None:
-            return None
-        if isinstance(value, Tensor):
-            return self._one(value, given, op)
-        return [self._one(each, given, op) for each in value]
+        if isinstance(value, (list, tuple)):
+            return [self._one(each, given, op) for each in value]
+        return self._one(value, given, op)
 
     def _one(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
         if tensor is None:
             return None
-        dtype = _attribute(self.dtype, "dtype", given) or tensor.dtype
-        device = _attribute(self.device, "device", given) or tensor.device
+        said: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        for name, option in (("dtype", self.dtype), ("device", self.device)):
+            value = given[option] if isinstance(option, str) else option
+            said[name] = (getattr(value, name) if isinstance(value, Tensor) else value) or said[name]
         if self.shape is None:
-            return torch.empty_like(tensor, dtype=dtype, device=device, memory_format=self.memory_format)
-        memory_format = self.memory_format
-        if memory_format is torch.preserve_format:
-            memory_format = torch.contiguous_format
-        return torch.empty(self._checked_sizes(given, op), dtype=dtype, device=device, memory_format=memory_format)
-
-    def _checked_sizes(self, given: dict[str, Any], op: str) -> Any:
-        sizes = self._sizes(given)
-        if isinstance(sizes, (tuple, list)) and all(map(_is_size, sizes)):
-            return sizes
-        raise KernelError(
-            "the shape of a like() gives no sizes",
-            op=op,
-            argument=self.shape if isinstance(self.shape, str) else None,
-            expected="a tuple or list of int, each 0 or more",
-            got=brief(sizes),
-            where=where(self.shape) if callable(self.shape) else None,
-        )
-
-    def _sizes(self, given: dict[str, Any]) -> Any:
+            return torch.empty_like(tensor, **said, memory_format=self.memory_format)
         shape: Any = self.shape
         if isinstance(shape, str):
-            return given[shape].shape if isinstance(given[shape], Tensor) else given[shape]
-        if callable(shape):
+            sizes = given[shape].shape if isinstance(given[shape], Tensor) else given[shape]
+        elif callable(shape):
             sizes = shape(**{name: given[name] for name in inspect.signature(shape).parameters})
-            return sizes if isinstance(sizes, (Tensor, str)) or not isinstance(sizes, Iterable) else tuple(sizes)
-        return tuple(given[each] if isinstance(each, str) else each for each in shape)
+            sizes = tuple(sizes) if isinstance(sizes, Iterable) and not isinstance(sizes, (Tensor, str)) else sizes
+        else:
+            sizes = tuple(given[each] if isinstance(each, str) else each for each in shape)
+        if not isinstance(sizes, (tuple, list)) or not all(map(_is_size, sizes)):
+            raise KernelError(
+                "the shape of a like() gives no sizes",
+                op=op,
+                argument=shape if isinstance(shape, str) else None,
+                expected="a tuple or list of int, each 0 or more",
+                got=brief(sizes),
+                where=where(shape) if callable(shape) else None,
+            )
+        is_default = self.memory_format is torch.preserve_format
+        memory_format = torch.contiguous_format if is_default else self.memory_format
+        return torch.empty(sizes, **said, memory_format=memory_format)
 
 
 def like(
@@ -362,7 +307,20 @@ def declared(given: Any, spec: OpSpec) -> Fn:
         RegistrationError: it names what the op does not have, or the op has another number of returns.
     """
     if given == "kernel":
-        return _kernel(spec)
+        if spec.kernel is None:
+            raise RegistrationError(
+                'the fake "kernel" is the function that the op was defined from, and it was defined without one',
+                op=spec.qualname,
+                where=user_source(),
+                fix="register_fake(fn), with a function made of torch's ops",
+            )
+        kernel = bind_kernel(spec.kernel, spec.schema, spec.qualname, "fake impl")
+
+        @functools.wraps(spec.kernel)
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return _torch.thread_state.call_plainly_in_trace(kernel, *args, **kwargs)
+
+        return fake
     likes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not likes or not all(isinstance(each, Like) for each in likes):
         raise CallbackError(
@@ -382,25 +340,8 @@ def declared(given: Any, spec: OpSpec) -> Fn:
             where=user_source(),
         )
     for each, result in zip(likes, spec.schema.returns, strict=True):
-        _Names(spec.schema, spec.qualname).check(each, result)
+        _check_names(each, result, spec.schema, spec.qualname)
     return DeclaredFake(likes, spec)
-
-
-def _kernel(spec: OpSpec) -> Fn:
-    if spec.kernel is None:
-        raise RegistrationError(
-            'the fake "kernel" is the function that the op was defined from, and it was defined without one',
-            op=spec.qualname,
-            where=user_source(),
-            fix="register_fake(fn), with a function made of torch's ops",
-        )
-    kernel = bind_kernel(spec.kernel, spec.schema, spec.qualname, "fake impl")
-
-    @functools.wraps(spec.kernel)
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        return _torch.thread_state.call_plainly_in_trace(kernel, *args, **kwargs)
-
-    return fake
 
 
 class DeclaredFake:
@@ -417,73 +358,63 @@ class DeclaredFake:
         return results if self.returns_tuple else results[0]
 
 
-class _Names:
-    """The names in a `Like`, held against an op."""
+_NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_UNKNOWN = "like() names something that the op does not have"
+_WRONG = "like() has an invalid value"
 
-    def __init__(self, schema: Schema, op: str) -> None:
-        self.op = op
-        self.arguments = {argument.name: argument for argument in schema.arguments}
-        self.tensors = [name for name, argument in self.arguments.items() if argument.holds_tensors]
-        self.plain_tensors = [name for name in self.tensors if self.arguments[name].is_tensor]
 
-    def check(self, like: Like, result: Return) -> None:
-        self._refuse_unknown("like", like.argument, self.tensors, "tensors")
-        argument = self.arguments[like.argument]
-        kind = result.type.strip("()")  # a tuple of one is "(Tensor)"
-        if kind != ("Tensor[]" if argument.is_tensor_list else "Tensor"):
-            raise RegistrationError(
-                f"like() makes what {like.argument} is, and the op returns something else",
-                op=self.op,
-                argument=like.argument,
-                expected=result.type,
-                got=argument.type,
-                where=user_source(),
-                fix="register_fake(fn), with a function",
-            )
-        if like.dtype is not None and not isinstance(like.dtype, torch.dtype):
-            self._refuse_unknown("dtype", like.dtype, self.plain_tensors + self._of("ScalarType"), "arguments")
-        if like.device is not None:
-            self._refuse_unknown("device", like.device, self.plain_tensors + self._of("Device"), "arguments")
-        if not isinstance(like.memory_format, torch.memory_format):
-            raise self._error("memory_format", "a torch.memory_format", brief(like.memory_format), _WRONG)
-        self._check_shape(like.shape)
+def _check_names(like: Like, result: Return, schema: Schema, op: str) -> None:
+    """Raise for a `Like` that names what an op does not have, or does not make its result."""
+    arguments = {argument.name: argument for argument in schema.arguments}
+    names, place = [*arguments], user_source()
 
-    def _check_shape(self, shape: Any) -> None:
-        if shape is None:
-            return
-        if isinstance(shape, str):
-            self._refuse_unknown("shape", shape, self.plain_tensors + self._of(*_SIZES), "arguments")
-        elif callable(shape):
-            for each in inspect.signature(shape).parameters.values():
-                if each.name not in self.arguments or each.kind in _NOT_BY_NAME:
-                    raise self._error("shape", f"some of {', '.join(self.arguments)}", f"{each} of {where(shape)}")
-        elif isinstance(shape, Sequence):
-            for size in shape:
-                if isinstance(size, str):
-                    sizes = [name for name, argument in self.arguments.items() if argument.type in _SIZE]
-                    self._refuse_unknown("shape", size, sizes, "int arguments")
-                elif not _is_size(size):
-                    raise self._error("shape", "an int, 0 or more, or the name of an int argument", brief(size), _WRONG)
-        else:
-            raise self._error("shape", "sizes, a name, or a function", brief(shape), _WRONG)
+    def refuse(option: str, expected: str, got: Any, problem: str = _WRONG) -> RegistrationError:
+        got = got if isinstance(got, str) and problem is _UNKNOWN else brief(got)
+        return RegistrationError(problem, op=op, argument=option, expected=expected, got=got, where=place)
 
-    def _of(self, *types: str) -> list[str]:
-        return [name for name, argument in self.arguments.items() if argument.type.startswith(types)]
-
-    def _refuse_unknown(self, option: str, name: Any, known: list[str], kind: str) -> None:
+    def check(option: str, name: Any, known: list[str], kind: str) -> None:
         if name not in known:
             expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"the op has no {kind}"
-            raise self._error(option, expected, brief(name))
+            raise refuse(option, expected, brief(name), _UNKNOWN)
 
-    def _error(self, option: str, expected: str, got: str, problem: str = _UNKNOWN) -> RegistrationError:
-        return RegistrationError(
-            problem,
-            op=self.op,
-            argument=option,
-            expected=expected,
-            got=got,
-            where=user_source(),
+    def of(*types: str) -> list[str]:
+        tensors = [name for name in names if arguments[name].is_tensor]
+        return tensors + [name for name in names if arguments[name].type.startswith(types)]
+
+    check("like", like.argument, [name for name in names if arguments[name].holds_tensors], "tensors")
+    argument, shape = arguments[like.argument], like.shape
+    kind = result.type.strip("()")  # a tuple of one is "(Tensor)"
+    if kind != ("Tensor[]" if argument.is_tensor_list else "Tensor"):
+        raise RegistrationError(
+            f"like() makes what {like.argument} is, and the op returns something else",
+            op=op,
+            argument=like.argument,
+            expected=result.type,
+            got=argument.type,
+            where=place,
+            fix="register_fake(fn), with a function",
         )
+    if like.dtype is not None and not isinstance(like.dtype, torch.dtype):
+        check("dtype", like.dtype, of("ScalarType"), "arguments")
+    if like.device is not None:
+        check("device", like.device, of("Device"), "arguments")
+    if not isinstance(like.memory_format, torch.memory_format):
+        raise refuse("memory_format", "a torch.memory_format", like.memory_format)
+    if isinstance(shape, str):
+        check("shape", shape, of("int[", "SymInt["), "arguments")
+    elif callable(shape):
+        for each in inspect.signature(shape).parameters.values():
+            if each.name not in names or each.kind in _NOT_BY_NAME:
+                raise refuse("shape", f"some of {', '.join(names)}", f"{each} of {where(shape)}", _UNKNOWN)
+    elif isinstance(shape, Sequence):
+        for size in shape:
+            if isinstance(size, str):
+                sizes = [name for name in names if arguments[name].type in ("int", "SymInt")]
+                check("shape", size, sizes, "int arguments")
+            elif not _is_size(size):
+                raise refuse("shape", "an int, 0 or more, or the name of an int argument", size)
+    elif shape is not None:
+        raise refuse("shape", "sizes, a name, or a function", shape)
 
 
 def _is_size(value: Any) -> bool:
@@ -491,9 +422,3 @@ def _is_size(value: Any) -> bool:
     if isinstance(value, torch.SymInt):
         return True
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _attribute(said: Any, attribute: str, given: dict[str, Any]) -> Any:
-    """What is said of a dtype or device: itself, or that of the argument it names."""
-    value = given[said] if isinstance(said, str) else said
-    return getattr(value, attribute) if isinstance(value, Tensor) else value

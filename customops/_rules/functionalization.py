@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from customops import _torch
@@ -28,6 +29,7 @@ from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
 from customops._dispatch.results import mutated_results, tensors_in
+from customops._schema.model import Schema
 from customops.errors import CallbackError, UnsupportedError, brief
 
 
@@ -35,77 +37,61 @@ def bind_functionalization(operator: OperatorHandle, kernel: Fn | None) -> None:
     """Nothing to register: the schema says what the op writes, and `kernel`, which came with it, what it does."""
     if not operator.has_own_rules:
         return
-    rule = None
-    if operator.schema.mutated and not operator.schema.is_view:
-        if operator.mutation_only is not None:
-            _install_kernels(operator.mutation_only, operator)
-        elif any(ret.type != "Tensor" for ret in operator.schema.returns):
-            _torch.tensors.allow_any_returns(operator.overload)
-        rule = _rule(operator)
-    if operator.spec.traceable and kernel is not None:
-        rule = _traced_into(operator, kernel, rule or _keep)
-    if rule is not None:
+    writes, variant = operator.schema.mutated and not operator.schema.is_view, operator.mutation_only
+    overload = operator.overload
+    if writes and variant is not None:
+
+        def write(*args: Any, **kwargs: Any) -> None:  # the variant of an in-place or out op that returns nothing
+            overload(*args, **kwargs)
+
+        variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
+        variant.impl_fake(write, __file__)  # the fake of the op has its say
+    elif writes and any(ret.type != "Tensor" for ret in operator.schema.returns):
+        _torch.tensors.allow_any_returns(overload)
+    traced = kernel if operator.spec.traceable else None
+    if writes or traced is not None:
+        rule = _rule(operator, bool(writes), traced)
         operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, rule)
 
 
-def _keep(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-    return mode.__torch_dispatch__(func, types, args, kwargs or {})
-
-
-def _traced_into(operator: OperatorHandle, kernel: Fn, otherwise: Fn) -> Fn:
-    """What FunctionalTensorMode does with a call of an op that is traceable; `otherwise`, where it is kept whole."""
-    fill = filler(operator.schema)
-
-    def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        _torch.dynamo.traced(operator.overload, operator.qualname)
-        if not _can_trace(operator, kernel, tensors_in((*args, *kwargs.values()))):
-            return otherwise(mode, func, types, args, kwargs)
-        if not all(map(_torch.tensors.is_of_torch, types)):
-            return NotImplemented  # a subclass has the first say
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        with mode:
-            return kernel(*args, **kwargs)
-
-    return rule
-
-
-def _can_trace(operator: OperatorHandle, kernel: Fn, tensors: Any) -> bool:
-    """Is what a call of the op would run its own function, and one that can be traced now?"""
-    if not tensors or _torch.dynamo.interprets() or _torch.dynamo.keeps_ops():
-        return False
-    with lock:
-        current = operator.kernel_on(_torch.dispatcher.device_key(tensors[0].device.type))
-    return current is not None and current.registered is kernel
-
-
-def _install_kernels(variant: OperatorHandle, operator: OperatorHandle) -> None:
-    """The variant of an in-place or out op that returns nothing calls the op."""
-    overload = operator.overload
-
-    def write(*args: Any, **kwargs: Any) -> None:
-        overload(*args, **kwargs)
-
-    variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
-    variant.impl_fake(write, __file__)  # the fake of the op has its say
-
-
-def _rule(operator: OperatorHandle) -> Fn:
-    """What FunctionalTensorMode does with a call of the op."""
+def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
+    """What FunctionalTensorMode does with a call of an op that writes, or is traceable: then it has a `kernel`."""
+    schema, fill = operator.schema, filler(operator.schema)
     overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
-    mutated = mutated_results(operator.schema, operator.tags)
-    schema = operator.schema
-    positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
-    names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
+    mutated = mutated_results(schema, operator.tags)
+    written = _written(schema)
+
+    def runs_kernel(tensors: list[Any]) -> bool:
+        """Is what a call of the op would run its own function, and one that can be traced now?"""
+        if not tensors or _torch.dynamo.interprets() or _torch.dynamo.keeps_ops():
+            return False
+        with lock:
+            current = operator.kernel_on(_torch.dispatcher.device_key(tensors[0].device.type))
+        return current is not None and current.registered is kernel
 
     def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        values = [args[i] if i < len(args) else None for i in positions] + [kwargs.get(name) for name in names]
-        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, tensors_in(values))
+        if kernel is not None:
+            _torch.dynamo.traced(operator.overload, operator.qualname)
+            if runs_kernel(tensors_in((*args, *kwargs.values()))):
+                if not all(map(_torch.tensors.is_of_torch, types)):
+                    return NotImplemented  # a subclass has the first say
+                args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
+                with mode:
+                    return kernel(*args, **kwargs)
+        if not writes:
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, written(args, kwargs))
         return result if mutated is None else mutated(args, kwargs)
 
     return rule
+
+
+def _written(schema: Schema) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Tensor]]:
+    """``f(args, kwargs)``: the tensors that a call writes to."""
+    positions = [i for i, argument in enumerate(schema.positional) if argument.is_mutated]
+    names = [argument.name for argument in schema.keyword_only if argument.is_mutated]
+    return lambda args, kwargs: tensors_in([*(args[i] for i in positions if i < len(args)), *map(kwargs.get, names)])
 
 
 # Version counters of what an op writes to, and true views for view ops (the ADInplaceOrView key) ----------------------
@@ -119,7 +105,16 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
     if not operator.has_own_rules:
         return
     if schema.is_view and schema.mutated:
-        operator.impl(_refusal(operator), "ADInplaceOrView")
+        # Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs.
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedError(
+                "an op cannot both return a view and write to an argument",
+                op=operator.qualname,
+                got=str(schema),
+                fix="split it into two ops, or call it under torch.inference_mode()",
+            )
+
+        operator.impl(_torch.dynamo.outside_dynamo(refuse), "ADInplaceOrView")
     elif schema.is_view:
         operator.impl_view_fallback()
     elif schema.mutated:
@@ -127,36 +122,18 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
         operator.impl(generate(operator, _general(operator)), "ADInplaceOrView", with_keyset=True)
 
 
-def _refusal(operator: OperatorHandle) -> Callable[..., Any]:
-    """Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            "an op cannot both return a view and write to an argument",
-            op=operator.qualname,
-            got=str(operator.schema),
-            fix="split it into two ops, or call it under torch.inference_mode()",
-        )
-
-    return _torch.dynamo.outside_dynamo(refuse)
-
-
 def _general(operator: OperatorHandle) -> Callable[..., Any]:
     """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = operator.overload, _torch.dispatcher.after_adinplaceorview
-    known = operator.fast_path.by_keyset
-    positions = [i for i, argument in enumerate(operator.schema.positional) if argument.is_mutated]
-    names = [argument.name for argument in operator.schema.keyword_only if argument.is_mutated]
+    known, written = operator.fast_path.by_keyset, _written(operator.schema)
 
     def general(keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if keyset.raw_repr() not in known:
             operator.find_fast_path(keyset)  # for the next call
-        mutated = [args[i] for i in positions if i < len(args)]
-        mutated += [kwargs[name] for name in names if name in kwargs]
         try:
             return overload.redispatch(keyset & after, *args, **kwargs)
         finally:
-            increment_version(tensors_in(mutated))
+            increment_version(written(args, kwargs))
 
     return _torch.dynamo.outside_dynamo(general)
 
@@ -180,8 +157,7 @@ def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
         return func(*args, **(kwargs or {}))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__``
+# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__`` --------------
 
 
 class TorchDispatchRule:
@@ -190,7 +166,7 @@ class TorchDispatchRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[type, Fn] = Slots(self._install_for, self._recompile)
+        self._slots: Slots[type, Fn] = Slots(self._install_for, lambda: self.operator.recompile())
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
@@ -211,25 +187,14 @@ class TorchDispatchRule:
         bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
         return self._slots.set(cls, fn)
 
-    def _recompile(self) -> None:
-        self.operator.recompile()
-
     def _install_for(self, cls: type, own_library: bool) -> Undo:
-        return self.operator.impl_torch_dispatch(
-            cls, _trampoline(self._slots, cls, self.operator), own_library=own_library
-        )
+        slots, overload, op = self._slots, self.operator.overload, self.operator.qualname
 
+        def rule(*args: Any, **kwargs: Any) -> Any:
+            _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
+            return slots.values[cls](*args, **kwargs)
 
-def _trampoline(slots: Slots[type, Fn], cls: type, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in torch's registry of rules."""
-
-    overload, op = operator.overload, operator.qualname
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
-        return slots.values[cls](*args, **kwargs)
-
-    return rule
+        return self.operator.impl_torch_dispatch(cls, rule, own_library=own_library)
 
 
 # The side effect of an op, by which compilers keep its calls and their order ------------------------------------------
@@ -241,7 +206,7 @@ class EffectRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[None, Any] = Slots(self._install, self._tell_torch)
+        self._slots: Slots[None, Any] = Slots(lambda key, own_library: self._forget, self._tell_torch)
         self._undo: Undo = nothing
 
     def bind(self, operator: OperatorHandle) -> None:
@@ -254,9 +219,6 @@ class EffectRule:
 
     def register(self, effect: Any) -> Registration:
         return self._slots.set(None, effect)
-
-    def _install(self, _: None, own_library: bool) -> Undo:
-        return self._forget
 
     def _forget(self) -> None:
         undo, self._undo = self._undo, nothing

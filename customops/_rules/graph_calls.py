@@ -67,18 +67,13 @@ def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
 
 def direct_call(qualname: str, device: str) -> Callable[..., Any]:
     """The function that graphs call for an op, on tensors of a device that is given by its dispatch key."""
-    operator, dispatched = _operators.get(qualname), Dispatched(qualname)
+    operator, name = _operators.get(qualname), Name.parse(qualname)
+
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        """Call the op that has the name now, as ``torch.ops`` in the code of a graph would."""
+        return _torch.library.overload_of(name.packet, name.overload)(*args, **kwargs)
+
     return dispatched if operator is None else graph_call(operator, device, dispatched)
-
-
-class Dispatched:
-    """Calls the op that has a name now, as ``torch.ops`` in the code of a graph would."""
-
-    def __init__(self, qualname: str) -> None:
-        self.name = Name.parse(qualname)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _torch.library.overload_of(self.name.packet, self.name.overload)(*args, **kwargs)
 
 
 _torch.inductor.write_direct_calls(may_be_direct, direct_call)

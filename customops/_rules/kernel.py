@@ -1,4 +1,4 @@
-"""Kernels: one function for each device type, one for all others, and which of them are switched off."""
+"""Kernels: one function for each device type, one for all others; which are switched off; what the first call shows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from customops import _torch
@@ -21,10 +22,11 @@ from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices,
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, lock
+from customops._dispatch.results import given, tensors_in
 from customops._dispatch.spec import OpSpec
-from customops._rules.out import Inspection
+from customops._rules.out import Expected, asked
 from customops._torch.library import OpOverload
-from customops.errors import RegistrationError, user_source, user_stacklevel, where
+from customops.errors import KernelError, RegistrationError, UnsupportedError, user_source, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
@@ -45,16 +47,6 @@ _DRAWS = _FUNCTIONS | _METHODS
 _SEEDS = frozenset("Generator default_generator manual_seed fork_rng set_rng_state set_state".split())
 
 
-class Switch:
-    """An open `set_kernel_enabled`."""
-
-    __slots__ = ("device_type", "enabled")
-
-    def __init__(self, device_type: str, enabled: bool) -> None:
-        self.device_type = device_type
-        self.enabled = enabled
-
-
 class KernelRule:
     """The kernels of one op."""
 
@@ -63,7 +55,8 @@ class KernelRule:
     def __init__(self) -> None:
         #: The function the op was defined from.
         self.default: Fn | None = None
-        self.switches: list[Switch] = []  # of the contexts that are open now
+        #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
+        self.switches: dict[object, tuple[str, bool]] = {}
         self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
         self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
         self._current_kernels: dict[str | None, CurrentKernel] = {}
@@ -77,17 +70,15 @@ class KernelRule:
     def bind(self, operator: OperatorHandle) -> None:
         """Install the function that the op was defined from, and everything registered so far."""
         self.operator, self._current_kernels, self._unselect = operator, {}, None
-        if self.default is None and operator.spec.fn is not None:
-            self._preset(operator.spec)
+        spec = operator.spec
+        if self.default is None and spec.fn is not None:
+            assert spec.kernel is not None
+            self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
+            _warn_if_random(spec.fn, spec)
+            self._with_op = device_list(spec.device_types, spec.qualname)
+            for device_type in self._with_op:
+                self._slots.preset(device_type, self.default)
         self._slots.reset(self._with_op)
-
-    def _preset(self, spec: OpSpec) -> None:
-        assert spec.kernel is not None
-        self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
-        _warn_if_random(spec.fn, spec)
-        self._with_op = device_list(spec.device_types, spec.qualname)
-        for device_type in self._with_op:
-            self._slots.preset(device_type, self.default)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
@@ -101,19 +92,21 @@ class KernelRule:
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
         """Switch a kernel on or off while the context lasts; see `CustomOpDef.set_kernel_enabled`."""
-        switch = Switch(device_type, enabled)
+        switch, action = object(), "enable" if enabled else "disable"
         with lock:
-            self._warn_if_no_change(device_type, enabled)
-            self._update(self.switches.append, switch)
+            if device_type not in self.kernels:
+                text = "%s: cannot %s the kernel for %s: no kernel was registered for this device type"
+                log.warning(text, self.operator.qualname, action, device_type)
+            elif self._disabled(device_type) != enabled:
+                log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
+            self.switches[switch] = device_type, enabled
+            self._sync()
         try:
             yield
         finally:
-            self._update(self.switches.remove, switch)
-
-    def _update(self, change: Callable[[Switch], object], switch: Switch) -> None:
-        with lock:
-            change(switch)
-            self._sync()
+            with lock:  # contexts of several threads may end in any order
+                del self.switches[switch]
+                self._sync()
 
     def _sync(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
@@ -129,63 +122,44 @@ class KernelRule:
         return {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
 
     def _disabled(self, device_type: str | None) -> bool:
-        """The newest switch counts. Contexts of several threads may end in any order."""
-        return next((not s.enabled for s in reversed(self.switches) if s.device_type == device_type), False)
-
-    def _warn_if_no_change(self, device_type: str, enabled: bool) -> None:
-        action = "enable" if enabled else "disable"
-        if device_type not in self.kernels:
-            log.warning(
-                "%s: cannot %s the kernel for %s: no kernel was registered for this device type",
-                self.operator.qualname,
-                action,
-                device_type,
-            )
-        elif self._disabled(device_type) != enabled:
-            log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
+        return next(
+            (not enabled for device, enabled in reversed(self.switches.values()) if device == device_type), False
+        )
 
     def _active(self, device_type: str | None) -> Fn:
-        if self.switches and self._disabled(device_type):
-            return self.kernels.get(None) or self.default or self._no_default(device_type)
-        return self._slots.values[device_type]
+        if not (self.switches and self._disabled(device_type)):
+            return self._slots.values[device_type]
+        op = self.operator.qualname
 
-    def _no_default(self, device_type: str | None) -> Fn:
-        error = RegistrationError(
-            f"there is no kernel for {device_type}, and no function for every device to fall back to",
-            op=self.operator.qualname,
-            fix=f"op.register_kernel({device_type!r}), or enable its kernel again",
-        )
-        return _Raise(error)
+        def no_kernel(*args: Any, **kwargs: Any) -> Any:
+            raise RegistrationError(
+                f"there is no kernel for {device_type}, and no function for every device to fall back to",
+                op=op,
+                fix=f"op.register_kernel({device_type!r}), or enable its kernel again",
+            )
+
+        return self.kernels.get(None) or self.default or no_kernel
 
     def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
-        current_kernel = CurrentKernel(
-            self._active(device_type), operator.qualname, device_type, operator.schema, self._inspection
-        )
+        schema = operator.schema
+
+        def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
+            never = operator.when == "never"
+            return None if never else Inspection(current_kernel, operator.overload, compiled=compiled)
+
+        current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
-        undo = operator.impl(
-            self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
-        )
-        self._current_kernels[device_type] = current_kernel
-        if device_type is not None and not operator.schema.takes_tensors and self._unselect is None:
+        kernel = generate_kernel(operator, current)
+        others_write = bool(schema.mutated) and operator.library is None
+        if not (schema.is_view or others_write):  # what calls it directly skips keys, which else have more to do
+            current.direct = generate_kernel(operator, current, bump=True) if schema.mutated else kernel
+        undo = operator.impl(kernel, key, own_library=own_library, current_kernel=current)
+        self._current_kernels[device_type] = current
+        if device_type is not None and not schema.takes_tensors and self._unselect is None:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)
-
-    def _inspection(self, current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
-        if self.operator.when == "never":
-            return None
-        return Inspection(current_kernel, self.operator.overload, compiled=compiled)
-
-    def _trampoline(self, current_kernel: CurrentKernel) -> Fn:
-        """The function at a device's key; in the cell, what does the same for a call that skips the keys above."""
-        operator = self.operator
-        schema = operator.schema
-        kernel = generate_kernel(operator, current_kernel)
-        others_write = bool(schema.mutated) and operator.library is None
-        if not (schema.is_view or others_write):  # else keys between have more to do
-            current_kernel.direct = generate_kernel(operator, current_kernel, bump=True) if schema.mutated else kernel
-        return kernel
 
     def _uninstall(self, device_type: str | None, undo: Undo) -> None:
         del self._current_kernels[device_type]
@@ -198,24 +172,13 @@ class KernelRule:
 def _warn_if_random(fn: Any, spec: OpSpec) -> None:
     """Warn if a kernel surely draws random numbers that nothing seeds, and its op has no tag that says so."""
     code = getattr(fn, "__code__", None)
-    if code is None or _DRAWS.isdisjoint(code.co_names) or torch.Tag.nondeterministic_seeded in spec.tags:
+    if code is None or _DRAWS.isdisjoint(code.co_names):
         return
-    function = None if spec.traceable else _random_function_in(fn, code)
-    if function is not None:
-        warnings.warn(
-            f"{spec.qualname}: the kernel at {where(fn)} draws random numbers by {function}, and the op has no tag "
-            "that says so: a compiler may take two calls for one, or run one again in the backward, with other "
-            "numbers. Define it with tags=torch.Tag.nondeterministic_seeded.",
-            UserWarning,
-            stacklevel=user_stacklevel(),
-        )
-
-
-def _random_function_in(fn: Any, code: types.CodeType) -> str | None:
     uses = uses_in(code)
     keywords = {name for names in code.co_consts if isinstance(names, tuple) for name in names}
-    if "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names):
-        return None
+    is_seeded = "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names)
+    if is_seeded or spec.traceable or torch.Tag.nondeterministic_seeded in spec.tags:
+        return
     of_results = _IN_PLACE & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
     found = {f"Tensor.{name}" for name in of_results}
     for variable, attributes in uses.of.items():
@@ -228,17 +191,14 @@ def _random_function_in(fn: Any, code: types.CodeType) -> str | None:
             found.add(f"torch.{variable}")
     if 0 in code.co_consts:  # perhaps of dropout: training=False, p=0
         found = {name for name in found if "dropout" not in name}
-    return min(found, default=None)
-
-
-class _Raise:
-    """A kernel that raises."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self.error
+    if found:
+        warnings.warn(
+            f"{spec.qualname}: the kernel at {where(fn)} draws random numbers by {min(found)}, and the op has no tag "
+            "that says so: a compiler may take two calls for one, or run one again in the backward, with other "
+            "numbers. Define it with tags=torch.Tag.nondeterministic_seeded.",
+            UserWarning,
+            stacklevel=user_stacklevel(),
+        )
 
 
 def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
@@ -252,32 +212,111 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
         key = _torch.dispatcher.device_key(device.type)
-        if device.type not in rule.kernels and None not in rule.kernels and not _reaches_kernel(str(name), key):
-            raise RegistrationError(
-                f"{name.local} does not have a kernel registered for {device.type}",
-                op=str(name),
-                got=f"device={device}",
-                fix=f'op.register_kernel("{device.type}")',
-            )
+        if device.type not in rule.kernels and None not in rule.kernels:
+            try:  # there may be a kernel of others
+                _torch.dispatcher.computed_kernel(str(name), key)
+            except RuntimeError:
+                raise RegistrationError(
+                    f"{name.local} does not have a kernel registered for {device.type}",
+                    op=str(name),
+                    got=f"device={device}",
+                    fix=f'op.register_kernel("{device.type}")',
+                ) from None
         return overload.redispatch(_torch.dispatcher.key_set(key), *args, **kwargs)
 
     return _torch.dynamo.outside_dynamo(select)
 
 
-def _reaches_kernel(op: str, key: str) -> bool:
-    """Is there a kernel for `key`, whoever registered it?"""
-    try:
-        _torch.dispatcher.computed_kernel(op, key)
-    except RuntimeError:
-        return False
-    return True
+# A kernel that is called for the first time: does it write and return what it says? -----------------------------------
+
+#: Tensors on these devices are looked at; others may lack the operations for it.
+_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
+_PLAIN = (Tensor, torch.nn.Parameter)
+_SAMPLE = 4096
+
+
+class Inspection:
+    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
+
+    Args:
+        compiled: compare with the fake impl, on which code that was compiled relies.
+    """
+
+    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
+        self.current, self.overload, self.compiled = current, overload, compiled
+        self.__wrapped__ = current.registered
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        current, fn = self.current, self.__wrapped__
+        assert current.schema is not None
+        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
+        written = set()
+        for argument, value in given(current.schema, args, kwargs):
+            for x in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(x, Tensor):
+                    continue
+                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
+                    return fn(*args, **kwargs)
+                if argument.is_mutated:
+                    written.add(_memory(x))
+                else:
+                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
+        result = fn(*args, **kwargs)
+        for name, x, version, sample in read:
+            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
+            if is_counted and _differs(_sample(x), sample):
+                raise KernelError(
+                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
+                    "use the old value",
+                    op=current.op,
+                    argument=name,
+                    where=where(fn),
+                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
+                )
+        results, expected = result if isinstance(result, (list, tuple)) else (result,), None
+        if self.compiled:
+            with suppress(UnsupportedError):  # sizes that depend on data
+                expected = asked(self.overload, current.op, args, kwargs)
+                results = tensors_in(results)
+        if expected is not None and not (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
+            record = _torch.library.fake_record(current.op)
+            raise KernelError(
+                "the kernel returned something else than the fake impl says, on which compiled code relies",
+                op=current.op,
+                expected=", ".join(map(str, expected)),
+                got=", ".join(str(Expected.like(x)) for x in results),
+                where=where(fn),
+                fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
+            )
+        current.passed()
+        return result
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Equal for tensors of one storage, which may have one version."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _sample(tensor: Tensor) -> Tensor | None:
+    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return None
+    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
+    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
+    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
+
+
+def _differs(now: Tensor | None, before: Tensor | None) -> bool:
+    if now is None or before is None or now.shape != before.shape:
+        return now is not before
+    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
 
 
 # Kernels of the user's own at dispatch keys, as they are --------------------------------------------------------------
 
 
 class RawRule:
-    """Kernels of the user's own at dispatch keys, as they are."""
+    """The kernels of one op that are called as they are: no trampoline stands before them."""
 
     operator: OperatorHandle
 
@@ -308,8 +347,8 @@ class RawRule:
             self.operator.recompile()
 
 
-def _call_traced(overload: OpOverload, op: str, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
-    _torch.dynamo.traced(overload, op)
+def _call_traced(operator: OperatorHandle, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
+    _torch.dynamo.traced(operator.overload, operator.qualname)
     return fn(*args, **kwargs)
 
 
@@ -325,14 +364,11 @@ class _Raw(Registration):
         operator = self.rule.operator
         with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
             for key in self.keys:
-                undos.callback(operator.impl(self._kernel_at(key), key, own_library=True, raw=True))
+                fn = self.fn
+                if key == "CompositeImplicitAutograd":  # compilers trace such a kernel in the place of the op
+                    fn = functools.partial(_call_traced, operator, fn)
+                undos.callback(operator.impl(fn, key, own_library=True, raw=True))
             self.uninstall = undos.pop_all()
-
-    def _kernel_at(self, key: str) -> Fn:
-        if key != "CompositeImplicitAutograd":
-            return self.fn
-        # Compilers trace such a kernel in the place of the op.
-        return functools.partial(_call_traced, self.rule.operator.overload, self.rule.operator.qualname, self.fn)
 
     def unregister(self) -> None:
         self.rule._remove(self)

@@ -8,7 +8,6 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import types
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from operator import attrgetter, is_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +23,14 @@ from torch import Tensor
 from customops import _torch
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import DeviceTypes, check_devices
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, RegistrationGroup
-from customops._dispatch.results import describe, given, tensors_in
+from customops._dispatch.results import describe, tensors_in
 from customops._dispatch.spec import OpSpec, Options
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
-from customops._schema.tags import Tags, normalize_tags
+from customops._schema.tags import normalize_tags
 from customops._torch.library import OpOverload
 from customops._torch.schema import Tag
 from customops.errors import (
@@ -48,10 +46,9 @@ from customops.errors import (
     where,
 )
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices; and calls that differ
-
 __tracebackhide__ = True  # pytest leaves the frames out
+
+# What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices -------------------------------
 
 #: So many calls are remembered of an op.
 _MOST = 256
@@ -60,8 +57,8 @@ _MOST = 256
 Key = tuple[Any, ...]
 _FACTS = attrgetter("shape", "dtype", "device")
 
-#: Is a fake impl being asked?
-_asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
+#: Is a fake impl being asked by `asked`, and for no compiler?
+asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
 
 
 class Expected(NamedTuple):
@@ -83,6 +80,18 @@ class Expected(NamedTuple):
         """Has a tensor this shape and dtype, on this device? (Strides are another matter.)"""
         return tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.device == self.device
 
+    def check(self, op: str, argument: str, out: Tensor) -> None:
+        """Raise unless an out tensor fits."""
+        if not self.fits(out):
+            raise ArgumentError(
+                "an out tensor does not match the result, and is neither resized nor cast",
+                op=op,
+                argument=argument,
+                expected=str(self),
+                got=str(Expected.like(out)),
+                fix=f'{argument}=torch.empty({tuple(self.shape)}, dtype={self.dtype}, device="{self.device}")',
+            )
+
     def is_laid_out(self, tensor: Tensor) -> bool:
         """Has a tensor of this shape these strides, where they matter?"""
         given = tensor.stride()
@@ -94,27 +103,29 @@ class Expected(NamedTuple):
         return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
 
 
-Known = dict[Key | None, tuple[Expected, ...]]
+Known = dict[Key, tuple[Expected, ...]]
 
 
 class Foresight:
-    """Asks the fake impl of an op, once for all calls with the same shapes and numbers.
+    """Asks the fake impl of the op of a rule, once for all calls with the same shapes and numbers."""
 
-    Args:
-        fake: the fake impl that counts now; None if there is none to be known of. With another one, all is forgotten.
-    """
-
-    def __init__(self, overload: OpOverload, op: str, fake: Callable[[], Any]) -> None:
-        self._overload, self._op, self._fake = overload, op, fake
-        self._known: Known = {}
+    def __init__(self, rule: OutRule) -> None:
+        self._rule = rule
         self._known_of: Any = None
-        #: What is expected in calls, by the keys of their arguments and of tensors that were found to be like it.
+        #: What is expected in calls, by the keys of their arguments; in `accepted`, by those of their arguments and of
+        #: tensors that were found to be like it.
+        self.known: Known = {}
         self.accepted: Known = {}
 
-    def key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Key | None:
-        """Equal for calls of which the fake impl says the same; None where that cannot be told."""
-        fake = self._fake()
-        if fake is not self._known_of or len(self.accepted) + len(self._known) >= _MOST:
+    def find(
+        self, known: Known, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Key | None, tuple[Expected, ...] | None]:
+        """A key, equal for calls of which the fake impl says the same, and what is known by it.
+
+        The key is None where that cannot be told.
+        """
+        fake = self._rule.op._rules.fake.fn
+        if fake is not self._known_of or len(self.accepted) + len(self.known) >= _MOST:
             self.forget()
             self._known_of = fake
         key = [torch.get_default_dtype(), *kwargs]
@@ -130,9 +141,10 @@ class Foresight:
                     ]
                 else:
                     key += (type(value), value)
-        except RuntimeError:  # of a layout without strides
-            return None
-        return tuple(key)
+            whole = tuple(key)
+            return whole, known.get(whole)
+        except (RuntimeError, TypeError):  # of a layout without strides; of an argument that cannot be hashed
+            return None, None
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         """What the results of a call will be, or None if the op has no fake impl.
@@ -140,17 +152,17 @@ class Foresight:
         Raises:
             UnsupportedError: that depends on data.
         """
-        key = self.key(args, kwargs)
-        found = lookup(self._known, key)
+        key, found = self.find(self.known, args, kwargs)
         if found is None:
-            found = asked(self._overload, self._op, args, kwargs)
-            if found is not None:
-                remember(self._known, key, found)
+            found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
+            if key is not None and found is not None:
+                self.known[key] = found
         return found
 
     def forget(self) -> None:
         """A fake impl may go by more than its arguments, which then is not what it was."""
-        self._known, self.accepted = {}, {}
+        self.known.clear()
+        self.accepted.clear()
 
 
 def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
@@ -159,9 +171,9 @@ def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str
     Raises:
         UnsupportedError: that depends on data.
     """
-    if is_asking():  # a kernel runs in the place of the fake impl: there is none
+    if asking.get():  # a kernel runs in the place of the fake impl: there is none
         return None
-    token = _asking.set(True)
+    token = asking.set(True)
     try:
         with _torch.tensors.quiet_fakes():
             results = _torch.tensors.call_on_fakes(overload, args, kwargs)
@@ -176,118 +188,11 @@ def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str
             ) from error
         raise
     finally:
-        _asking.reset(token)
+        asking.reset(token)
     return tuple(map(Expected.like, tensors_in(results if isinstance(results, (list, tuple)) else (results,))))
 
 
-def is_asking() -> bool:
-    """Does a fake impl run for `asked`, and for no compiler?"""
-    return _asking.get()
-
-
-def lookup(known: Known, key: Key | None) -> tuple[Expected, ...] | None:
-    try:
-        return known.get(key)
-    except TypeError:  # an argument that cannot be hashed
-        return None
-
-
-def remember(known: Known, key: Key | None, expected: tuple[Expected, ...]) -> None:
-    with contextlib.suppress(TypeError):
-        if key is not None:
-            known[key] = expected
-
-
-#: Tensors on these devices are looked at; others may lack the operations for it.
-_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-_PLAIN = (Tensor, torch.nn.Parameter)
-_SAMPLE = 4096
-
-
-class Inspection:
-    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
-
-    Args:
-        compiled: compare with the fake impl, on which code that was compiled relies.
-    """
-
-    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
-        self.current, self.overload, self.compiled = current, overload, compiled
-        self.__wrapped__ = current.registered
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        current, fn = self.current, self.__wrapped__
-        assert current.schema is not None
-        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
-        written = set()
-        for argument, value in given(current.schema, args, kwargs):
-            for x in value if isinstance(value, (list, tuple)) else (value,):
-                if not isinstance(x, Tensor):
-                    continue
-                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
-                    return fn(*args, **kwargs)
-                if argument.is_mutated:
-                    written.add(_memory(x))
-                else:
-                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
-        result = fn(*args, **kwargs)
-        for name, x, version, sample in read:
-            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
-            if is_counted and _differs(_sample(x), sample):
-                raise KernelError(
-                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
-                    "use the old value",
-                    op=current.op,
-                    argument=name,
-                    where=where(fn),
-                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
-                )
-        if self.compiled:
-            self._compare(args, kwargs, tensors_in(result if isinstance(result, (list, tuple)) else (result,)))
-        current.passed()
-        return result
-
-    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[Tensor]) -> None:
-        op = self.current.op
-        try:
-            expected = asked(self.overload, op, args, kwargs)
-        except UnsupportedError:  # sizes that depend on data
-            return
-        if expected is None or (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
-            return
-        record = _torch.library.fake_record(op)
-        raise KernelError(
-            "the kernel returned something else than the fake impl says, on which compiled code relies",
-            op=op,
-            expected=", ".join(map(str, expected)),
-            got=", ".join(str(Expected.like(x)) for x in results),
-            where=where(self.__wrapped__),
-            fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
-        )
-
-
-def _memory(tensor: Tensor) -> Any:
-    """Equal for tensors of one storage, which may have one version."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _sample(tensor: Tensor) -> Tensor | None:
-    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
-    if tensor.layout is not torch.strided or tensor.is_inference():
-        return None
-    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
-    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
-    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
-
-
-def _differs(now: Tensor | None, before: Tensor | None) -> bool:
-    if now is None or before is None or now.shape != before.shape:
-        return now is not before
-    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The schema and the signature of an out variant: those of a functional op, and the tensors to write to
+# The schema and the signature of an out variant: those of a functional op, and the tensors to write to ----------------
 
 
 def check_has_outs(schema: Schema, tags: tuple[torch.Tag, ...], op: str) -> None:
@@ -318,10 +223,6 @@ def out_schema(schema: Schema) -> Schema:
     return Schema((*schema.arguments, *outs), tuple(Return("Tensor", alias) for alias in aliases))
 
 
-def out_tags(tags: Tags) -> tuple[torch.Tag, ...]:
-    return normalize_tags([*normalize_tags(tags), Tag.out])
-
-
 def out_signature(signature: Signature | None, schema: Schema) -> Signature | None:
     """The signature of the out variant of an op that has this one; None if it is just what the schema says.
 
@@ -332,18 +233,17 @@ def out_signature(signature: Signature | None, schema: Schema) -> Signature | No
             return None
         fields: dict[str, Node] = {str(i): Leaf(f"result_{i}", f"[{i}]", "Tensor") for i in range(len(schema.returns))}
         result: Node = Group("result", "", TupleForm(tuple, tuple(fields)), fields)
-        signature = Signature(tuple(map(_parameter, schema.arguments)), result, returns_plainly=True)
+        parameters = []
+        for each in schema.arguments:
+            kind = inspect.Parameter.KEYWORD_ONLY if each.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            leaf = Leaf(each.name, each.name, each.type, default=each.default)
+            parameters.append(Parameter(each.name, kind, leaf, each.default))
+        signature = Signature(tuple(parameters), result, returns_plainly=True)
     assert signature.result is not None
     out = Parameter("out", inspect.Parameter.KEYWORD_ONLY, _outs(signature.result, iter(out_names(schema))))
     before = [each for each in signature.parameters if each.stars != "**"]
     after = [each for each in signature.parameters if each.stars == "**"]
     return replace(signature, parameters=(*before, out, *after))
-
-
-def _parameter(argument: Argument) -> Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    leaf = Leaf(argument.name, argument.name, argument.type, default=argument.default)
-    return Parameter(argument.name, kind, leaf, argument.default)
 
 
 def _outs(node: Node, names: Iterator[str]) -> Node:
@@ -359,21 +259,6 @@ def _outs(node: Node, names: Iterator[str]) -> Node:
 # The kernel gets tensors that it can just fill. What the caller gave is looked at before: tensors of another shape,
 # dtype or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory
 # that the kernel reads, it gets tensors of its own, and the result is copied.
-
-
-class HasForesight(Protocol):
-    foresight: Foresight
-
-
-def misfit(op: str, argument: str, expected: Expected, out: Tensor) -> ArgumentError:
-    return ArgumentError(
-        "an out tensor does not match the result, and is neither resized nor cast",
-        op=op,
-        argument=argument,
-        expected=str(expected),
-        got=str(Expected.like(out)),
-        fix=f'{argument}=torch.empty({tuple(expected.shape)}, dtype={expected.dtype}, device="{expected.device}")',
-    )
 
 
 def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
@@ -392,7 +277,10 @@ class ReturnsOut:
 
     def __call__(self, /, *args: Any, out: Any, **kwargs: Any) -> Any:
         result = self.fn(*args, out=out, **kwargs)
-        if result is not None and result is not out and not _same_items(result, out):
+        if result is None or result is out:
+            return out
+        are_lists = isinstance(result, (list, tuple)) and isinstance(out, (list, tuple))
+        if not (are_lists and len(result) == len(out) and all(map(is_, result, out))):
             raise KernelError(
                 "a kernel of an out variant returned something other than its out tensors",
                 op=self.op,
@@ -404,17 +292,8 @@ class ReturnsOut:
         return out
 
 
-def _same_items(result: Any, out: Any) -> bool:
-    return (
-        isinstance(result, (list, tuple))
-        and isinstance(out, (list, tuple))
-        and len(result) == len(out)
-        and all(one is other for one, other in zip(result, out, strict=True))
-    )
-
-
 class Checked:
-    """A kernel of an out variant, called with tensors that it can just fill: see the module.
+    """A kernel of an out variant, called with tensors that it can just fill: see above.
 
     Args:
         fn: takes what the schema of the variant says.
@@ -423,51 +302,47 @@ class Checked:
         inplace: the arguments that ``out`` may be.
     """
 
-    def __init__(self, fn: Fn, schema: Schema, op: str, rule: HasForesight, inplace: frozenset[str]) -> None:
-        self.fn, self.op, self.rule = fn, op, rule
+    def __init__(self, fn: Fn, schema: Schema, op: str, rule: OutRule, inplace: frozenset[str]) -> None:
+        self.fn, self.op, self.rule, self.inplace = fn, op, rule, inplace
         self.__wrapped__ = fn
-        self.inplace = inplace
         self.names = out_names(schema)
         self.positions = [i for i, argument in enumerate(schema.positional) if argument.name in inplace]
         self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outs = tuple(kwargs.pop(name) for name in self.names)
-        foresight = self.rule.foresight
-        key = foresight.key((*args, *outs), kwargs)
-        expected, targets = lookup(foresight.accepted, key), outs
+        foresight, targets = self.rule.foresight, outs
+        key, expected = foresight.find(foresight.accepted, (*args, *outs), kwargs)
         if expected is None:
-            expected = self._expected(args, kwargs, outs)
+            check_given(self.op, self.names, outs)
+            expected = foresight.of(args, kwargs) or tuple(map(Expected.like, outs))
+            if not all(map(Expected.fits, expected, outs)):
+                foresight.forget()
+                expected = foresight.of(args, kwargs) or expected
+                for name, each, out in zip(self.names, expected, outs, strict=True):
+                    each.check(self.op, name, out)
             targets = tuple(
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
             )
-            if all(map(is_, targets, outs)):
-                remember(foresight.accepted, key, expected)
+            if key is not None and all(map(is_, targets, outs)):
+                foresight.accepted[key] = expected
         if _torch.tensors.any_alias(args, kwargs, outs):
             targets = self._apart(args, kwargs, outs, targets, expected)
         self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
         for name, out, target, was in zip(self.names, outs, targets, expected, strict=True):
             if target.shape != was.shape:
-                raise self._resized(name, was, target)
+                raise KernelError(
+                    "the kernel of an out variant resized an out tensor",
+                    op=self.op,
+                    argument=name,
+                    expected=str(was),
+                    got=f"shape {tuple(target.shape)} after the call",
+                    where=where(self.fn),
+                    fix="write into the tensor without resizing it; if the new shape is right, correct the fake impl",
+                )
             if target is not out:
                 out.copy_(target)
         return outs[0] if len(outs) == 1 else outs
-
-    def _expected(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tensor, ...]
-    ) -> tuple[Expected, ...]:
-        check_given(self.op, self.names, outs)
-        foresight = self.rule.foresight
-        expected = foresight.of(args, kwargs)
-        if expected is None:
-            return tuple(map(Expected.like, outs))
-        if not all(each.fits(out) for each, out in zip(expected, outs, strict=True)):
-            foresight.forget()
-            expected = foresight.of(args, kwargs) or expected
-            for name, each, out in zip(self.names, expected, outs, strict=True):
-                if not each.fits(out):
-                    raise misfit(self.op, name, each, out)
-        return expected
 
     def _apart(
         self,
@@ -486,30 +361,18 @@ class Checked:
                     argument=self.names[i],
                     fix="pass tensors with separate memory",
                 )
-        replaced = [args[i] for i in self.positions if i < len(args)] + list(map(kwargs.get, self.keywords))
+        replaced = tensors_in([args[i] for i in self.positions if i < len(args)] + [*map(kwargs.get, self.keywords)])
         others = tensors_in([each for i, each in enumerate(args) if i not in self.positions])
         others += tensors_in([each for name, each in kwargs.items() if name not in self.keywords])
+
+        def is_read(out: Tensor) -> bool:
+            view = out.data_ptr(), *_FACTS(out), out.stride()
+            differs = (x for x in replaced if (x.data_ptr(), *_FACTS(x), x.stride()) != view)
+            return any(_overlap(out, x) for x in (*others, *differs))
+
         return tuple(
-            each.allocate() if target is out and self._is_read(out, others, replaced) else target
+            each.allocate() if target is out and is_read(out) else target
             for each, out, target in zip(expected, outs, targets, strict=True)
-        )
-
-    @staticmethod
-    def _is_read(out: Tensor, others: Sequence[Tensor], replaced: Sequence[Any]) -> bool:
-        """Does a tensor to write to lie in memory that the kernel still has to read?"""
-        return any(_overlap(out, x) for x in others) or any(
-            _overlap(out, x) and not _is_same_view(out, x) for x in replaced if isinstance(x, Tensor)
-        )
-
-    def _resized(self, name: str, expected: Expected, target: Tensor) -> KernelError:
-        return KernelError(
-            "the kernel of an out variant resized an out tensor",
-            op=self.op,
-            argument=name,
-            expected=str(expected),
-            got=f"shape {tuple(target.shape)} after the call",
-            where=where(self.fn),
-            fix="write into the tensor without resizing it; if the new shape is right, correct the fake impl",
         )
 
 
@@ -518,17 +381,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return _torch.tensors.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
-def _is_same_view(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.dtype is other.dtype
-    )
-
-
-# Out variants: kernels that write their results into tensors of the caller --------------------------------------------
-
+# The rule -------------------------------------------------------------------------------------------------------------
 
 #: Defines the variant, of an `OpSpec`; returns its `CustomOpDef`.
 Define = Callable[[OpSpec], Any]
@@ -548,11 +401,7 @@ class OutRule:
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
-        self.foresight = Foresight(operator.overload, operator.qualname, self._fake)
-
-    def _fake(self) -> Fn | None:
-        fake: Fn | None = self.op._rules.fake.fn
-        return fake
+        self.foresight = Foresight(self)
 
     @property
     def is_there(self) -> bool:
@@ -563,24 +412,48 @@ class OutRule:
 
         Nothing is left behind where that fails.
         """
-        schema, qualname = self.operator.schema, self.operator.qualname
-        check_has_outs(schema, self.operator.tags, qualname)
-        spec = self._spec(fn)
+        schema, of = self.operator.schema, self.operator.spec
+        check_has_outs(schema, self.operator.tags, of.qualname)
+        name = of.name._replace(overload=f"{of.name.overload}_out" if of.name.overload else "out")
+        spec = OpSpec(
+            name,
+            out_schema(of.schema),
+            normalize_tags([*normalize_tags(of.tags), Tag.out]),
+            fn=fn,
+            signature=out_signature(of.signature, of.schema),
+            lowered_fn=Copies(self, str(name)),
+            options=Options(of.options.check),
+            source=user_source(),
+        )
         devices = check_devices(device_types, spec.schema, spec.qualname)
-        replaced = tensor_names(inplace, "inplace", schema, qualname)
-        kernel = Checked(_lowered(spec, fn), schema, spec.qualname, self, replaced)
+        replaced = tensor_names(inplace, "inplace", schema, of.qualname)
+        # The kernel of the user as one that takes and returns what the schema says. Its ``return`` may be left out.
+        lowering = Lowering(spec.signature, spec.schema, spec.qualname) if spec.signature is not None else None
+        takes = spec.schema if lowering is None else lowering.parameters
+        returning = ReturnsOut(bind_kernel(fn, takes, spec.qualname, "kernel", warn=True), spec.qualname)
+        lowered = returning if lowering is None else lowering.kernel(returning)
+        kernel = Checked(lowered, schema, spec.qualname, self, replaced)
         self.op = op
         members: list[Registration] = []
         variant, is_new = self.variant, not self.is_there
         if is_new:
-            _refuse_taken(spec)
+            if _torch.library.find_overload(name.packet, name.overload) is not None:
+                raise RegistrationError(
+                    "an op with the name of the out variant exists",
+                    op=spec.qualname,
+                    got=f"defined at {_torch.schema.defined_at(spec.qualname)}",
+                    fix="unregister that op, or do without register_out: inductor finds an out variant by its name",
+                )
             variant = self.variant = define(spec)
         try:
             if is_new:
-                variant._rules.vmap.without_rule = Batched(self, spec.qualname)
-                variant._rules.fake.default = Faked(self, spec.qualname)
+                variant._rules.vmap.without_rule = Copies(self, spec.qualname, "vmap rule")
+                variant._rules.fake.default = Copies(self, spec.qualname, "fake impl")
             members.append(variant._rules.kernel.register(device_types, kernel))
-            members += self._derive(devices)
+            # The functional op gets kernels for the devices for which it has none.
+            missing = [device for device in devices if not self.functional_computes(device)]
+            if missing:
+                members.append(op._rules.kernel.register(missing, Allocates(self)))
         except BaseException:
             for member in members:
                 member.unregister()
@@ -590,25 +463,6 @@ class OutRule:
         self.operator.recompile()
         self._registered.append(_OutRegistration(self, members))
         return self._registered[-1]
-
-    def _spec(self, fn: Fn) -> OpSpec:
-        spec = self.operator.spec
-        name = spec.name._replace(overload=f"{spec.name.overload}_out" if spec.name.overload else "out")
-        return OpSpec(
-            name,
-            out_schema(spec.schema),
-            out_tags(spec.tags),
-            fn=fn,
-            signature=out_signature(spec.signature, spec.schema),
-            lowered_fn=Copies(self, str(name)),
-            options=Options(spec.options.check),
-            source=user_source(),
-        )
-
-    def _derive(self, devices: tuple[str | None, ...]) -> list[Registration]:
-        """Kernels of the functional op for the devices for which it has none."""
-        missing = [device for device in devices if not self.functional_computes(device)]
-        return [self.op._rules.kernel.register(missing, Allocates(self))] if missing else []
 
     def functional_computes(self, device: str | None) -> bool:
         """Has the functional op a kernel for a device (None: for all), which is not made of the out variant?"""
@@ -633,24 +487,22 @@ class OutRule:
         if self.variant is not None:
             self.variant._owner.restore(self.variant)
 
-    def _unregister(self, registration: _OutRegistration) -> None:
-        if registration in self._registered:
-            self._registered.remove(registration)
-            for member in registration.members:
-                member.unregister()
-            self.operator.recompile()
-        if not self._registered and self.is_there:
-            self.variant.unregister()
 
+class _OutRegistration(RegistrationGroup):
+    """The registration of a kernel of an out variant. With the last one, the variant goes."""
 
-def _refuse_taken(spec: OpSpec) -> None:
-    if _torch.library.find_overload(spec.name.packet, spec.name.overload) is not None:
-        raise RegistrationError(
-            "an op with the name of the out variant exists",
-            op=spec.qualname,
-            got=f"defined at {_torch.schema.defined_at(spec.qualname)}",
-            fix="unregister that op, or do without register_out: inductor finds an out variant by its name",
-        )
+    def __init__(self, rule: OutRule, members: list[Registration]) -> None:
+        super().__init__(members)
+        self.rule = rule
+
+    def unregister(self) -> None:
+        rule = self.rule
+        if self in rule._registered:
+            rule._registered.remove(self)
+            super().unregister()
+            rule.operator.recompile()
+        if not rule._registered and rule.is_there:
+            rule.variant.unregister()
 
 
 #: Where an op has a kernel for all devices.
@@ -666,52 +518,50 @@ def is_stub(fn: Fn) -> bool:
     return len(steps) <= 2 and steps[0].opname in ("LOAD_CONST", "RETURN_CONST") and steps[0].argval is None
 
 
-class _OutRegistration(RegistrationGroup):
-    """The registration of a kernel of an out variant. With the last one, the variant goes."""
-
-    def __init__(self, rule: OutRule, members: list[Registration]) -> None:
-        super().__init__(members)
-        self.rule = rule
-
-    def unregister(self) -> None:
-        self.rule._unregister(self)
-
-
-def _lowered(spec: OpSpec, fn: Fn) -> Fn:
-    """A kernel of the user as one that takes and returns what the schema says. Its ``return`` may be left out."""
-    if spec.signature is None:
-        return ReturnsOut(bind_kernel(fn, spec.schema, spec.qualname, "kernel", warn=True), spec.qualname)
-    lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-    bound = bind_kernel(fn, lowering.parameters, spec.qualname, "kernel", warn=True)
-    return lowering.kernel(ReturnsOut(bound, spec.qualname))
-
-
-# One made of the other ------------------------------------------------------------------------------------------
+# One made of the other ------------------------------------------------------------------------------------------------
 
 
 class Copies:
-    """The kernel of an out variant without one of its own: it copies what the functional op returns."""
+    """What an out variant without a function of its own does: it calls the functional op, and copies what that returns.
 
-    def __init__(self, rule: OutRule, op: str) -> None:
-        self.rule, self.op, self.names = rule, op, out_names(rule.operator.schema)
+    As a fake impl it copies nothing: all that is to be known is whether the variant will refuse the tensors. As a vmap
+    rule it calls the batching rule of the functional op.
+    """
+
+    def __init__(self, rule: OutRule, op: str, role: Literal["kernel", "fake impl", "vmap rule"] = "kernel") -> None:
+        self.rule, self.op, self.role, self.names = rule, op, role, out_names(rule.operator.schema)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outs = tuple(kwargs.pop(name) for name in self.names)
-        check_given(self.op, self.names, outs)
-        device = outs[0].device.type
-        if not self.rule.functional_computes(device):  # else it would call the variant
-            raise UnsupportedError(
-                f"neither the op nor its out variant has a kernel for {device}",
-                op=self.op,
-                fix=f'op.register_out(fn, device_types="{device}")',
-            )
-        results = self.rule.operator.overload(*args, **kwargs)
+        returned = outs[0] if len(outs) == 1 else outs
+        if self.role == "kernel":
+            check_given(self.op, self.names, outs)
+            device = outs[0].device.type
+            if not self.rule.functional_computes(device):  # else it would call the variant
+                raise UnsupportedError(
+                    f"neither the op nor its out variant has a kernel for {device}",
+                    op=self.op,
+                    fix=f'op.register_out(fn, device_types="{device}")',
+                )
+        try:
+            results = self.rule.operator.overload(*args, **kwargs)
+        except (MissingFakeError, _torch.tensors.NoFakeImpl):
+            if self.role == "fake impl":
+                return returned
+            raise
         for name, out, result in zip(self.names, outs, results if len(outs) > 1 else (results,), strict=True):
-            expected = Expected.like(result)
-            if not expected.fits(out):
-                raise misfit(self.op, name, expected, out)
-            out.copy_(result)
-        return outs[0] if len(outs) == 1 else outs
+            Expected.like(result).check(self.op, name, out)
+            is_batched = self.role == "vmap rule" and _torch.autograd.Batch(result).is_batched
+            if is_batched and not _torch.autograd.Batch(out).is_batched:
+                raise UnsupportedError(
+                    "vmap over an out variant with an out tensor that is not batched itself",
+                    op=self.op,
+                    argument=name,
+                    fix="batch that tensor too, or call the op without out",
+                )
+            if self.role != "fake impl":
+                out.copy_(result)
+        return returned
 
 
 class Allocates:
@@ -733,54 +583,7 @@ class Allocates:
         return outs[0] if len(outs) == 1 else outs
 
 
-class Faked:
-    """The fake impl of an out variant: nothing is to be known but whether it will refuse the tensors."""
-
-    def __init__(self, rule: OutRule, op: str) -> None:
-        self.rule, self.op, self.names = rule, op, out_names(rule.operator.schema)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        outs = tuple(kwargs.pop(name) for name in self.names)
-        try:
-            result = self.rule.operator.overload(*args, **kwargs)
-        except (MissingFakeError, _torch.tensors.NoFakeImpl):
-            return outs[0] if len(outs) == 1 else outs
-        for name, out, each in zip(self.names, outs, (result,) if len(outs) == 1 else result, strict=True):
-            expected = Expected.like(each)
-            if not expected.fits(out):
-                raise misfit(self.op, name, expected, out)
-        return outs[0] if len(outs) == 1 else outs
-
-
-# vmap -----------------------------------------------------------------------------------------------------------
-
-
-class Batched:
-    """What an out variant does on batched tensors: the batching rule of the functional op, and a copy."""
-
-    def __init__(self, rule: OutRule, op: str) -> None:
-        self.rule, self.op, self.names = rule, op, out_names(rule.operator.schema)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        outs = tuple(kwargs.pop(name) for name in self.names)
-        result = self.rule.operator.overload(*args, **kwargs)
-        results = (result,) if isinstance(result, Tensor) else result
-        for name, out, each in zip(self.names, outs, results, strict=True):
-            expected = Expected.like(each)
-            if not expected.fits(out):
-                raise misfit(self.op, name, expected, out)
-            if _torch.autograd.Batch(each).is_batched and not _torch.autograd.Batch(out).is_batched:
-                raise UnsupportedError(
-                    "vmap over an out variant with an out tensor that is not batched itself",
-                    op=self.op,
-                    argument=name,
-                    fix="batch that tensor too, or call the op without out",
-                )
-            out.copy_(each)
-        return outs[0] if len(outs) == 1 else outs
-
-
-# Samples --------------------------------------------------------------------------------------------------------
+# Samples --------------------------------------------------------------------------------------------------------------
 
 
 def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import Fill, Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
@@ -40,7 +40,7 @@ class VmapRule:
     operator: OperatorHandle
 
     def __init__(self) -> None:
-        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._recompile)
+        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, lambda: self.operator.recompile())
         self._default: Fn | None = None
         #: What is called with batched tensors as long as no rule is registered, if it is another than the default rule.
         self.without_rule: Fn | None = None
@@ -50,33 +50,35 @@ class VmapRule:
         self._slots.reset(with_op=[None] if operator.has_own_rules else [])
         if not operator.has_own_rules:
             return
-        if torch.Tag.nondeterministic_seeded in operator.tags:
-            operator.impl(_random(self, operator), "FuncTorchVmapMode", with_keyset=True)
-        elif "Tensor[]?" in [argument.type for argument in operator.schema.arguments]:
-            operator.impl(_below_vmap_mode(self, operator), "FuncTorchVmapMode", with_keyset=True)
+        is_random = torch.Tag.nondeterministic_seeded in operator.tags
+        if is_random or "Tensor[]?" in [argument.type for argument in operator.schema.arguments]:
+            operator.impl(_vmap_mode(self, operator, is_random), "FuncTorchVmapMode", with_keyset=True)
         if operator.schema.mutated and Tag.inplace not in operator.tags:
-            operator.impl(_refuse_batch_of_gradients(operator), "Batched")
+
+            def refuse(*args: Any, **kwargs: Any) -> Any:
+                """In the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
+                raise UnsupportedError(
+                    "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older "
+                    "vmap",
+                    op=operator.qualname,
+                    fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
+                )
+
+            operator.impl(_torch.dynamo.outside_dynamo(refuse), "Batched")
 
     @property
     def rules(self) -> dict[None, Fn]:
         return self._slots.values
 
     @functools.cached_property
-    def fill(self) -> Fill | None:
-        return filler(self.operator.schema)
-
-    @functools.cached_property
     def operands(self) -> _Operands:
         return _Operands(self.operator.schema)
 
     def register(self, rule: Fn | str) -> Registration:
-        fn = _strategy(rule, self.operator) if isinstance(rule, str) else rule
+        fn = _Strategy(rule, self.operator) if isinstance(rule, str) else rule
         schema, ours = self.operator.schema, self.operator.library is not None
         bound = bind_kernel(fn, schema, self.operator.qualname, "vmap rule", "info", "in_dims", warn=ours)
         return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
-
-    def _recompile(self) -> None:
-        self.operator.recompile()
 
     @property
     def registered(self) -> Fn | None:
@@ -94,7 +96,7 @@ class VmapRule:
                 UserWarning,
                 stacklevel=user_stacklevel(),
             )
-            self._default = _strategy("sequential", self.operator)
+            self._default = _Strategy("sequential", self.operator)
         return self._default
 
     def _install_trampoline(self, _: None, own_library: bool) -> Undo:
@@ -107,9 +109,9 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         _torch.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
-        fill, operands = rule.fill, rule.operands
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
+        operands = rule.operands
+        if operands.fill is not None:
+            args, kwargs = operands.fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
         if _torch.thread_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
@@ -117,27 +119,19 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             if key is not None:
                 return overload.redispatch(key, *args, **kwargs)  # and comes back
             return _torch.thread_state.call_without_autocast(vmap, *args, **kwargs)
-        fn = functools.partial(_call_current, rule)
-        if not operands.names:
-            return _torch.autograd.call_vmap_rule(fn, overload, args, kwargs)
         values, others = operands.join(args, kwargs)
-        fn = functools.partial(operands.call_rule, fn)
-        return _torch.autograd.call_vmap_rule(fn, functools.partial(operands.call, overload), values, others)
+        call = functools.partial(operands.call, overload) if operands.names else overload
+        return _torch.autograd.call_vmap_rule(functools.partial(_call_current, rule), call, values, others)
 
     return _torch.dynamo.outside_dynamo(vmap)
 
 
-def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
-    fn = rule.current
-    found = fn(info, in_dims, *args, **kwargs)
-    if not isinstance(fn, _Strategy):
-        _check(found, fn, rule.operator.qualname)
-    return found
-
-
-def _check(found: Any, fn: Fn, op: str) -> None:
-    """Raise unless a rule returned a result, and for each tensor in it the dimension of the batch."""
-    expected, problem = "(result, out_dims), where out_dims says which dimension of the result is the batch", None
+def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
+    """Call the rule that counts now. It is to return a result, and for each tensor in it the dimension of the batch."""
+    fn, problem = rule.current, None
+    found = rule.operands.call(functools.partial(fn, info, in_dims), *operands, **others)
+    if isinstance(fn, _Strategy):
+        return found
     if not isinstance(found, tuple) or len(found) != 2:
         problem, got = "the vmap rule did not return two values", describe(found)
     else:
@@ -151,77 +145,56 @@ def _check(found: Any, fn: Fn, op: str) -> None:
     if problem is not None:
         raise KernelError(
             problem,
-            op=op,
-            expected=expected,
+            op=rule.operator.qualname,
+            expected="(result, out_dims), where out_dims says which dimension of the result is the batch",
             got=got,
             where=where(fn.rule.fn if isinstance(fn, _Shorter) else fn),
             fix="return result, 0 if the batch is the first dimension of the result",
         )
+    return found
 
 
-def _below_vmap_mode(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function that goes on inside vmap: to the rule, if batched tensors are where the dispatcher does not look.
+def _vmap_mode(rule: VmapRule, operator: OperatorHandle, is_random: bool) -> Callable[..., Any]:
+    """The function that sees all calls inside vmap, also those in which nothing is batched.
 
-    It does not look into optional lists.
+    It goes on to the rule, if batched tensors are where the dispatcher does not look: in optional lists. The rule does
+    not see random calls in which nothing is batched: torch takes them for calls that give every element the same.
     """
-    overload, rest = operator.overload, _torch.autograd.below_vmap_mode()
+    overload, op, rest = operator.overload, operator.qualname, _torch.autograd.below_vmap_mode()
     vmap, looked_at = _trampoline(rule, operator), _torch.dispatcher.DispatchKey.FuncTorchBatched
 
-    def below(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not keyset.has(looked_at) and _torch.autograd.Batch((args, kwargs)).is_batched:
+    def go_on(keyset: Any, is_batched: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_batched and not keyset.has(looked_at):
             return vmap(*args, **kwargs)
         return overload.redispatch(keyset & rest, *args, **kwargs)
 
-    return _torch.dynamo.outside_dynamo(below)
-
-
-def _refuse_batch_of_gradients(operator: OperatorHandle) -> Callable[..., Any]:
-    """The function in the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older vmap",
-            op=operator.qualname,
-            fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
-        )
-
-    return _torch.dynamo.outside_dynamo(refuse)
-
-
-def _random(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function that sees all calls of a random op inside vmap, also those in which nothing is batched.
-
-    Its rule does not see these, and torch takes them for calls that give every element of the batch the same.
-    """
-    op, go_on = operator.qualname, _below_vmap_mode(rule, operator)
-
-    def random(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def vmap_mode(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         batch = _torch.autograd.Batch((args, kwargs))
-        if batch.randomness == "error" and isinstance(
-            rule.registered, (_Strategy, NoneType)
-        ):  # a rule sees to it itself
+        if not is_random:
+            return go_on(keyset, batch.is_batched, args, kwargs)
+        # A rule sees to it itself.
+        if batch.randomness == "error" and isinstance(rule.registered, (_Strategy, NoneType)):
             raise UnsupportedError(
                 'a random op was called inside torch.vmap(..., randomness="error")',
                 op=op,
                 fix='torch.vmap(f, randomness="different") or "same"',
             )
-        below = functools.partial(go_on, keyset, *args, **kwargs)
         with _torch.autograd.without_vmap_mode():  # what the rule does with the op is not looked at again
             if batch.is_batched or batch.randomness != "different":
-                return below()
-            mutated = [argument.name for argument in operator.schema.mutated]
-            if mutated:
-                raise _unbatched_write(op, mutated[0])
-            return batch.wrap(_stack([below() for _ in range(batch.size)], op))
+                return go_on(keyset, batch.is_batched, args, kwargs)
+            if operator.schema.mutated:
+                raise _unbatched_write(op, operator.schema.mutated[0].name)
+            results = [go_on(keyset, False, args, kwargs) for _ in range(batch.size)]
+            return batch.wrap(_stack(results, op))
 
-    return _torch.dynamo.outside_dynamo(random)
+    return _torch.dynamo.outside_dynamo(vmap_mode)
 
 
 class _Operands:
     """What may be batched: the positional arguments, then the tensors that are keyword-only."""
 
     def __init__(self, schema: Schema) -> None:
-        self.arguments = schema.operands
+        self.arguments, self.fill = schema.operands, filler(schema)
         self.positional = len(schema.positional)
         self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
 
@@ -232,9 +205,6 @@ class _Operands:
     def call(self, fn: Callable[..., Any], /, *operands: Any, **others: Any) -> Any:
         named = dict(zip(self.names, operands[self.positional :], strict=True))
         return fn(*operands[: self.positional], **named, **others)
-
-    def call_rule(self, rule: Fn, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
-        return self.call(functools.partial(rule, info, in_dims), *operands, **others)
 
 
 class _Shorter:
@@ -254,23 +224,6 @@ class _Shorter:
 # Strategies -----------------------------------------------------------------------------------------------------
 
 
-def _strategy(name: str, operator: OperatorHandle) -> Fn:
-    if name not in STRATEGIES:
-        raise DefinitionError(
-            "there is no such vmap strategy",
-            op=operator.qualname,
-            expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
-            got=brief(name),
-        )
-    if operator.schema.is_view:
-        raise UnsupportedError(
-            "a vmap strategy for an op that returns a view: its result would be a copy",
-            op=operator.qualname,
-            fix="register_vmap(fn)",
-        )
-    return _Strategy(STRATEGIES[name], operator)
-
-
 #: The op, with all that may be batched given by position.
 Op = Callable[..., Any]
 
@@ -278,9 +231,21 @@ Op = Callable[..., Any]
 class _Strategy:
     """A rule made of a strategy and the op it calls."""
 
-    def __init__(self, run: Callable[..., Any], operator: OperatorHandle) -> None:
-        self.run = run
-        self.operator = operator
+    def __init__(self, name: str, operator: OperatorHandle) -> None:
+        if name not in STRATEGIES:
+            raise DefinitionError(
+                "there is no such vmap strategy",
+                op=operator.qualname,
+                expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
+                got=brief(name),
+            )
+        if operator.schema.is_view:
+            raise UnsupportedError(
+                "a vmap strategy for an op that returns a view: its result would be a copy",
+                op=operator.qualname,
+                fix="register_vmap(fn)",
+            )
+        self.run, self.operator = STRATEGIES[name], operator
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
@@ -290,36 +255,30 @@ class _Strategy:
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         operands, others = self.operands.join(args, kwargs)
-        self._refuse_unbatched_writes(operands, in_dims)
+        # Each element of the batch would write its own value to one and the same tensor.
+        for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
+            pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
+            if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
+                raise _unbatched_write(self.operator.qualname, argument.name)
         op: Op = functools.partial(self.operands.call, self.operator.overload, **others)
         if self.is_random and info.randomness == "same":
-            op = self._with_same_numbers(op, info.batch_size, (*operands, *others.values()))
+            problem = None
+            if self.run is not _sequential:
+                problem = "by a strategy that calls it once for all elements"
+            elif _torch.dispatcher.any_dispatch_mode():
+                problem = "while it is traced, or under another dispatch mode"
+            if problem is not None:
+                raise UnsupportedError(
+                    f'a random op in torch.vmap(..., randomness="same") {problem}',
+                    op=self.operator.qualname,
+                    fix='register_vmap(fn) that handles info.randomness, or randomness="different"',
+                )
+            op = _with_same_numbers(op, info.batch_size, (*operands, *others.values()))
         result = self.run(op, info.batch_size, in_dims, operands, self.operator.qualname)
         if not self.returned:
             return result, 0
         values, dims = [operands[i] for i in self.returned], [in_dims[i] for i in self.returned]
         return (values[0], dims[0]) if len(values) == 1 else (tuple(values), tuple(dims))
-
-    def _refuse_unbatched_writes(self, operands: tuple[Any, ...], in_dims: tuple[Any, ...]) -> None:
-        """Each element of the batch would write its own value to one and the same tensor."""
-        for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
-            pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
-            if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
-                raise _unbatched_write(self.operator.qualname, argument.name)
-
-    def _with_same_numbers(self, op: Op, size: int, values: tuple[Any, ...]) -> Op:
-        problem = None
-        if self.run is not _sequential:
-            problem = "by a strategy that calls it once for all elements"
-        elif _torch.dispatcher.any_dispatch_mode():
-            problem = "while it is traced, or under another dispatch mode"
-        if problem is not None:
-            raise UnsupportedError(
-                f'a random op in torch.vmap(..., randomness="same") {problem}',
-                op=self.operator.qualname,
-                fix='register_vmap(fn) that handles info.randomness, or randomness="different"',
-            )
-        return _SameNumbers(op, size, values)
 
 
 def _unbatched_write(op: str, argument: str) -> UnsupportedError:
@@ -331,18 +290,15 @@ def _unbatched_write(op: str, argument: str) -> UnsupportedError:
     )
 
 
-class _SameNumbers:
+def _with_same_numbers(op: Op, calls: int, values: tuple[Any, ...]) -> Op:
     """An op that draws the same random numbers in each of several calls. The last one moves the generators on."""
+    states, left = RandomStates(values), iter(range(calls - 1, -1, -1))
 
-    def __init__(self, op: Op, calls: int, values: tuple[Any, ...]) -> None:
-        self.op = op
-        self.calls = calls
-        self.states = RandomStates(values)
+    def same(*operands: Any) -> Any:
+        with states.again() if next(left) else contextlib.nullcontext():
+            return op(*operands)
 
-    def __call__(self, *operands: Any) -> Any:
-        self.calls -= 1
-        with self.states.again() if self.calls else contextlib.nullcontext():
-            return self.op(*operands)
+    return same
 
 
 def _sequential(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
@@ -360,15 +316,18 @@ def _select(i: int, x: Tensor, dim: int | None) -> Tensor:
 
 def _expand_dims(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
     """Call the op once, batches in front; a tensor without one gets a dimension of size 1 there."""
-    return op(*(_map(_batch_first, *pair) for pair in zip(operands, in_dims, strict=True)))
+
+    def batch_first(x: Tensor, dim: int | None) -> Tensor:
+        return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+
+    return op(*(_map(batch_first, *pair) for pair in zip(operands, in_dims, strict=True)))
 
 
 def _broadcast_all(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
     """Call the op once, batches in front; a tensor without one is expanded to the size of the batch."""
 
     def expand(x: Tensor, dim: int | None) -> Tensor:
-        batched = _batch_first(x, dim)
-        return batched.expand(size, *batched.shape[1:])
+        return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
     return op(*(_map(expand, *pair) for pair in zip(operands, in_dims, strict=True)))
 
@@ -379,10 +338,6 @@ STRATEGIES: dict[str, Callable[..., Any]] = {
     "expand_dims": _expand_dims,
     "broadcast_all": _broadcast_all,
 }
-
-
-def _batch_first(x: Tensor, dim: int | None) -> Tensor:
-    return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
 
 
 def _map(fn: Callable[[Tensor, int | None], Any], value: Any, dims: Any) -> Any:
