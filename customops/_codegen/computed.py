@@ -5,14 +5,15 @@ That happens before the dispatcher, or a compiler, sees the call: for these they
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from customops._codegen.function import Source, as_tuple, fill
+from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn
-from customops._schema.model import Argument, Schema
+from customops._schema.model import Schema
 from customops.errors import DefinitionError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -35,6 +36,10 @@ if {name} is $missing:
 """
 
 
+#: Functions by the names of the arguments that they compute, in this order.
+Computed = tuple[tuple[str, Fn], ...]
+
+
 class _Missing:
     """The default of what is computed."""
 
@@ -45,7 +50,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[tuple[str, Fn], ...]:
+def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> Computed:
     """What was given as ``computed_args=``.
 
     Args:
@@ -62,19 +67,16 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[t
     if not isinstance(given, Mapping):
         raise DefinitionError("computed_args must be a dict of functions, by name", op=op, got=brief(given))
     if starred and given:
-        raise DefinitionError(
-            "computed_args is for signatures without *args and **kwargs", op=op, fix="name the parameters"
-        )
+        problem = "computed_args is for signatures without *args and **kwargs"
+        raise DefinitionError(problem, op=op, fix="name the parameters")
     known = {name for name in names if name not in given}
     for name, fn in given.items():
         if name not in names:
-            raise DefinitionError(
-                "computed_args names an argument that the op does not have", op=op, expected=", ".join(names), got=name
-            )
+            problem = "computed_args names an argument that the op does not have"
+            raise DefinitionError(problem, op=op, expected=", ".join(names), got=name)
         if not callable(fn):
-            raise DefinitionError(
-                "computed_args needs a function for each argument", op=op, argument=name, got=brief(fn)
-            )
+            problem = "computed_args needs a function for each argument"
+            raise DefinitionError(problem, op=op, argument=name, got=brief(fn))
         _wanted(fn, known, op, name)
         known.add(name)
     return tuple(given.items())
@@ -110,27 +112,27 @@ def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
     return wanted
 
 
-def call(parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str, inner: Callable[..., Any]) -> Fn:
+def call(parameters: Schema, computed: Computed, op: str, inner: Callable[..., Any]) -> Fn:
     """The ``__call__`` of an op's object, around the one that takes all arguments."""
     source, holes = _source("__call__", parameters, computed, op)
-    source.template = fill(CALL, arguments=[*holes["args"], *(f"{n}={n}" for n in holes["named"])], **holes["lines"])
-    source.objects |= {"call": inner}
+    named = [f"{argument.variable}={argument.variable}" for argument in parameters.keyword_only]
+    source.fill(CALL, arguments=[*[each.variable for each in parameters.positional], *named], **holes)
+    source.objects["call"] = inner
     function: Any = source.build(op)
     function.__qualname__ = op
     return function  # type: ignore[no-any-return]
 
 
-def arguments(parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str) -> Fn:
+def arguments(parameters: Schema, computed: Computed, op: str) -> Fn:
     """``arguments(self, *args, **kwargs) -> (args, kwargs)``, computed ones included."""
     source, holes = _source("arguments", parameters, computed, op)
-    named = ", ".join(f"{name!r}: {name}" for name in holes["named"])
-    source.template = fill(ARGUMENTS, args=as_tuple(holes["args"]), kwargs=f"{{{named}}}", **holes["lines"])
+    kwargs = as_dict({argument.variable: argument.variable for argument in parameters.keyword_only})
+    source.fill(ARGUMENTS, args=as_tuple([each.variable for each in parameters.positional]), kwargs=kwargs, **holes)
     return source.build(op)
 
 
-def _source(
-    name: str, parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str
-) -> tuple[Source, dict[str, Any]]:
+def _source(name: str, parameters: Schema, computed: Computed, op: str) -> tuple[Source, dict[str, Any]]:
+    """The source of either, without its template, and the holes that both have."""
     source = Source(name, parameters)
     source.objects["missing"] = MISSING
     by_name, functions = {argument.name: argument for argument in parameters.arguments}, dict(computed)
@@ -140,31 +142,17 @@ def _source(
         given = [f"{wanted}={by_name[wanted].variable}" for wanted in _wanted(fn, known, op, each)]
         lines += fill(COMPUTE, name=by_name[each].variable, i=str(i), given=given)
         known.add(each)
-    texts = _parameters(source, parameters, functions)
-    args = [argument.variable for argument in parameters.positional]
-    named = [argument.variable for argument in parameters.keyword_only]
-    return source, {"args": args, "named": named, "lines": {"parameters": texts, "compute": lines}}
-
-
-def _parameters(source: Source, parameters: Schema, computed: Mapping[str, Fn]) -> list[str]:
-    """The parameters of a call: what is computed may be given by keyword."""
-    positional = [argument for argument in parameters.positional if argument.name not in computed]
-    named = [argument for argument in parameters.keyword_only if argument.name not in computed]
-    last = max((i for i, argument in enumerate(positional) if not argument.has_default), default=-1)
-    texts = [_parameter(source, argument, optional=i > last) for i, argument in enumerate(positional)]
-    texts += ["*", *(_parameter(source, argument, optional=argument.has_default) for argument in named)]
-    return ["$self", "/", *texts, *(f"{_of(parameters, name).variable}=$missing" for name in computed)]
-
-
-def _of(parameters: Schema, name: str) -> Argument:
-    return next(argument for argument in parameters.arguments if argument.name == name)
-
-
-def _parameter(source: Source, argument: Argument, *, optional: bool) -> str:
-    if not optional:
-        return argument.variable
-    source.objects[f"default_of_{argument.name}"] = None if argument.default_is_none_in_text else argument.default
-    return f"{argument.variable}=$default_of_{argument.name}"
+    # What is computed comes last, and may be given by keyword.
+    last = [dataclasses.replace(by_name[each], kwarg_only=True) for each in functions]
+    given_ = Schema(tuple([each for each in parameters.arguments if each.name not in functions]), ()).call
+    defaults = dict.fromkeys(functions, "$missing")
+    for argument, may_be_left_out in zip(given_.arguments, given_.may_be_left_out, strict=True):
+        if may_be_left_out:
+            value = None if argument.default_is_none_in_text else argument.default
+            source.objects[f"default_of_{argument.name}"] = value
+            defaults[argument.name] = f"$default_of_{argument.name}"
+    texts = emit_parameters([*given_.arguments, *last], defaults)
+    return source, {"parameters": ["$self", "/", *texts], "compute": lines}
 
 
 def plain(fn: Fn, given: Any, op: str) -> Fn:
@@ -195,7 +183,7 @@ def plain(fn: Fn, given: Any, op: str) -> Fn:
     return call if computed else fn
 
 
-def signature(fn: Fn, computed: tuple[tuple[str, Fn], ...]) -> inspect.Signature:
+def signature(fn: Fn, computed: Computed) -> inspect.Signature:
     """The signature of the object: what is computed comes last, and may be left out."""
     whole, names = inspect.signature(fn), [name for name, _ in computed]
     given = [parameter for parameter in whole.parameters.values() if parameter.name not in names]

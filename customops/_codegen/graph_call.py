@@ -16,10 +16,9 @@ import torch
 from customops import _torch
 from customops._codegen.autograd import any_requires_grad
 from customops._codegen.bypass import NOTHING_ACTIVE
-from customops._codegen.function import Shape, Source
-from customops._codegen.kernel import Emitter, emit_kernel_call
+from customops._codegen.function import Source
+from customops._codegen.kernel import Emitter, Shape, emit_kernel_call
 from customops._dispatch.operator import OperatorHandle
-from customops._schema.model import Argument
 
 GRAPH_CALL = """\
 def graph_call({parameters}):
@@ -54,7 +53,7 @@ def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., 
         operator: the handle of the op; `in_graphs` of its fast path has the kernel.
         dispatched: does the same by the dispatcher, at any time.
     """
-    source = _source(Shape.of(operator.schema, operator.tags, operator.when))
+    source = _source(Shape.of(operator.schema, operator.tags, operator.options.check))
     function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 
@@ -64,23 +63,23 @@ def _source(shape: Shape) -> Source:
     schema = shape.schema
     source = Emitter("graph_call", shape)
     source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _is_lazy}
+    are_plain = []  # the conditions under which there are no subclasses of tensors
+    for argument in schema.tensors:
+        name = argument.variable
+        if argument.is_list:
+            test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
+            are_plain.append(f"and ({name} is None or {test})" if argument.is_optional else f"and {test}")
+        else:
+            test = f"$type({name}) in $tensor_types and not ({name}.is_neg() or {name}._is_zerotensor())"
+            may_be_none = argument.name in schema.call.may_be_none
+            are_plain.append(f"and ({test} or {name} is None)" if may_be_none else f"and {test}")
     records = f"$is_grad_enabled() and $any_requires_grad({', '.join(schema.call.tensors)})"
     source.fill(
         GRAPH_CALL,
         nothing_active=NOTHING_ACTIVE,
         counts_versions="and not $is_excluded($ad_inplace_or_view)" if schema.mutated else "",
-        are_plain=[f"and {_emit_is_plain(a, a.name in schema.call.may_be_none)}" for a in schema.tensors],
+        are_plain=are_plain,
         nothing_to_differentiate=f"and not ({records})",
         kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
     )
     return source
-
-
-def _emit_is_plain(argument: Argument, may_be_none: bool) -> str:
-    """The condition under which what is given for an argument has no subclass of tensors in it."""
-    name = argument.variable
-    if argument.is_tensor_list:
-        test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
-        return f"({name} is None or {test})" if argument.type.endswith("?") else test
-    test = f"$type({name}) in $tensor_types and not ({name}.is_neg() or {name}._is_zerotensor())"
-    return f"({test} or {name} is None)" if may_be_none else test

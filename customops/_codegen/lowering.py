@@ -3,117 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from customops._codegen import rich
+from customops._codegen.rich import Plan
 from customops._dispatch.callbacks import Fn, bind, bind_kernel
 from customops._dispatch.results import describe
 from customops._schema.infer import is_part
-from customops._schema.model import Argument, Schema, cached_property, names_in
-from customops._schema.structure import (
-    Group,
-    Leaf,
-    MaybeTensor,
-    Node,
-    Parameter,
-    SequenceCodec,
-    Signature,
-    TupleForm,
-    Values,
-)
+from customops._schema.model import names_in
+from customops._schema.structure import MAYBE_TENSOR, Group, Leaf, Node, SequenceCodec, Values
 from customops.errors import AutogradError, CallbackError, where
-
-# `Plan`: how an op's signature and its schema relate, and the functions generated from that ---------------------------
-
-
-class Plan:
-    """What stands between the signature of an op and its schema."""
-
-    def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
-        self.signature, self.schema, self.op = signature, schema, op
-        #: The parameters, as `bind_kernel` asks for them.
-        self.parameters = Schema(tuple(map(_as_argument, signature.parameters)), ())
-
-    def __repr__(self) -> str:
-        return f"<Plan of {self.op}{self.schema}>"
-
-    @property
-    def _digest_key(self) -> Any:
-        return self.op, self.schema.exact_key
-
-    @cached_property
-    def operands(self) -> tuple[Parameter, ...]:
-        """The parameters that formulas and vmap rules have an entry for, in their order."""
-        positional = [each for each in self.signature.parameters if not each.by_keyword]
-        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
-        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
-
-    @cached_property
-    def has_keywords(self) -> bool:
-        """Are there keyword-only parameters?"""
-        return any(each.by_keyword for each in self.signature.parameters)
-
-    @cached_property
-    def results(self) -> tuple[Node, ...]:
-        """What backward has a gradient for: the fields of a tuple, or what is returned."""
-        result = self.signature.result
-        if isinstance(result, Group) and isinstance(result.form, TupleForm):
-            return tuple(result.fields.values())
-        return () if result is None else (result,)
-
-    @cached_property
-    def counted(self) -> tuple[str, ...]:
-        """The arguments that say how long lists of lists are."""
-        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
-        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
-
-    @cached_property
-    def maybe_tensors(self) -> tuple[int, ...]:
-        """The places of returns that are a tensor or None."""
-        leaves = self.signature.result.leaves if self.signature.result is not None else ()
-        return tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf.codec, MaybeTensor))
-
-    def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with which a function of the signature is called, of lowered ones."""
-        values, named = self.restore(*args, **kwargs)
-        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
-        positional: list[Any] = []
-        for star, value in zip(stars, values, strict=True):
-            positional += value if star else (value,)
-        for each in self.signature.parameters:
-            if each.stars == "**":
-                named |= named.pop(each.name)
-        return tuple(positional), named
-
-    # Generated functions ----------------------------------------------------------------------------------------
-
-    def call(self, bypass: Fn | None = None) -> Fn:
-        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher."""
-        return rich.call(self.signature, self.schema, self.op, bypass)
-
-    @cached_property
-    def lower(self) -> Fn:
-        """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
-        return rich.lower(self.signature, self.schema, self.op)
-
-    @cached_property
-    def restore(self) -> Fn:
-        """The way back."""
-        return rich.restore(self.signature, self.schema, self.op)
-
-    @cached_property
-    def restore_result(self) -> Fn:
-        return rich.restore_result(self.signature, self.schema, self.op)
-
-    def lower_result(self, fn: Fn, role: str) -> Fn:
-        return rich.lower_result(self.signature, self.schema, self.op, fn, role)
-
-
-def _as_argument(parameter: Parameter) -> Argument:
-    return Argument("", name=parameter.name, default=parameter.default, kwarg_only=parameter.by_keyword)
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Formulas of ops with rich types: what they are given and what they return, in the form of the signature
@@ -125,17 +25,17 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 def of_tensors(node: Node, values: Mapping[str, Any]) -> Any:
     """An object like a value of the node, of something that is known for each of its tensors."""
-    return node.assemble({leaf.name: _of_leaf(leaf, values.get(leaf.name)) for leaf in node.leaves})
-
-
-def _of_leaf(leaf: Leaf, value: Any) -> Any:
-    if not leaf.holds_tensors:
-        return value if leaf.counts_tensors else None
-    if isinstance(leaf.codec, MaybeTensor):
-        return value[0] if value else None
-    if isinstance(leaf.codec, SequenceCodec) and isinstance(value, (list, tuple)):
-        return leaf.codec.container(value)
-    return value
+    parts: Values = {}
+    for leaf in node.leaves:
+        value = values.get(leaf.name)
+        if not leaf.holds_tensors and not leaf.counts_tensors:
+            value = None
+        elif leaf.codec is MAYBE_TENSOR:
+            value = value[0] if value else None
+        elif isinstance(leaf.codec, SequenceCodec) and isinstance(value, (list, tuple)) and leaf.holds_tensors:
+            value = leaf.codec.container(value)
+        parts[leaf.name] = value
+    return node.assemble(parts)
 
 
 def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
@@ -156,25 +56,25 @@ class _InContext:
 
     @contextmanager
     def flags(self, ctx: Any) -> Iterator[None]:
-        """``ctx.needs_input_grad`` has an entry for each parameter while the callback runs."""
+        """``ctx.needs_input_grad`` has an entry for each parameter while the callback runs.
+
+        It is the flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient.
+        """
         needs = getattr(ctx, "needs_input_grad", None)
         if needs is None:
             yield
             return
         flags = dict(zip((argument.name for argument in self.plan.schema.operands), needs, strict=False))
-        ctx.needs_input_grad = tuple(_flag(each.node, flags) for each in self.plan.operands)
+        entries = []
+        for parameter in self.plan.operands:
+            found = [flags.get(leaf.name, False) for leaf in parameter.node.leaves]
+            is_one = isinstance(parameter.node, Leaf)
+            entries.append(found[0] if is_one else any(any(f) if isinstance(f, list) else f for f in found))
+        ctx.needs_input_grad = tuple(entries)
         try:
             yield
         finally:
             ctx.needs_input_grad = needs
-
-
-def _flag(node: Node, flags: Mapping[str, Any]) -> Any:
-    """The flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient."""
-    if isinstance(node, Leaf):
-        return flags.get(node.name, False)
-    found = [flags.get(leaf.name, False) for leaf in node.leaves]
-    return any(any(flag) if isinstance(flag, list) else flag for flag in found)
 
 
 class SetupContext(_InContext):
@@ -190,7 +90,7 @@ class SetupContext(_InContext):
         if self.fn is None:
             return
         args, kwargs = plan.restore(*inputs, **by_keyword)
-        named = {"keyword_only_inputs": kwargs} if plan.has_keywords else {}
+        named = {"keyword_only_inputs": kwargs} if plan.parameters.keyword_only else {}
         with self.flags(ctx):
             self.fn(ctx=ctx, inputs=args, **named, output=plan.restore_result(output))
 
@@ -210,7 +110,8 @@ class Backward(_InContext):
         """By names of the schema, what was returned for the parameters."""
         operands = self.plan.operands
         if not isinstance(found, dict):
-            given = found if isinstance(found, tuple) and not _is_one(found, operands) else (found,)
+            is_one = len(operands) == 1 and type(found) is not tuple  # perhaps the gradient of a NamedTuple
+            given = found if isinstance(found, tuple) and not is_one else (found,)
             if len(given) != len(operands):
                 raise AutogradError(
                     "backward returned the wrong number of gradients",
@@ -257,11 +158,6 @@ class Backward(_InContext):
         return gradients
 
 
-def _is_one(found: tuple[Any, ...], operands: tuple[Any, ...]) -> bool:
-    """Is a tuple the gradient of the only parameter, which is a NamedTuple?"""
-    return len(operands) == 1 and type(found) is not tuple
-
-
 class Jvp(_InContext):
     """``jvp(ctx, *tangents)``"""
 
@@ -274,20 +170,19 @@ class Jvp(_InContext):
         if plan.signature.returns_plainly or result is None:
             return found
         if (wrong := misfit_of(result, found)) is not None:
-            problem, expected = "jvp returned tangents whose structure is not that of the result", wrong[1]
             raise AutogradError(
-                problem, op=plan.op, argument=f"return{wrong[0]}", expected=expected, got=describe(found),
+                "jvp returned tangents whose structure is not that of the result",
+                op=plan.op,
+                argument=f"return{wrong[0]}",
+                expected=wrong[1],
+                got=describe(found),
                 where=where(self.fn),
-            )  # fmt: skip
+            )
         values = result.take_apart(found)
-        flat = [_lower_tangent(values[leaf.name]) for leaf in result.leaves]
+        flat = [list(x) if isinstance(x, tuple) else x for x in (values[leaf.name] for leaf in result.leaves)]
         for place, i in enumerate(plan.maybe_tensors):
             flat[i] = [flat[i]] * ctx._customops_present[place]
         return tuple(flat) if len(flat) > 1 else flat[0]
-
-
-def _lower_tangent(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 class Function:
@@ -347,17 +242,13 @@ class BatchingRule:
                 )
             dims = node.take_apart(out_dims)
         results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
-        flat = [_dims_of(leaf, value, dims[leaf.name]) for leaf, value in zip(leaves, results, strict=True)]
+        flat: list[Any] = []  # as functorch wants it: a list for a list, None for what is no tensor
+        for leaf, value in zip(leaves, results, strict=True):
+            dim = dims[leaf.name] if leaf.holds_tensors else None
+            if isinstance(value, list):
+                dim = list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(value)
+            flat.append(dim)
         return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
-
-
-def _dims_of(leaf: Leaf, value: Any, dims: Any) -> Any:
-    """As functorch wants it: a dimension for a tensor, a list for a list, None for what is no tensor."""
-    if not leaf.holds_tensors:
-        return [None] * len(value) if isinstance(value, list) else None
-    if isinstance(value, (list, tuple)):
-        return list(dims) if isinstance(dims, (list, tuple)) else [dims] * len(value)
-    return dims
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -374,14 +265,13 @@ class Lowering(Plan):
             CallbackError: `fn` does not take the parameters of the signature.
         """
         bound = bind_kernel(fn, self.parameters, self.op, role, warn=warn)
-        return _standing_for(fn, rich.callback(self.signature, self.schema, self.op, bound, role))
+        return _standing_for(fn, self.callback(bound, role))
 
     def setup_context(self, fn: Fn | None) -> Fn | None:
         if fn is None:
             return SetupContext(self, None) if self.counted or self.maybe_tensors else None
-        names = ["ctx", "inputs", "keyword_only_inputs", "output"]
-        if not self.has_keywords:
-            names.remove("keyword_only_inputs")
+        by_keyword = ["keyword_only_inputs"] if self.parameters.keyword_only else []
+        names = ["ctx", "inputs", *by_keyword, "output"]
         bind(fn, self.op, "setup_context", **{name: name for name in names})
         return _standing_for(fn, SetupContext(self, fn))
 
@@ -413,21 +303,17 @@ class Lowering(Plan):
         """The tensors of the schema that names of parameters, or paths of parts of them, stand for."""
         if given is None:
             return None
+        tensors = [leaf for each in self.signature.parameters for leaf in each.node.leaves if leaf.holds_tensors]
         names: list[str] = []
         for name in names_in(given, option, self.op):
-            parts = [leaf.name for leaf in self._tensors() if is_part(leaf.path, name)]
+            parts = [leaf.name for leaf in tensors if is_part(leaf.path, name)]
             names += parts or [name]  # which then is refused
         return tuple(names)
 
     def options(self, options: Any) -> Any:
         """The options of a formula, with names of the schema."""
-        names = {
-            key: self.names(options[key], key) for key in ("nondiff_args", "grads_of", "originals") if key in options
-        }
-        return options | names
-
-    def _tensors(self) -> Iterable[Any]:
-        return (leaf for each in self.signature.parameters for leaf in each.node.leaves if leaf.holds_tensors)
+        known = [key for key in ("nondiff_args", "grads_of", "originals") if key in options]
+        return options | {key: self.names(options[key], key) for key in known}
 
 
 def _standing_for(fn: Fn, made: Callable[..., Any]) -> Fn:

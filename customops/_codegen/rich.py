@@ -1,4 +1,4 @@
-"""The generated functions: rich arguments to lowered ones and back, and the same for results."""
+"""The generated functions of an op with rich types: rich arguments to lowered ones and back, the same for results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import builtins
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -17,12 +16,23 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen.function import Source, as_tuple, fill
+from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import describe
 from customops._schema.annotations import code
-from customops._schema.model import REQUIRED, Argument, Schema
-from customops._schema.structure import DataclassForm, Either, Group, Leaf, Nested, Node, Signature, split
+from customops._schema.model import REQUIRED, Argument, Schema, cached_property
+from customops._schema.structure import (
+    MAYBE_TENSOR,
+    Either,
+    Group,
+    Leaf,
+    Nested,
+    Node,
+    Parameter,
+    Signature,
+    TupleForm,
+    split,
+)
 from customops._schema.types import hint_of
 from customops.errors import ArgumentError, CustomOpsError, KernelError, brief, cut, where
 
@@ -41,66 +51,36 @@ def number_of(value: Any) -> Any:
     return None if isinstance(value, Tensor) else value
 
 
-def bad_argument(op: str) -> Callable[[Any, str, str], ArgumentError]:
-    """What makes the error for an argument with a value that its type does not allow."""
-    return functools.partial(_bad_argument, op)
-
-
-def _bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
+def bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
+    """The error for an argument with a value that its type does not allow."""
+    problem, fix, cls = "an argument has a value that the signature does not allow", f"pass {expected}", type(value)
     if is_dynamo_compiling():  # which cannot trace the making of the error
-        problem = "an argument has a value that the signature does not allow"
-        _torch.dynamo.stop_tracing(problem, op, f"pass {expected}", path, expected)
-    return ArgumentError(
-        "an argument has a value that the signature does not allow",
-        op=op,
-        argument=path,
-        expected=expected,
-        got=brief(value),
-        fix=_fix(type(value), expected),
-    )
+        _torch.dynamo.stop_tracing(problem, op, fix, path, expected)
+    if cls.__module__ != "builtins" and re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
+        fix = f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
+    return ArgumentError(problem, op=op, argument=path, expected=expected, got=brief(value), fix=fix)
 
 
-def _fix(cls: type, expected: str) -> str:
-    """What to do about a value, which may be of a class that has the name of the one that is expected."""
-    if cls.__module__ == "builtins" or not re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
-        return f"pass {expected}"
-    return f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
+def absent(op: str, path: str, expected: str) -> Any:
+    """Raise the error for None in the place of a value, in the lowered form."""
+    raise bad_argument(op, None, path, expected)
 
 
-def absent(op: str) -> Callable[[str, str], Any]:
-    """What raises the error for None in the place of a value, in the lowered form."""
-    return functools.partial(_absent, op)
+def lists(op: str, path: str, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
+    """A list of lists. The dispatcher does not look at their lengths."""
+    if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
+        raise ArgumentError(
+            "the lengths of the lists do not add up to the number of items",
+            op=op,
+            argument=path,
+            expected=f"lengths that add up to {len(items)}",
+            got=brief(lengths),
+        )
+    return list(split(items, lengths))
 
 
-def _absent(op: str, path: str, expected: str) -> Any:
-    raise _bad_argument(op, None, path, expected)
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Makes a list of lists. The dispatcher does not look at their lengths."""
-
-    path: str
-    op: str
-
-    def __call__(self, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
-        if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
-            raise ArgumentError(
-                "the lengths of the lists do not add up to the number of items",
-                op=self.op,
-                argument=self.path,
-                expected=f"lengths that add up to {len(items)}",
-                got=brief(lengths),
-            )
-        return list(split(items, lengths))
-
-
-def misfit(op: str, role: str, fn: Callable[..., Any]) -> Callable[[Any, str, str], KernelError]:
-    """What makes the error for a result, or part of one, that is not what the signature says."""
-    return functools.partial(_misfit, op, role, fn)
-
-
-def _misfit(op: str, role: str, fn: Callable[..., Any], value: Any, path: str, expected: str) -> KernelError:
+def misfit(op: str, role: str, fn: Fn, value: Any, path: str, expected: str) -> KernelError:
+    """The error for a result, or part of one, that is not what the signature says."""
     return KernelError(
         f"the {role} returned something that does not fit the signature",
         op=op,
@@ -112,6 +92,12 @@ def _misfit(op: str, role: str, fn: Callable[..., Any], value: Any, path: str, e
 
 
 # `Writer`: the lines and expressions of which generated functions are made --------------------------------------------
+
+FUNCTION = """\
+def {name}({parameters}):
+    {lines}
+    return {result}
+"""
 
 CHECK = """\
 if not ({test}):
@@ -125,26 +111,46 @@ else:
     {some}
 """
 
+#: A call of the op's object, as `CustomOpDef.__call__`.
+DISPATCH = """\
+if $is_dynamo_compiling():
+    $result = $self._opoverload({arguments})
+else:
+    {named}
+    try:
+        $result = $self._entry({passed})
+    except $RuntimeError as $error:
+        try:
+            $self._definition.explain($error)
+            raise
+        except $CustomOpsError as $said:
+            $cut($said)
+            raise
+"""
+
+#: Passing a keyword costs more than finding that it is at its default.
+NAMED = """\
+if {value} is not {default}:
+    $named[{name!r}] = {lowered}
+"""
+
 
 class Writer:
-    """Writes a function of one op. It has what codecs ask for: see `codecs.Objects`.
+    """Writes a function of one op. It has what codecs ask for: see `structure.Objects`.
 
     `bad` makes the error for a value that does not fit; a function that only restores lowers none.
     """
 
-    def __init__(self, name: str, signature: Signature, schema: Schema, op: str, bad: Fn | None = None) -> None:
-        names = (*schema.arguments, *(Argument("", name=each.name) for each in signature.parameters))
-        self.source = Source(name, Schema(names, ()))
+    def __init__(self, name: str, plan: Plan, bad: Fn | None = None) -> None:
+        self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
+        self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
         self.source.objects |= {
             "Tensor": Tensor,
             "bad": bad,
             "number_of": number_of,
-            "absent": absent(op),
+            "absent": functools.partial(absent, plan.op),
             "tensor_of": tensor_of,
         }
-        self.signature = signature
-        self.schema = schema
-        self.op = op
 
     def ref(self, name: str, value: Any) -> str:
         # A user's class may be called as something of Python, or as a variable here: these have no capitals.
@@ -155,9 +161,9 @@ class Writer:
         known[name] = value
         return f"${name}"
 
-    def build(self, template: str, /, **objects: Any) -> Fn:
+    def build(self, parameters: Sequence[str], lines: Sequence[str], result: str, /, **objects: Any) -> Fn:
         self.source.objects |= objects
-        self.source.template = template
+        self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
         return self.source.build(self.op)
 
     # Parameters -------------------------------------------------------------------------------------------------
@@ -179,26 +185,18 @@ class Writer:
         return texts
 
     def flat_parameters(self) -> list[str]:
-        star = ["*"] if self.schema.keyword_only else []
-        positional, named = self._variables(self.schema.positional), self._variables(self.schema.keyword_only)
-        return [*positional, *star, *named]
-
-    def _variables(self, arguments: tuple[Argument, ...]) -> list[str]:
-        return [argument.variable for argument in arguments]
+        return emit_parameters([*self.schema.positional, *self.schema.keyword_only])
 
     # Lowering ---------------------------------------------------------------------------------------------------
 
-    def lower_parameters(self) -> tuple[list[str], dict[str, str]]:
-        """Lines, and after them the expression for each argument of the schema."""
+    def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """Lines, and after them the expressions for the arguments of the schema: positional ones, those by name."""
         lines: list[str] = []
         values: dict[str, str] = {}
         for parameter in self.signature.parameters:
             values |= self.lower(parameter.node, parameter.name, lines)
-        return lines, values
-
-    def flat_arguments(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        positional = [values[argument.name] for argument in self.schema.positional]
-        return positional, {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+        named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+        return lines, [values[argument.name] for argument in self.schema.positional], named
 
     def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
         """Of arguments that may be left out, because a field is at its default: the field, and the default."""
@@ -224,16 +222,19 @@ class Writer:
         The dispatcher knows of no None that an argument may not be, where the argument is part of an optional object.
         """
         if isinstance(node, Leaf):
-            if in_optional and node.is_plain and not node.is_optional:
-                self._check(f"{value} is not None", value, node.path, code(hint_of(node.type)), lines)
-            return {node.name: self._lower_leaf(node, value, lines)}
+            test, lowered, expected = node.codec.test(value, self), node.codec.lower(value, self), node.codec.expected
+            if node.is_plain and in_optional and not node.is_optional:
+                test, expected = f"{value} is not None", code(hint_of(node.type))
+            elif test and node.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            if test:
+                self._check(test, value, node.path, expected, lines)
+            may_be_none = node.is_optional and lowered != value
+            return {node.name: f"(None if {value} is None else {lowered})" if may_be_none else lowered}
         if isinstance(node, Either):
             if not node.may_be_none:
                 self._check(f"{value} is not None", value, node.path, "a Tensor or a number", lines)
-            return {
-                node.tensor.name: f"$tensor_of({value})",
-                node.number.name: f"$number_of({value})",
-            }
+            return {node.tensor.name: f"$tensor_of({value})", node.number.name: f"$number_of({value})"}
         if isinstance(node, Nested):
             none = f"None if {value} is None else " if node.tensors.is_optional else ""
             test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
@@ -243,46 +244,24 @@ class Writer:
                 node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
                 node.lengths.name: f"{none}[$len($items) for $items in {value}]",
             }
+        inside = lines if node.given is None else []
+        or_none = "" if node.given is None else ", or None"
+        self._check(node.form.test(value, self), value, node.path, node.form.name + or_none, inside)
+        values = {} if node.given is None else {node.given.name: "True"}
+        in_optional = in_optional or node.given is not None
+        for key, each in node.fields.items():
+            values |= self.lower(each, node.form.item(value, key), inside, in_optional=in_optional)
         if node.given is None:
-            return self._lower_fields(node, value, lines, in_optional=in_optional)
-        return self._lower_optional(node, node.given, value, lines)
-
-    def _lower_leaf(self, leaf: Leaf, value: str, lines: list[str]) -> str:
-        if leaf.is_plain:
-            return value
-        test, lowered = leaf.codec.test(value, self), leaf.codec.lower(value, self)
-        if test:
-            expected = leaf.codec.expected
-            if leaf.is_optional:
-                test, expected = f"{value} is None or {test}", f"{expected}, or None"
-            self._check(test, value, leaf.path, expected, lines)
-        return f"(None if {value} is None else {lowered})" if leaf.is_optional and lowered != value else lowered
+            return values
+        names = {name: f"$lowered_{name}" for name in values}
+        absent = [f"{name} = None" for name in names.values()]
+        absent[0] = f"{names[node.given.name]} = False"
+        present = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=absent, some=present).splitlines()
+        return names
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
         lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
-
-    def _lower_fields(self, group: Group, value: str, lines: list[str], *, in_optional: bool) -> dict[str, str]:
-        test = group.form.test(value, self._class(group))
-        or_none = ", or None" if group.given is not None else ""
-        self._check(test, value, group.path, group.form.name + or_none, lines)
-        values: dict[str, str] = {}
-        for key, node in group.fields.items():
-            values |= self.lower(node, group.form.item(value, key), lines, in_optional=in_optional)
-        return values
-
-    def _lower_optional(self, group: Group, given: Leaf, value: str, lines: list[str]) -> dict[str, str]:
-        inside: list[str] = []
-        values = {given.name: "True"} | self._lower_fields(group, value, inside, in_optional=True)
-        names = {name: f"$lowered_{name}" for name in values}
-        none = [f"{name} = None" for name in names.values()]
-        none[0] = f"{names[given.name]} = False"
-        some = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
-        lines += fill(MAY_BE_NONE.replace("{value}", value), none=none, some=some).splitlines()
-        return names
-
-    def _class(self, group: Group) -> str:
-        cls = getattr(group.form, "cls", None)
-        return "" if cls is None else self.ref(cls.__name__, cls)
 
     # Restoring --------------------------------------------------------------------------------------------------
 
@@ -306,28 +285,15 @@ class Writer:
         if isinstance(node, Nested):
             tensors, lengths = values[node.tensors.name], values[node.lengths.name]
             none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
-            return f"({none}{self.ref('Lists', Lists(node.path, self.op))}({tensors}, {lengths}))"
+            return f"({none}{self.ref('Lists', functools.partial(lists, self.op, node.path))}({tensors}, {lengths}))"
         in_optional = in_optional or node.given is not None
         fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
-        make = self._class(node)
-        if isinstance(node.form, DataclassForm):
-            make = self.ref(f"New_{node.form.name}", node.form.maker())
-        built = node.form.build(make, fields)
+        built = node.form.build(self, fields)
         return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
 
     def _present(self, value: str, path: str, expected: str) -> str:
         """An expression for a value that a call through ``torch.ops`` may have left out."""
         return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
-
-    def callback_arguments(self) -> list[str]:
-        """How a callback is called: as the function that the op was defined from."""
-        restored = self.restored()
-        return [
-            f"{each.stars}{restored[each.name]}"
-            if each.kind is not inspect.Parameter.KEYWORD_ONLY
-            else f"{each.name}={restored[each.name]}"
-            for each in self.signature.parameters
-        ]
 
     # Results ----------------------------------------------------------------------------------------------------
 
@@ -359,176 +325,138 @@ def _never_changes(default: Any) -> bool:
     return isinstance(default, _CONSTANTS)
 
 
-# The generated functions: rich arguments to lowered ones and back, and the same for results ---------------------------
-
-#: A call of the op's object.
-CALL = """\
-def {name}({parameters}):
-    {lower}
-    {call}
-    return {result}
-"""
-
-#: As `CustomOpDef.__call__`.
-DISPATCH = """\
-if $is_dynamo_compiling():
-    $result = $self._opoverload({arguments})
-else:
-    {named}
-    try:
-        $result = $self._entry({passed})
-    except $RuntimeError as $error:
-        try:
-            $self._definition.explain($error)
-            raise
-        except $CustomOpsError as $said:
-            $cut($said)
-            raise
-"""
-
-#: Passing a keyword costs more than finding that it is at its default.
-NAMED = """\
-if {value} is not {default}:
-    $named[{name!r}] = {lowered}
-"""
-
-BYPASS = """\
-$result = $bypass($self, {arguments})
-"""
-
-#: The arguments of such a call, for ``torch.ops``.
-LOWER = """\
-def lower({parameters}):
-    {lower}
-    return {positional}, {keyword_only}
-"""
-
-#: What the dispatcher calls, around a kernel or a fake impl.
-CALLBACK = """\
-def callback({parameters}):
-    $result = $fn({arguments})
-    {lower}
-    return {result}
-"""
-
-#: The lowered arguments as the signature has them.
-RESTORE = """\
-def restore({parameters}):
-    return {positional}, {keyword_only}
-"""
-
-RESTORE_RESULT = """\
-def restore_result($result):
-    return {result}
-"""
-
-LOWER_RESULT = """\
-def lower_result($result):
-    {lower}
-    return {result}
-"""
+# `Plan`: how an op's signature and its schema relate, and the functions generated from that ---------------------------
 
 
-def _as_dict(values: Mapping[str, str]) -> str:
-    return f"{{{', '.join(f'{name!r}: {code}' for name, code in values.items())}}}"
+class Plan:
+    """What stands between the signature of an op and its schema."""
 
+    def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
+        self.signature, self.schema, self.op = signature, schema, op
+        arguments = [
+            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword)
+            for each in signature.parameters
+        ]
+        #: The parameters, as `bind_kernel` asks for them.
+        self.parameters = Schema(tuple(arguments), ())
 
-def _by_name(positional: list[str], named: Mapping[str, str]) -> list[str]:
-    return [*positional, *(f"{name}={code}" for name, code in named.items())]
+    def __repr__(self) -> str:
+        return f"<Plan of {self.op}{self.schema}>"
 
+    @property
+    def _digest_key(self) -> Any:
+        return self.op, self.schema.exact_key
 
-def call(signature: Signature, schema: Schema, op: str, bypass: Any = None) -> Fn:
-    """The ``__call__`` of an op's object. `bypass` is what it calls in the place of the dispatcher.
+    @cached_property
+    def operands(self) -> tuple[Parameter, ...]:
+        """The parameters that formulas and vmap rules have an entry for, in their order."""
+        positional = [each for each in self.signature.parameters if not each.by_keyword]
+        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
+        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
 
-    It has the name of the op, which Python's errors for arguments that are missing or too many show.
-    """
-    name = op.partition("::")[2].partition(".")[0]
-    writer = Writer(name, signature, schema, op, bad_argument(op))
-    parameters = writer.rich_parameters()
-    lines, values = writer.lower_parameters()
-    own = ["$self"] if "/" in parameters else ["$self", "/"]
-    text = fill(
-        CALL,
-        name=name,
-        parameters=[*own, *parameters],
-        lower=lines,
-        call=_emit_dispatch(writer, values) if bypass is None else _emit_bypass(writer, values),
-        result=writer.restore_result(),
-    )
-    return writer.build(
-        text, bypass=bypass, is_dynamo_compiling=is_dynamo_compiling, CustomOpsError=CustomOpsError, cut=cut
-    )
+    @cached_property
+    def results(self) -> tuple[Node, ...]:
+        """What backward has a gradient for: the fields of a tuple, or what is returned."""
+        result = self.signature.result
+        if isinstance(result, Group) and isinstance(result.form, TupleForm):
+            return tuple(result.fields.values())
+        return () if result is None else (result,)
 
+    @cached_property
+    def counted(self) -> tuple[str, ...]:
+        """The arguments that say how long lists of lists are."""
+        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
+        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
 
-def _emit_bypass(writer: Writer, values: dict[str, str]) -> str:
-    return fill(BYPASS, arguments=_by_name(*writer.flat_arguments(values)))
+    @cached_property
+    def maybe_tensors(self) -> tuple[int, ...]:
+        """The places of returns that are a tensor or None."""
+        leaves = self.signature.result.leaves if self.signature.result is not None else ()
+        return tuple(i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR)
 
+    def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with which a function of the signature is called, of lowered ones."""
+        values, named = self.restore(*args, **kwargs)
+        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
+        positional: list[Any] = []
+        for star, value in zip(stars, values, strict=True):
+            positional += value if star else (value,)
+        for each in self.signature.parameters:
+            if each.stars == "**":
+                named |= named.pop(each.name)
+        return tuple(positional), named
 
-def _emit_dispatch(writer: Writer, values: dict[str, str]) -> str:
-    positional, named = writer.flat_arguments(values)
-    lines: list[str] = []
-    passed = dict(named)
-    for name, (value, default) in writer.defaults_of_fields().items():
-        refs = {"value": value, "default": writer.ref("Default", default), "name": name, "lowered": passed.pop(name)}
-        lines += NAMED.format(**refs).splitlines()
-    if lines:
-        lines.insert(0, "$named = {}")
-    return fill(
-        DISPATCH,
-        arguments=_by_name(positional, named),
-        named=lines,
-        passed=[*_by_name(positional, passed), *(["**$named"] if lines else [])],
-    )
+    # Generated functions ----------------------------------------------------------------------------------------
 
+    def call(self, bypass: Fn | None = None) -> Fn:
+        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher.
 
-def lower(signature: Signature, schema: Schema, op: str) -> Fn:
-    """``lower(*args, **kwargs) -> (args, kwargs)``"""
-    writer = Writer("lower", signature, schema, op, bad_argument(op))
-    parameters = writer.rich_parameters()
-    lines, values = writer.lower_parameters()
-    positional, named = writer.flat_arguments(values)
-    text = fill(
-        LOWER, parameters=parameters, lower=lines, positional=as_tuple(positional), keyword_only=_as_dict(named)
-    )
-    return writer.build(text)
+        It has the name of the op, which Python's errors for arguments that are missing or too many show.
+        """
+        name = self.op.partition("::")[2].partition(".")[0]
+        writer = Writer(name, self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        arguments = [*positional, *(f"{key}={value}" for key, value in named.items())]
+        if bypass is not None:
+            lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
+        else:
+            left_out: list[str] = []
+            for key, (value, default) in writer.defaults_of_fields().items():
+                default_name, lowered = writer.ref("Default", default), named.pop(key)
+                left_out += NAMED.format(value=value, default=default_name, name=key, lowered=lowered).splitlines()
+            passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
+            if left_out:
+                left_out.insert(0, "$named = {}")
+                passed.append("**$named")
+            lines += fill(DISPATCH, arguments=arguments, named=left_out, passed=passed).splitlines()
+        return writer.build(
+            [*(["$self"] if "/" in parameters else ["$self", "/"]), *parameters],
+            lines,
+            writer.restore_result(),
+            bypass=bypass,
+            is_dynamo_compiling=is_dynamo_compiling,
+            CustomOpsError=CustomOpsError,
+            cut=cut,
+        )
 
+    @cached_property
+    def lower(self) -> Fn:
+        """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
+        writer = Writer("lower", self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        return writer.build(parameters, lines, f"{as_tuple(positional)}, {as_dict(named)}")
 
-def callback(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
-    """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
-    writer = Writer("callback", signature, schema, op, misfit(op, role, fn))
-    lines, result = writer.lower_result()
-    text = fill(
-        CALLBACK,
-        parameters=writer.flat_parameters(),
-        arguments=writer.callback_arguments(),
-        lower=lines,
-        result=result,
-    )
-    return writer.build(text, fn=fn)
+    @cached_property
+    def restore(self) -> Fn:
+        """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
+        writer = Writer("restore", self)
+        restored = writer.restored()
+        named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
+        return writer.build(writer.flat_parameters(), [], f"{as_tuple(restored.values())}, {as_dict(named)}")
 
+    @cached_property
+    def restore_result(self) -> Fn:
+        """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
+        writer = Writer("restore_result", self)
+        return writer.build(["$result"], [], writer.restore_result())
 
-def restore(signature: Signature, schema: Schema, op: str) -> Fn:
-    """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
-    writer = Writer("restore", signature, schema, op)
-    restored = writer.restored()
-    named = {each.name: restored.pop(each.name) for each in signature.parameters if each.by_keyword}
-    text = fill(
-        RESTORE,
-        parameters=writer.flat_parameters(),
-        positional=as_tuple(restored.values()),
-        keyword_only=_as_dict(named),
-    )
-    return writer.build(text)
+    def lower_result(self, fn: Fn, role: str) -> Fn:
+        """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
+        writer = Writer("lower_result", self, functools.partial(misfit, self.op, role, fn))
+        return writer.build(["$result"], *writer.lower_result())
 
-
-def restore_result(signature: Signature, schema: Schema, op: str) -> Fn:
-    """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
-    writer = Writer("restore_result", signature, schema, op)
-    return writer.build(fill(RESTORE_RESULT, result=writer.restore_result()))
-
-
-def lower_result(signature: Signature, schema: Schema, op: str, fn: Any, role: str) -> Fn:
-    """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
-    writer = Writer("lower_result", signature, schema, op, misfit(op, role, fn))
-    lines, result = writer.lower_result()
-    return writer.build(fill(LOWER_RESULT, lower=lines, result=result))
+    def callback(self, fn: Fn, role: str) -> Fn:
+        """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
+        writer = Writer("callback", self, functools.partial(misfit, self.op, role, fn))
+        lines, result = writer.lower_result()
+        restored = writer.restored()
+        arguments = [
+            f"{each.name}={restored[each.name]}"
+            if each.kind is inspect.Parameter.KEYWORD_ONLY
+            else f"{each.stars}{restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+        lines.insert(0, f"$result = $fn({', '.join(arguments)})")
+        return writer.build(writer.flat_parameters(), lines, result, fn=fn)

@@ -167,7 +167,7 @@ class KernelRule:
             self._trampoline(current_kernel), key, own_library=own_library, current_kernel=current_kernel
         )
         self._current_kernels[device_type] = current_kernel
-        if device_type is not None and not operator.schema.takes_tensors and self._unselect is None:
+        if device_type is not None and not operator.schema.tensors and self._unselect is None:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)

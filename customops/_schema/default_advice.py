@@ -127,7 +127,7 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
         return None if is_one else Misfit(node.path, value, "a list of lists of tensors", _or_none(node))
     if not isinstance(node, Group):
         return None
-    if not evaluate(node.form.test("value_", evaluate.ref("cls", getattr(node.form, "cls", None))), value):
+    if not evaluate(node.form.test("value_", evaluate), value):
         return Misfit(node.path, value, node.form.name, f"{node.path}: {_of_form(node, value)}")
     parts = ((each, node.form.get(value, key)) for key, each in node.fields.items())
     return next((found for each, part in parts if (found := misfit(each, part, op))), None)

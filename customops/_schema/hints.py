@@ -34,20 +34,20 @@ from customops._schema.annotations import (
 from customops._schema.model import REQUIRED
 from customops._schema.structure import (
     AS_IT_IS,
+    DEVICE,
+    DTYPE,
+    MAYBE_TENSOR,
+    TEXT,
     DataclassForm,
-    DeviceCodec,
     DictForm,
-    DtypeCodec,
     Either,
     EnumCodec,
     Group,
     Leaf,
     LiteralCodec,
-    MaybeTensor,
     Nested,
     Node,
     SequenceCodec,
-    Text,
     TupleForm,
 )
 from customops._schema.types import param_type, return_type
@@ -57,7 +57,6 @@ _SEQUENCES = (list, collections.abc.Sequence)
 _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex: "complex"}
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
-_DTYPE = DtypeCodec()
 
 #: Resolves an annotation, and raises for what is wrong with one.
 Resolve = Callable[[Any], Any]
@@ -135,7 +134,7 @@ class HintReader:
     def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
         plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
         if plain is not None:
-            return Leaf(name, path, plain, SequenceCodec(list, item=_DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
+            return Leaf(name, path, plain, SequenceCodec(list, item=DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
         members = union_members(hint)
         if type(None) in members:
             return self._optional([each for each in members if each is not type(None)], name, path)
@@ -166,7 +165,7 @@ class HintReader:
         if cls is torch.Size:
             return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
         if cls is str and self.returns:
-            return Leaf(name, path, "SymInt[]", Text())
+            return Leaf(name, path, "SymInt[]", TEXT)
         if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
             codec = EnumCodec(cls)
             return Leaf(name, path, codec.schema_type, codec)
@@ -184,7 +183,7 @@ class HintReader:
         inner = union_of(members) if members else None
         if self.returns:
             is_tensor = simplify(inner) in (Tensor, torch.nn.Parameter)
-            return Leaf(name, path, "Tensor[]", MaybeTensor()) if is_tensor else None
+            return Leaf(name, path, "Tensor[]", MAYBE_TENSOR) if is_tensor else None
         node = self._part(inner, name, path) if members else None
         if isinstance(node, Group) and isinstance(node.form, DictForm) and node.form.absent:
             self.fail(
@@ -203,7 +202,7 @@ class HintReader:
             tensor, number = Leaf(name, path, "Tensor?"), Leaf(f"{name}_number", path, f"{type_}?")
             return Either(name, path, tensor, number, may_be_none=False)
         if plain <= {torch.device, str, int} and torch.device in plain:
-            return Leaf(name, path, "Device", DeviceCodec())
+            return Leaf(name, path, "Device", DEVICE)
         if all(typing.get_origin(member) is Literal for member in members):
             return self._literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
         return None
@@ -223,7 +222,7 @@ class HintReader:
             return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
         plain = param_type(list[simplify(item)])  # type: ignore[misc]
         if plain is not None:
-            item_codec = _DTYPE if plain == "ScalarType[]" else AS_IT_IS
+            item_codec = DTYPE if plain == "ScalarType[]" else AS_IT_IS
             return Leaf(name, path, plain, SequenceCodec(container, item=item_codec))
         inner = self._part(self.resolve(item), name, path)
         if isinstance(inner, Leaf) and inner.type == "Tensor[]" and container is list:

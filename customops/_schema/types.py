@@ -272,7 +272,7 @@ def _rows() -> Iterable[TypeRow]:
     yield TypeRow(
         "ScalarType",
         (torch.dtype,),
-        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `codecs.DtypeCodec`
+        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `structure.DTYPE`
         defaults=(torch.dtype,),
         write_default=dtype_text,
         read_default=dtype_from,

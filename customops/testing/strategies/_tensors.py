@@ -13,7 +13,7 @@ from hypothesis import currently_in_test_context, note
 from hypothesis import strategies as st
 from torch import Tensor
 
-from customops._schema.structure import Codec, DeviceCodec, EnumCodec, Leaf, LiteralCodec, SequenceCodec
+from customops._schema.structure import DEVICE, Codec, EnumCodec, Leaf, LiteralCodec, SequenceCodec
 from customops._schema.types import item_type, row_of
 
 Shape = tuple[int, ...]
@@ -193,7 +193,7 @@ def _coded(type_: str, codec: Codec, device: str | torch.device) -> Strategy | N
         return st.sampled_from(codec.values)
     if isinstance(codec, EnumCodec):  # with the combinations of flags
         return st.sampled_from(codec.cls)
-    if isinstance(codec, DeviceCodec):
+    if codec is DEVICE:
         return st.sampled_from([str(device), torch.device(device)])
     if isinstance(codec, SequenceCodec):
         items = _coded(item_type(type_) or "", codec.item, device)
