@@ -29,7 +29,7 @@ from customops._rules import Rules
 from customops._schema.infer import read
 from customops._schema.model import Differentiable, Names, Schema
 from customops._schema.parse import check_nameless, parse
-from customops._schema.tags import Layout, Tags, check_tags, normalize_tags, with_layout, with_pt2_compliant
+from customops._schema.tags import Layout, Tags, check_tags, tags_of
 from customops._torch.library import Library
 from customops.errors import (
     DefinitionError,
@@ -136,7 +136,7 @@ def spec_of(
     op = name.qualname
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         device_types = tuple(device_types)  # it may be an iterator, which is read once
-    all_tags = with_pt2_compliant(with_layout(normalize_tags(tags), layout, op))
+    all_tags = tags_of(tags, layout, op)
     signature = kernel = None
     starred = False
     if schema is None:

@@ -125,6 +125,11 @@ class Argument(Typed):
             has_default=self.default is not REQUIRED, variable=f"${self.name}" if is_keyword else self.name
         )
 
+    @cached_property
+    def default_text(self) -> str | None:
+        """The default as schema text; None where the schema language has no word for it."""
+        return default_text(self.type, self.default)
+
     @property
     def shown(self) -> str:
         """The name that the author of the op knows."""
@@ -134,9 +139,7 @@ class Argument(Typed):
         text = f"{self.type_text} {self.name}"
         if not self.has_default:
             return text
-        if self.default_is_none_in_text:
-            return f"{text}=None"
-        return f"{text}={default_text(self.type, self.default)}"
+        return f"{text}={None if self.default_is_none_in_text else self.default_text}"
 
 
 @dataclass(frozen=True)
@@ -206,14 +209,19 @@ class Schema:
     is_view: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        positional = tuple([argument for argument in self.arguments if not argument.kwarg_only])
-        keyword_only = tuple([argument for argument in self.arguments if argument.kwarg_only])
+        positional, keyword_only = list[Argument](), list[Argument]()
+        mutated, tensors, keyword_only_tensors = list[Argument](), list[Argument](), list[Argument]()
+        for argument in self.arguments:
+            (keyword_only if argument.kwarg_only else positional).append(argument)
+            mutated += [argument] * argument.is_mutated
+            tensors += [argument] * argument.holds_tensors
+            keyword_only_tensors += [argument] * (argument.holds_tensors and argument.kwarg_only)
         vars(self).update(  # the instance is frozen
-            positional=positional,
-            keyword_only=keyword_only,
-            mutated=tuple([argument for argument in self.arguments if argument.is_mutated]),
-            tensors=tuple([argument for argument in self.arguments if argument.holds_tensors]),
-            operands=(*positional, *[argument for argument in keyword_only if argument.holds_tensors]),
+            positional=tuple(positional),
+            keyword_only=tuple(keyword_only),
+            mutated=tuple(mutated),
+            tensors=tuple(tensors),
+            operands=(*positional, *keyword_only_tensors),
             is_view=True in [ret.alias is not None and not ret.alias.write for ret in self.returns],
         )
 

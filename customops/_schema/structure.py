@@ -565,7 +565,7 @@ def split(items: Iterable[Any], lengths: Iterable[int]) -> Iterator[list[Any]]:
 
 Node = Leaf | Group | Either | Nested
 
-_BY_NAME, _BY_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass  # as a Leaf
@@ -576,16 +576,13 @@ class Parameter:
     kind: Any  # of `inspect.Parameter`
     node: Node
     default: Any = REQUIRED
-
-    @property
-    def is_plain(self) -> bool:
-        """Is it one argument of the schema, of the same name, order and values?"""
-        return self.node.is_plain and (self.kind is _BY_NAME or self.kind is _BY_KEYWORD)
+    #: Is it one argument of the schema, of the same name, order and values?
+    is_plain: bool = True
 
     @property
     def by_keyword(self) -> bool:
         """Is it passed by its name alone?"""
-        return self.kind is _BY_KEYWORD or self.kind is inspect.Parameter.VAR_KEYWORD
+        return self.kind in BY_KEYWORD
 
     @property
     def stars(self) -> str:
@@ -602,7 +599,3 @@ class Signature:
     result: Node | None
     #: Is the result just what the op returns?
     returns_plainly: bool
-
-    @property
-    def is_plain(self) -> bool:
-        return self.returns_plainly and False not in [parameter.is_plain for parameter in self.parameters]

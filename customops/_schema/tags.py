@@ -106,12 +106,13 @@ _TAGS = {
 }
 
 
-def with_layout(tags: tuple[torch.Tag, ...], layout: Any, op: str) -> tuple[torch.Tag, ...]:
-    """The tags of an op, with that of a layout if there is one.
+def tags_of(given: Tags, layout: Any, op: str) -> tuple[torch.Tag, ...]:
+    """The tags of an op that torch.compile may rely on, with that of a layout if there is one.
 
     Raises:
-        DefinitionError: there is no such layout, or a tag says another one.
+        DefinitionError, TagError: as `normalize_tags`; or there is no such layout, or a tag says another one.
     """
+    tags = with_pt2_compliant(normalize_tags(given))
     if layout is None:
         return tags
     if not isinstance(layout, str) or layout not in _TAGS:
