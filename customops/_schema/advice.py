@@ -93,15 +93,11 @@ def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
     key = re.search(r"\['(.+)'\]$", path)
     name = key[1] if key else re.sub(r"\W+", "_", path).strip("_") if path.endswith("]") else path
     if found.parameters:
-        return ", ".join(f"{name}{end}: {code(each)}{' = None' * _may_be_none(each)}"
+        return ", ".join(f"{name}{end}: {code(each)}{' = None' * (type(None) in union_members(each))}"
                          for end, each in found.parameters.items())  # fmt: skip
     if path.endswith("]") and not key:
         return f"{code(found.hint)} in the place of {code(hint)}"
     return f"-> {code(found.hint)}" if returns and not path else f"{name}: {code(found.hint)}"
-
-
-def _may_be_none(hint: Any) -> bool:
-    return type(None) in union_members(hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +108,12 @@ class _Advisor:
     def rewrite(self, hint: Any) -> Rewrite | None:
         """A hint that works, near to one that does not."""
         found = self._near(hint)
-        if found is None or found.parameters or found.text or self._works(found.hint):
+        if found is None or found.parameters or found.text or (found.hint is None and self.returns):
+            return found
+        if self.accepts(found.hint):
             return found
         again = self.rewrite(found.hint)  # of a set of sets, a list of sets
         return again and again._replace(note=again.note or found.note)
-
-    def _works(self, hint: Any) -> bool:
-        return (hint is None and self.returns) or self.accepts(hint)
 
     def _near(self, hint: Any) -> Rewrite | None:
         hint, _ = strip(hint)
@@ -129,8 +124,12 @@ class _Advisor:
             return Rewrite(text=f'{hint.__name__} = TypeVar("{hint.__name__}", bound=Tensor)')
         if hint in (None, type(None), Literal[None], tuple[()], Tuple[()]):
             return Rewrite(None if self.returns else str, text="" if self.returns else "leave it out")
-        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):
-            return self._value(hint)
+        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):  # it is no type
+            if isinstance(hint, list) and len(hint) == 1:
+                return Rewrite(_list(hint[0]))
+            if isinstance(hint, tuple) and hint:
+                return Rewrite(_tuple_of(hint))
+            return Rewrite(type(hint) if self.accepts(type(hint)) else Tensor)
         members = union_members(hint)
         if len(members) > 1:
             return self._union(members)
@@ -149,24 +148,21 @@ class _Advisor:
         good = [member for member in some if self.accepts(member)]
         if len(good) <= 1:
             return Rewrite(good[0]) if good else self.rewrite(some[0])
-        holders = [each for each in good if any(simplify(item) in map(simplify, good) for item in _items_of(each))]
-        if holders:
-            return self._holder(holders[-1])
+        bare = list(map(simplify, good))
+        for hint in reversed(good):  # what holds several, instead of it or one item
+            items, origin = typing.get_args(hint), typing.get_origin(hint)
+            if origin in (list, tuple, collections.abc.Sequence) and any(simplify(item) in bare for item in items):
+                if origin is not tuple or Ellipsis in items:
+                    return Rewrite(hint, "of one item, where there is one")
+                if self.returns:
+                    return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
+                return Rewrite(hint, "of the same one, where there is one")
         special = [each for each in good if isinstance(each, type) and issubclass(each, _ONE_OF_ITS_NAME)]
         if len(special) == 1 and set(good) == {special[0], str}:
             return Rewrite(special[0], "alone")
         if self.returns:
             return Rewrite(Tensor) if Tensor in good else Rewrite(_tuple_of(good))
         return Rewrite(None, "of which one is given", {f"_{_word(each)}": Optional[each] for each in good})
-
-    def _holder(self, hint: Any) -> Rewrite:
-        """What holds several, instead of it or one item."""
-        items = typing.get_args(hint)
-        if typing.get_origin(hint) is not tuple or Ellipsis in items:
-            return Rewrite(hint, "of one item, where there is one")
-        if self.returns:
-            return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
-        return Rewrite(hint, "of the same one, where there is one")
 
     def _optional(self, inner: Any) -> Rewrite | None:
         if not self.returns:
@@ -235,8 +231,9 @@ class _Advisor:
         if self.returns and item in (float, str, bool):
             return {float: Rewrite(Tensor, "of torch.float64"), str: Rewrite(str, 'joined, for example by "\\n"'),
                     bool: Rewrite(list[int])}[item]  # fmt: skip
-        members = [member for member in union_members(item) if member is not type(None)]
-        if _may_be_none(item) and len(members) == 1:
+        everything = union_members(item)
+        members = [member for member in everything if member is not type(None)]
+        if len(members) == 1 < len(everything):
             if self.returns and self.accepts(tuple[item, item]):
                 return Rewrite(tuple[item, item], "of as many as there are")
             known = self.accepts(_list(members[0]))
@@ -263,8 +260,17 @@ class _Advisor:
             return None
         if _is_mapping(cls) and not typing_extensions.is_typeddict(cls):
             return self._mapping(items)
-        if _fields(cls) is not None:
-            return self._of_fields(cls, items)
+        fields = _fields(cls)
+        if fields is not None:
+            given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
+            if given:
+                typed = ", ".join(f"{key}: {code(given.get(each, each))}" for key, each in fields.items())
+                name = cls.__name__ + "".join(f"Of{_word(item).capitalize()}" for item in items)
+                return Rewrite(text=f"@dataclass(frozen=True) class {name}: {typed}")
+            for key, each in fields.items():  # the first that does not work
+                if not self.accepts(each) and (found := self.rewrite(each)) is not None:
+                    return Rewrite(text=f"in {cls.__name__}, {_text(found, each, key, False)}", note=found.note)
+            return None
         if issubclass(cls, collections.abc.Iterable) and len(items) > 0:
             return self._list(items[0])
         if issubclass(cls, enum.Enum):
@@ -275,41 +281,15 @@ class _Advisor:
         if issubclass(cls, pathlib.PurePath):
             return Rewrite(str)
         if cls.__module__.split(".")[0] == "numpy":
-            return _of_numpy(cls)
+            if cls.__name__ == "dtype" or cls.__name__.startswith("bool"):
+                return Rewrite(torch.dtype if cls.__name__ == "dtype" else bool)
+            number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
+            return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
         if (base := next((each for each in cls.__mro__[1:-1] if self.accepts(each)), None)) is not None:
             return Rewrite(base)
         if cls.__module__.split(".")[0] in ("torch", "builtins"):
             return None
         return Rewrite(text=f"@dataclass(frozen=True) above {cls.__name__}, with fields of types that work")
-
-    def _of_fields(self, cls: Any, items: tuple[Any, ...]) -> Rewrite | None:
-        """For a class with fields: what is to be done about the first that does not work."""
-        given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
-        fields = _fields(cls) or {}
-        if given:
-            typed = ", ".join(f"{key}: {code(given.get(hint, hint))}" for key, hint in fields.items())
-            return Rewrite(text=f"@dataclass(frozen=True) class {cls.__name__}{_capital(items)}: {typed}")
-        for key, hint in fields.items():
-            if not self.accepts(hint) and (found := self.rewrite(hint)) is not None:
-                return Rewrite(text=f"in {cls.__name__}, {_text(found, hint, key, False)}", note=found.note)
-        return None
-
-    def _value(self, value: Any) -> Rewrite:
-        """For what is no type."""
-        if isinstance(value, list) and len(value) == 1:
-            return Rewrite(_list(value[0]))
-        if isinstance(value, tuple) and value:
-            return Rewrite(_tuple_of(value))
-        return Rewrite(type(value) if self.accepts(type(value)) else Tensor)
-
-
-def _of_numpy(cls: type) -> Rewrite:
-    if cls.__name__ == "dtype":
-        return Rewrite(torch.dtype)
-    if cls.__name__.startswith("bool"):
-        return Rewrite(bool)
-    number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
-    return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
 
 
 def _list(item: Any) -> Any:
@@ -322,10 +302,6 @@ def _tuple_of(items: Iterable[Any]) -> Any:
 
 def _is_mapping(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, collections.abc.Mapping)
-
-
-def _items_of(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (list, tuple, collections.abc.Sequence) else ()
 
 
 def _fields(hint: Any) -> dict[str, Any] | None:
@@ -342,7 +318,3 @@ def _word(hint: Any) -> str:
     """A word for a type, to be part of a name."""
     origin = typing.get_origin(hint)
     return "choice" if origin is Literal else str(getattr(origin or hint, "__name__", "other")).lower()
-
-
-def _capital(items: Iterable[Any]) -> str:
-    return "".join(f"Of{_word(item).capitalize()}" for item in items)

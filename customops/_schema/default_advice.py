@@ -12,7 +12,6 @@ from customops._schema.annotations import code, literal
 from customops._schema.model import REQUIRED
 from customops._schema.structure import (
     Codec,
-    DataclassForm,
     DictForm,
     Either,
     EnumCodec,
@@ -31,13 +30,29 @@ from customops._schema.types import default_problem, hint_of, item_type, param_t
 
 def type_of(node: Node) -> str:
     """The type of a node, without the None that it may be."""
-    if isinstance(node, Leaf):
-        return _of_leaf(node)
     if isinstance(node, Either):
-        return f"{_of_leaf(node.number)} | Tensor"
+        return f"{type_of(node.number)} | Tensor"
     if isinstance(node, Nested):
         return "list[list[Tensor]]"
-    return _of_group(node)
+    if isinstance(node, Group):
+        if isinstance(node.form, DictForm):
+            return node.form.written
+        if not isinstance(node.form, TupleForm) or node.form.is_named:
+            return node.form.name
+        items = [type_of(each) + " | None" * may_be_none(each) for each in node.fields.values()]
+        return f"tuple[{', '.join(items)}]"
+    codec, type_ = node.codec, node.type.removesuffix("?")
+    if isinstance(codec, LiteralCodec):
+        return code(Literal.__getitem__(codec.values))
+    if isinstance(codec, EnumCodec):
+        return codec.cls.__name__
+    if not isinstance(codec, SequenceCodec):
+        return code(hint_of(type_))
+    if codec.container.__module__ != "builtins":
+        return code(codec.container)
+    item = type_of(Leaf(node.name, node.path, item_type(type_) or type_, codec.item))
+    items = [item] * (codec.length or 1) + ["..."] * (codec.container is tuple and not codec.length)
+    return f"{codec.container.__name__}[{', '.join(items)}]"
 
 
 def may_be_none(node: Node) -> bool:
@@ -52,30 +67,6 @@ def part_with(node: Node, name: str) -> Node | None:
         return None
     fields = node.fields.values() if isinstance(node, Group) else ()
     return next((found for each in fields if (found := part_with(each, name)) is not None), node)
-
-
-def _of_leaf(leaf: Leaf) -> str:
-    codec, type_ = leaf.codec, leaf.type.removesuffix("?")
-    if isinstance(codec, LiteralCodec):
-        return code(Literal.__getitem__(codec.values))
-    if isinstance(codec, EnumCodec):
-        return codec.cls.__name__
-    if isinstance(codec, SequenceCodec) and codec.container.__module__ == "builtins":
-        item = _of_leaf(Leaf(leaf.name, leaf.path, item_type(type_) or type_, codec.item))
-        items = ", ".join([item] * codec.length) if codec.length else item
-        return f"{codec.container.__name__}[{items}{', ...' * (codec.container is tuple and not codec.length)}]"
-    if isinstance(codec, SequenceCodec):
-        return code(codec.container)
-    return code(hint_of(type_))
-
-
-def _of_group(group: Group) -> str:
-    form = group.form
-    if isinstance(form, DictForm):
-        return form.written
-    if isinstance(form, TupleForm) and not form.is_named:
-        return f"tuple[{', '.join(type_of(each) + ' | None' * may_be_none(each) for each in group.fields.values())}]"
-    return form.name
 
 
 # Default values that do not fit the node of their parameter, and what to write instead --------------------------------
@@ -118,31 +109,41 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
     if value is None:
         return None if may_be_none(node) else Misfit(node.path, None, "no None", _or_none(node))
     if isinstance(node, Leaf):
-        test = node.codec.test("value_", evaluate)
+        codec, test = node.codec, node.codec.test("value_", evaluate)
         if not test or evaluate(test, value):
             return None
-        return Misfit(node.path, value, node.codec.expected, f"{node.path}: {_of_codec(node, value)}")
+        fix = f"{type_of(node)} = {_value_of(codec, value)}"
+        if isinstance(value, (list, tuple)) and getattr(codec, "length", None) not in (None, len(value)):
+            fix = _as_it_is(value)
+        return Misfit(node.path, value, codec.expected, f"{node.path}: {fix}")
     if isinstance(node, Nested):
         is_one = isinstance(value, list) and all(isinstance(items, list) for items in value)
         return None if is_one else Misfit(node.path, value, "a list of lists of tensors", _or_none(node))
-    if not isinstance(node, Group):
+    if isinstance(node, Either):
         return None
-    if not evaluate(node.form.test("value_", evaluate), value):
-        return Misfit(node.path, value, node.form.name, f"{node.path}: {_of_form(node, value)}")
-    parts = ((each, node.form.get(value, key)) for key, each in node.fields.items())
-    return next((found for each, part in parts if (found := misfit(each, part, op))), None)
+    form = node.form
+    if evaluate(form.test("value_", evaluate), value):
+        parts = ((each, form.get(value, key)) for key, each in node.fields.items())
+        return next((found for each, part in parts if (found := misfit(each, part, op))), None)
+    if isinstance(form, DictForm):
+        items = ", ".join(f"{literal(key)}: ..." for key in form.keys if key not in form.absent)
+        fix = f"{form.written} = {{{items}}}"
+    elif isinstance(form, TupleForm) and not form.is_named:
+        fix = _as_it_is(value)
+    else:
+        required = ", ".join(f"{key}=..." for key, each in node.fields.items() if each.default is REQUIRED)
+        fix = f"{form.name} = {form.name}({required})"
+    return Misfit(node.path, value, form.name, f"{node.path}: {fix}")
 
 
 def _or_none(node: Node) -> str:
     return f"{node.path}: {type_of(node)} | None = None"
 
 
-def _of_codec(leaf: Leaf, value: Any) -> str:
-    """A type and a default for a leaf that a codec lowers."""
-    codec = leaf.codec
-    if isinstance(codec, SequenceCodec) and isinstance(value, (list, tuple)) and codec.length not in (None, len(value)):
-        return f"{code(GenericAlias(tuple, tuple(map(type, value))))} = {literal(value)}"
-    return f"{type_of(leaf)} = {_value_of(codec, value)}"
+def _as_it_is(value: Any) -> str:
+    """The type of a default, and the default."""
+    is_sequence = isinstance(value, (list, tuple))
+    return f"{code(GenericAlias(tuple, tuple(map(type, value))) if is_sequence else type(value))} = {literal(value)}"
 
 
 def _value_of(codec: Codec, value: Any) -> str:
@@ -157,19 +158,6 @@ def _value_of(codec: Codec, value: Any) -> str:
         made = ", ".join(_value_of(codec.item, item) for item in items)
         return f"[{made}]" if codec.container is list else f"({made}{',' * (len(items) == 1)})"
     return literal(value)
-
-
-def _of_form(group: Group, value: Any) -> str:
-    form = group.form
-    if isinstance(form, DataclassForm) or (isinstance(form, TupleForm) and form.is_named):
-        required = ", ".join(f"{key}=..." for key, node in group.fields.items() if node.default is REQUIRED)
-        return f"{form.cls.__name__} = {form.cls.__name__}({required})"
-    if isinstance(form, DictForm):
-        items = ", ".join(f"{literal(key)}: ..." for key in form.keys if key not in form.absent)
-        return f"{form.written} = {{{items}}}"
-    if isinstance(value, (list, tuple)):
-        return f"{code(GenericAlias(tuple, tuple(map(type, value))))} = {literal(value)}"
-    return f"{code(type(value))} = {literal(value)}"
 
 
 # Plain types ----------------------------------------------------------------------------------------------------
