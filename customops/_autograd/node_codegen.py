@@ -25,7 +25,7 @@ from customops._autograd.untracked import (
     may_be_differentiated,
     record_untracked,
 )
-from customops._codegen.function import Source, as_tuple, fill
+from customops._codegen.function import Source, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
 
@@ -51,15 +51,14 @@ def apply(arguments: NodeArguments, function: Any) -> Fn:
     source.objects["unflatten"] = unflatten
     positional = arguments.inputs[: arguments.layout.positional]
     tensors = [each.argument for each in arguments.inputs[arguments.layout.positional :]]
-    star = ["*$rest"] if arguments.is_padded else ["*"] if tensors else []
+    always = [each.argument for each in positional[: arguments.always]]
+    nones = {argument.name: "None" for argument in tensors if argument.has_default}
     left_out = [each.variable for each in positional[arguments.always :]]
     source.fill(
         _APPLY,
         parameters=[
             "$kernel",
-            *[each.variable for each in positional[: arguments.always]],
-            *star,
-            *[f"{argument.name}=None" if argument.has_default else argument.name for argument in tensors],
+            *emit_parameters(always, tensors, nones, rest="*$rest" if arguments.is_padded else ""),
             *["**$named"] * arguments.has_named,
         ],
         pad=[

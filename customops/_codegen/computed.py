@@ -5,7 +5,6 @@ That happens before the dispatcher, or a compiler, sees the call: for these they
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -142,16 +141,15 @@ def _source(name: str, parameters: Schema, computed: Computed, op: str) -> tuple
         given = [f"{wanted}={by_name[wanted].variable}" for wanted in _wanted(fn, known, op, each)]
         lines += fill(COMPUTE, name=by_name[each].variable, i=str(i), given=given)
         known.add(each)
-    # What is computed comes last, and may be given by keyword.
-    last = [dataclasses.replace(by_name[each], kwarg_only=True) for each in functions]
-    given_ = Schema(tuple([each for each in parameters.arguments if each.name not in functions]), ()).call
+    given_ = Schema(tuple([each for each in parameters.arguments if each.name not in functions]), ())
     defaults = dict.fromkeys(functions, "$missing")
-    for argument, may_be_left_out in zip(given_.arguments, given_.may_be_left_out, strict=True):
+    for argument, may_be_left_out in zip(given_.call.arguments, given_.call.may_be_left_out, strict=True):
         if may_be_left_out:
             value = None if argument.default_is_none_in_text else argument.default
             source.objects[f"default_of_{argument.name}"] = value
             defaults[argument.name] = f"$default_of_{argument.name}"
-    texts = emit_parameters([*given_.arguments, *last], defaults)
+    last = [by_name[each] for each in functions]  # what is computed may be given by keyword
+    texts = emit_parameters(given_.positional, [*given_.keyword_only, *last], defaults)
     return source, {"parameters": ["$self", "/", *texts], "compute": lines}
 
 

@@ -183,19 +183,34 @@ def _forget_lines(file: str) -> None:
 
 
 def emit_parameters(
-    arguments: Iterable[Argument], defaults: Mapping[str, str] | None = None, *, star: str = "*"
+    positional: Iterable[Argument], keyword_only: Iterable[Argument], defaults: Mapping[str, str], *, rest: str = ""
 ) -> list[str]:
-    """The parameters of a function that takes `arguments`; keyword-only ones come last, after `star`.
+    """The parameters of a function that takes arguments of an op.
 
-    `defaults`: expressions for those that a call may leave out, by name.
+    `defaults`: expressions for those that a call may leave out, by name. `rest`: takes more positional ones.
     """
-    texts: list[str] = []
-    for argument in arguments:
-        if argument.kwarg_only and star not in texts:
-            texts.append(star)
-        default = (defaults or {}).get(argument.name)
-        texts.append(argument.variable if default is None else f"{argument.variable}={default}")
-    return texts
+
+    def emit(argument: Argument) -> str:
+        default = defaults.get(argument.name)
+        return argument.variable if default is None else f"{argument.variable}={default}"
+
+    named = list(map(emit, keyword_only))
+    star = rest or "*" * bool(named)
+    return [*map(emit, positional), *[star] * bool(star), *named]
+
+
+#: What the ``__call__`` of an op's object does by way of the dispatcher.
+ENTER = """\
+try:
+    {take} $self._entry({passed})
+except $RuntimeError as $error:
+    try:
+        $self._definition.explain($error)
+        raise
+    except $CustomOpsError as $said:
+        $cut($said)
+        raise
+"""
 
 
 def as_tuple(items: Iterable[str]) -> str:

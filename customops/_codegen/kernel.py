@@ -165,7 +165,7 @@ def _common(shape: Shape) -> _Common:
         leave_out = f"$named = {{}}\n{leave_out}"
         named.append("**$named")
     holes: dict[str, str | list[str]] = {
-        "parameters": emit_parameters(call.arguments, parameters),
+        "parameters": emit_parameters(shape.schema.positional, shape.schema.keyword_only, parameters),
         "arguments": [*call.positional, *call.named],
         "defaults": defaults,
         "leave_out": leave_out,

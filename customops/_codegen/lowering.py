@@ -1,26 +1,334 @@
-"""`Lowering`: the callbacks of an op with rich types, as the dispatcher's side of the op calls them."""
+"""`Lowering`: an op with rich types is called, and its callbacks are called, by way of the types of its schema.
+
+First what generates functions for that: rich arguments to lowered ones and back, and the same for results. Then the
+callbacks of formulas and vmap rules, where the nodes convert the values themselves.
+"""
 
 from __future__ import annotations
 
+import builtins
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
+from types import NoneType
 from typing import Any
 
-from customops._codegen.rich import Plan
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from customops import _torch
+from customops._codegen.function import ENTER, Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn, bind, bind_kernel
 from customops._dispatch.results import describe
+from customops._schema.annotations import code
 from customops._schema.infer import is_part
-from customops._schema.model import names_in
-from customops._schema.structure import MAYBE_TENSOR, Group, Leaf, Node, SequenceCodec, Values
-from customops.errors import AutogradError, CallbackError, where
+from customops._schema.model import REQUIRED, Argument, Schema, cached_property, names_in
+from customops._schema.structure import (
+    MAYBE_TENSOR,
+    Either,
+    Group,
+    Leaf,
+    Nested,
+    Node,
+    Parameter,
+    SequenceCodec,
+    Signature,
+    TupleForm,
+    Values,
+    split,
+)
+from customops._schema.types import hint_of
+from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, cut, where
+
+# What generated functions call: tensors or numbers, and the errors for values that do not fit -------------------------
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+
+def tensor_of(value: Any) -> Any:
+    """A tensor, or None for a number."""
+    return value if isinstance(value, Tensor) else None
+
+
+def number_of(value: Any) -> Any:
+    """A number, or None for a tensor."""
+    return None if isinstance(value, Tensor) else value
+
+
+def bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
+    """The error for an argument with a value that its type does not allow."""
+    problem, fix, cls = "an argument has a value that the signature does not allow", f"pass {expected}", type(value)
+    if is_dynamo_compiling():  # which cannot trace the making of the error
+        _torch.dynamo.stop_tracing(problem, op, fix, path, expected)
+    if cls.__module__ != "builtins" and re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
+        fix = f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
+    return ArgumentError(problem, op=op, argument=path, expected=expected, got=brief(value), fix=fix)
+
+
+def absent(op: str, path: str, expected: str) -> Any:
+    """Raise the error for None in the place of a value, in the lowered form."""
+    raise bad_argument(op, None, path, expected)
+
+
+def lists(op: str, path: str, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
+    """A list of lists. The dispatcher does not look at their lengths."""
+    if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
+        raise ArgumentError(
+            "the lengths of the lists do not add up to the number of items",
+            op=op,
+            argument=path,
+            expected=f"lengths that add up to {len(items)}",
+            got=brief(lengths),
+        )
+    return list(split(items, lengths))
+
+
+def misfit(op: str, role: str, fn: Fn, value: Any, path: str, expected: str) -> KernelError:
+    """The error for a result, or part of one, that is not what the signature says."""
+    return KernelError(
+        f"the {role} returned something that does not fit the signature",
+        op=op,
+        argument=f"return{path}" if path else None,
+        expected=expected,
+        got=describe(value),
+        where=where(fn),
+    )
+
+
+# `Writer`: the lines and expressions of which generated functions are made --------------------------------------------
+
+FUNCTION = """\
+def {name}({parameters}):
+    {lines}
+    return {result}
+"""
+
+CHECK = """\
+if not ({test}):
+    raise $bad({value}, {path!r}, {expected!r})
+"""
+
+MAY_BE_NONE = """\
+if {value} is None:
+    {none}
+else:
+    {some}
+"""
+
+#: A call of the op's object, as `CustomOpDef.__call__`.
+DISPATCH = """\
+if $is_dynamo_compiling():
+    $result = $self._opoverload({arguments})
+else:
+    {named}
+    {enter}
+"""
+
+#: Passing a keyword costs more than finding that it is at its default.
+NAMED = """\
+if {value} is not {default}:
+    $named[{name!r}] = {lowered}
+"""
+
+
+class Writer:
+    """Writes a function of one op. It has what codecs ask for: see `structure.Objects`.
+
+    `bad` makes the error for a value that does not fit; a function that only restores lowers none.
+    """
+
+    def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
+        self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
+        self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
+        self.source.objects |= {
+            "Tensor": Tensor,
+            "bad": bad,
+            "number_of": number_of,
+            "absent": functools.partial(absent, plan.op),
+            "tensor_of": tensor_of,
+        }
+
+    def ref(self, name: str, value: Any) -> str:
+        # A user's class may be called as something of Python, or as a variable here: these have no capitals.
+        known, name = self.source.objects, re.sub(r"\W", "_", name)
+        name = f"Of_{name}" if name == name.lower() else name
+        while hasattr(builtins, name) or known.get(name, value) is not value:
+            name += "_"
+        known[name] = value
+        return f"${name}"
+
+    def build(self, parameters: Sequence[str], lines: Sequence[str], result: str, /, **objects: Any) -> Fn:
+        self.source.objects |= objects
+        self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
+        return self.source.build(self.op)
+
+    # Parameters -------------------------------------------------------------------------------------------------
+
+    def rich_parameters(self) -> list[str]:
+        """The parameters of the function, defaults included."""
+        texts: list[str] = []
+        parameters = self.signature.parameters
+        for i, parameter in enumerate(parameters):
+            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+            if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
+                texts.append("/")
+            if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
+                texts.append("*")
+            default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
+            texts.append(f"{parameter.stars}{parameter.name}{default}")
+        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            texts.append("/")
+        return texts
+
+    def flat_parameters(self) -> list[str]:
+        return emit_parameters(self.schema.positional, self.schema.keyword_only, {})
+
+    # Lowering ---------------------------------------------------------------------------------------------------
+
+    def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """Lines, and after them the expressions for the arguments of the schema: positional ones, those by name."""
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        for parameter in self.signature.parameters:
+            values |= self.lower(parameter.node, parameter.name, lines)
+        named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+        return lines, [values[argument.name] for argument in self.schema.positional], named
+
+    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
+        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
+        found: dict[str, tuple[str, Any]] = {}
+        for parameter in self.signature.parameters:
+            if isinstance(parameter.node, Group) and parameter.node.given is None:
+                self._add_defaults(parameter.node, parameter.name, parameter.default, found)
+        return found
+
+    def _add_defaults(self, group: Group, value: str, whole: Any, found: dict[str, tuple[str, Any]]) -> None:
+        """`whole` is the default of the group, if it has one."""
+        for key, node in group.fields.items():
+            default = node.default if whole is REQUIRED else group.form.get(whole, key)
+            if isinstance(node, Group):
+                if node.given is None:
+                    self._add_defaults(node, group.form.item(value, key), default, found)
+            elif isinstance(node, Leaf) and node.default is not REQUIRED and _never_changes(default):
+                found[node.name] = group.form.item(value, key), default
+
+    def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
+        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
+
+        The dispatcher knows of no None that an argument may not be, where the argument is part of an optional object.
+        """
+        if isinstance(node, Leaf):
+            test, lowered, expected = node.codec.test(value, self), node.codec.lower(value, self), node.codec.expected
+            if node.is_plain and in_optional and not node.is_optional:
+                test, expected = f"{value} is not None", code(hint_of(node.type))
+            elif test and node.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            if test:
+                self._check(test, value, node.path, expected, lines)
+            may_be_none = node.is_optional and lowered != value
+            return {node.name: f"(None if {value} is None else {lowered})" if may_be_none else lowered}
+        if isinstance(node, Either):
+            if not node.may_be_none:
+                self._check(f"{value} is not None", value, node.path, "a Tensor or a number", lines)
+            return {node.tensor.name: f"$tensor_of({value})", node.number.name: f"$number_of({value})"}
+        if isinstance(node, Nested):
+            none = f"None if {value} is None else " if node.tensors.is_optional else ""
+            test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
+            test = f"{value} is None or {test}" if none else test
+            self._check(test, value, node.path, f"a list of lists of tensors{', or None' * bool(none)}", lines)
+            return {
+                node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
+                node.lengths.name: f"{none}[$len($items) for $items in {value}]",
+            }
+        inside = lines if node.given is None else []
+        or_none = "" if node.given is None else ", or None"
+        self._check(node.form.test(value, self), value, node.path, node.form.name + or_none, inside)
+        values = {} if node.given is None else {node.given.name: "True"}
+        in_optional = in_optional or node.given is not None
+        for key, each in node.fields.items():
+            values |= self.lower(each, node.form.item(value, key), inside, in_optional=in_optional)
+        if node.given is None:
+            return values
+        names = {name: f"$lowered_{name}" for name in values}
+        absent = [f"{name} = None" for name in names.values()]
+        absent[0] = f"{names[node.given.name]} = False"
+        present = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=absent, some=present).splitlines()
+        return names
+
+    def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
+        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+
+    # Restoring --------------------------------------------------------------------------------------------------
+
+    def restored(self) -> dict[str, str]:
+        """An expression for each parameter, of the arguments of the schema."""
+        values = {argument.name: argument.variable for argument in self.schema.arguments}
+        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+
+    def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
+        if isinstance(node, Leaf):
+            value = values[node.name]
+            if in_optional and node.is_plain and not node.is_optional:
+                return self._present(value, node.path, code(hint_of(node.type)))
+            restored = node.codec.restore(value, node.path, self)
+            return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
+        if isinstance(node, Either):
+            tensor, number = values[node.tensor.name], values[node.number.name]
+            if not node.may_be_none:
+                number = self._present(number, node.path, "a Tensor or a number")
+            return f"({number} if {tensor} is None else {tensor})"
+        if isinstance(node, Nested):
+            tensors, lengths = values[node.tensors.name], values[node.lengths.name]
+            none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
+            return f"({none}{self.ref('Lists', functools.partial(lists, self.op, node.path))}({tensors}, {lengths}))"
+        in_optional = in_optional or node.given is not None
+        fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
+        built = node.form.build(self, fields)
+        return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
+
+    def _present(self, value: str, path: str, expected: str) -> str:
+        """An expression for a value that a call through ``torch.ops`` may have left out."""
+        return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def restore_result(self) -> str:
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return "$result"
+        leaves = node.leaves
+        values = {leaf.name: f"$result[{i}]" for i, leaf in enumerate(leaves)}
+        return self.restore(node, {leaves[0].name: "$result"} if len(leaves) == 1 else values)
+
+    def lower_result(self) -> tuple[list[str], str]:
+        """Lines, and after them what is returned to the dispatcher."""
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return [], "$result"
+        lines: list[str] = []
+        values = self.lower(node, "$result", lines, in_optional=True)  # in which the dispatcher looks for no None
+        return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
+
+
+_CONSTANTS = (int, float, complex, str, NoneType, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _never_changes(default: Any) -> bool:
+    """Is a default still the value that it was when the op was defined, if it is the same object?"""
+    if isinstance(default, tuple):
+        return all(map(_never_changes, default))
+    return isinstance(default, _CONSTANTS)
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Formulas of ops with rich types: what they are given and what they return, in the form of the signature
 # Only tensors have gradients. In an object that holds gradients or tangents, the field of a tensor holds that of the
 # tensor, and every other field holds None.
-
-__tracebackhide__ = True  # pytest leaves the frames out
 
 
 def of_tensors(node: Node, values: Mapping[str, Any]) -> Any:
@@ -51,7 +359,7 @@ def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
 class _InContext:
     """Wraps a callback of a formula."""
 
-    def __init__(self, plan: Plan, fn: Any) -> None:
+    def __init__(self, plan: Lowering, fn: Any) -> None:
         self.plan, self.fn = plan, fn
 
     @contextmanager
@@ -188,7 +496,7 @@ class Jvp(_InContext):
 class Function:
     """The function that is differentiated by running it again."""
 
-    def __init__(self, plan: Plan, fn: Fn, *, with_written: bool) -> None:
+    def __init__(self, plan: Lowering, fn: Fn, *, with_written: bool) -> None:
         self.plan, self.fn, self.with_written = plan, fn, with_written
         self.lower_result = plan.lower_result(fn, "function to differentiate")
 
@@ -211,7 +519,7 @@ class Function:
 class BatchingRule:
     """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``"""
 
-    def __init__(self, plan: Plan, fn: Fn) -> None:
+    def __init__(self, plan: Lowering, fn: Fn) -> None:
         self.plan, self.fn = plan, fn
         self.lower_result = plan.lower_result(fn, "vmap rule")
 
@@ -252,11 +560,146 @@ class BatchingRule:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `Lowering`: the callbacks of an op with rich types, as the dispatcher's side of the op calls them
+# `Lowering`: how an op's signature and its schema relate, the functions generated from that, and its callbacks
 
 
-class Lowering(Plan):
-    """Wraps callbacks that take and return what the signature says into such as the schema says."""
+class Lowering:
+    """What stands between the signature of an op and its schema: it wraps callbacks that take and return what the
+    signature says into such as the schema says.
+    """
+
+    def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
+        self.signature, self.schema, self.op = signature, schema, op
+        arguments = [
+            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword)
+            for each in signature.parameters
+        ]
+        #: The parameters, as `bind_kernel` asks for them.
+        self.parameters = Schema(tuple(arguments), ())
+
+    def __repr__(self) -> str:
+        return f"<Lowering of {self.op}{self.schema}>"
+
+    @property
+    def _digest_key(self) -> Any:
+        return self.op, self.schema.exact_key
+
+    @cached_property
+    def operands(self) -> tuple[Parameter, ...]:
+        """The parameters that formulas and vmap rules have an entry for, in their order."""
+        positional = [each for each in self.signature.parameters if not each.by_keyword]
+        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
+        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
+
+    @cached_property
+    def results(self) -> tuple[Node, ...]:
+        """What backward has a gradient for: the fields of a tuple, or what is returned."""
+        result = self.signature.result
+        if isinstance(result, Group) and isinstance(result.form, TupleForm):
+            return tuple(result.fields.values())
+        return () if result is None else (result,)
+
+    @cached_property
+    def counted(self) -> tuple[str, ...]:
+        """The arguments that say how long lists of lists are."""
+        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
+        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
+
+    @cached_property
+    def maybe_tensors(self) -> tuple[int, ...]:
+        """The places of returns that are a tensor or None."""
+        leaves = self.signature.result.leaves if self.signature.result is not None else ()
+        return tuple(i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR)
+
+    def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with which a function of the signature is called, of lowered ones."""
+        values, named = self.restore(*args, **kwargs)
+        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
+        positional: list[Any] = []
+        for star, value in zip(stars, values, strict=True):
+            positional += value if star else (value,)
+        for each in self.signature.parameters:
+            if each.stars == "**":
+                named |= named.pop(each.name)
+        return tuple(positional), named
+
+    # Generated functions ----------------------------------------------------------------------------------------
+
+    def call(self, bypass: Fn | None = None) -> Fn:
+        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher.
+
+        It has the name of the op, which Python's errors for arguments that are missing or too many show.
+        """
+        name = self.op.partition("::")[2].partition(".")[0]
+        writer = Writer(name, self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        arguments = [*positional, *(f"{key}={value}" for key, value in named.items())]
+        if bypass is not None:
+            lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
+        else:
+            left_out: list[str] = []
+            for key, (value, default) in writer.defaults_of_fields().items():
+                default_name, lowered = writer.ref("Default", default), named.pop(key)
+                left_out += NAMED.format(value=value, default=default_name, name=key, lowered=lowered).splitlines()
+            passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
+            if left_out:
+                left_out.insert(0, "$named = {}")
+                passed.append("**$named")
+            enter = fill(ENTER, take="$result =", passed=passed)
+            lines += fill(DISPATCH, arguments=arguments, named=left_out, enter=enter).splitlines()
+        return writer.build(
+            [*(["$self"] if "/" in parameters else ["$self", "/"]), *parameters],
+            lines,
+            writer.restore_result(),
+            bypass=bypass,
+            is_dynamo_compiling=is_dynamo_compiling,
+            CustomOpsError=CustomOpsError,
+            cut=cut,
+        )
+
+    @cached_property
+    def lower(self) -> Fn:
+        """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
+        writer = Writer("lower", self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        return writer.build(parameters, lines, f"{as_tuple(positional)}, {as_dict(named)}")
+
+    @cached_property
+    def restore(self) -> Fn:
+        """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
+        writer = Writer("restore", self)
+        restored = writer.restored()
+        named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
+        return writer.build(writer.flat_parameters(), [], f"{as_tuple(restored.values())}, {as_dict(named)}")
+
+    @cached_property
+    def restore_result(self) -> Fn:
+        """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
+        writer = Writer("restore_result", self)
+        return writer.build(["$result"], [], writer.restore_result())
+
+    def lower_result(self, fn: Fn, role: str) -> Fn:
+        """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
+        writer = Writer("lower_result", self, functools.partial(misfit, self.op, role, fn))
+        return writer.build(["$result"], *writer.lower_result())
+
+    def callback(self, fn: Fn, role: str) -> Fn:
+        """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
+        writer = Writer("callback", self, functools.partial(misfit, self.op, role, fn))
+        lines, result = writer.lower_result()
+        restored = writer.restored()
+        arguments = [
+            f"{each.name}={restored[each.name]}"
+            if each.kind is inspect.Parameter.KEYWORD_ONLY
+            else f"{each.stars}{restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+        lines.insert(0, f"$result = $fn({', '.join(arguments)})")
+        return writer.build(writer.flat_parameters(), lines, result, fn=fn)
+
+    # Callbacks --------------------------------------------------------------------------------------------------
 
     def kernel(self, fn: Fn, role: str = "kernel", *, warn: bool = True) -> Fn:
         """A kernel or fake impl of the schema, around one of the signature.
