@@ -94,10 +94,21 @@ def _source(shape: Shape, *, eager: bool) -> Source:
     """
     schema = shape.schema
     source, arguments, names = Emitter("__call__", shape), schema.call.arguments, schema.call.tensors
+    items, nested = [], []  # of a tuple of all tensors; tests for a nested one, which cannot be looked at
+    for argument in schema.tensors:
+        name = argument.variable
+        item, test = name, f"{name}.is_nested"
+        if argument.is_list:
+            item, test = f"*{name}", f"True in $map($is_nested, {name})"
+        if argument.is_optional:
+            item = f"*({name} or ())" if argument.is_list else f"*(() if {name} is None else ({name},))"
+            test = f"({name} is not None and {test})"
+        items.append(item)
+        nested.append(test)
     gather, tensors, looked_at = "", as_tuple(names), ", ".join(names)
     count = f"{len(names)}"
     if not all([argument.type == "Tensor" for argument in schema.tensors]):
-        gather = f"$all_tensors = {as_tuple(map(_emit_items, schema.tensors))}\n"
+        gather = f"$all_tensors = {as_tuple(items)}\n"
         tensors, looked_at, count = "$all_tensors", "*$all_tensors", "$len($all_tensors)"
     arrives, conversions = [], list[str]()
     for i, (argument, row) in enumerate(zip(arguments, map(_row, arguments), strict=True)):
@@ -112,7 +123,7 @@ def _source(shape: Shape, *, eager: bool) -> Source:
         CALL,
         arrive_as_they_are="\nand ".join(arrives),
         nothing_active=NOTHING_ACTIVE,
-        any_nested=" or ".join(map(_emit_nested, schema.tensors)),
+        any_nested=" or ".join(nested),
         gather=gather,
         looks_same=f"$count == {count} and not ($needs_grad and $records) and $looks_same({looked_at})",
         tensors=tensors,
@@ -121,21 +132,6 @@ def _source(shape: Shape, *, eager: bool) -> Source:
         kernel_call=kernel_call,
     )
     return source
-
-
-def _emit_items(argument: Argument) -> str:
-    """The items of a tuple of all tensors."""
-    name = argument.variable
-    if argument.is_list:
-        return f"*({name} or ())" if argument.is_optional else f"*{name}"
-    return f"*(() if {name} is None else ({name},))" if argument.is_optional else name
-
-
-def _emit_nested(argument: Argument) -> str:
-    """The expression for: is a tensor nested? Those cannot be looked at."""
-    name = argument.variable
-    nested = f"True in $map($is_nested, {name})" if argument.is_list else f"{name}.is_nested"
-    return f"({name} is not None and {nested})" if argument.is_optional else nested
 
 
 # Values ---------------------------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class Writer:
 
     def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
         self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
+        self.flat_parameters = emit_parameters(plan.schema.positional, plan.schema.keyword_only, {})
         self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
         self.source.objects |= {
             "Tensor": Tensor,
@@ -184,9 +185,6 @@ class Writer:
             texts.append("/")
         return texts
 
-    def flat_parameters(self) -> list[str]:
-        return emit_parameters(self.schema.positional, self.schema.keyword_only, {})
-
     # Lowering ---------------------------------------------------------------------------------------------------
 
     def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
@@ -201,20 +199,17 @@ class Writer:
     def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
         """Of arguments that may be left out, because a field is at its default: the field, and the default."""
         found: dict[str, tuple[str, Any]] = {}
-        for parameter in self.signature.parameters:
-            if isinstance(parameter.node, Group) and parameter.node.given is None:
-                self._add_defaults(parameter.node, parameter.name, parameter.default, found)
+        waiting = [(each.node, each.name, each.default) for each in self.signature.parameters]
+        for node, value, whole in waiting:  # `whole`: the default of the group, if it has one
+            if not isinstance(node, Group) or node.given is not None:
+                continue
+            for key, each in node.fields.items():
+                default = each.default if whole is REQUIRED else node.form.get(whole, key)
+                item = node.form.item(value, key)
+                if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
+                    found[each.name] = item, default
+                waiting.append((each, item, default))
         return found
-
-    def _add_defaults(self, group: Group, value: str, whole: Any, found: dict[str, tuple[str, Any]]) -> None:
-        """`whole` is the default of the group, if it has one."""
-        for key, node in group.fields.items():
-            default = node.default if whole is REQUIRED else group.form.get(whole, key)
-            if isinstance(node, Group):
-                if node.given is None:
-                    self._add_defaults(node, group.form.item(value, key), default, found)
-            elif isinstance(node, Leaf) and node.default is not REQUIRED and _never_changes(default):
-                found[node.name] = group.form.item(value, key), default
 
     def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
         """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
@@ -412,18 +407,14 @@ class Backward(_InContext):
         values = dict(zip([leaf.name for leaf in result.leaves], grads, strict=False)) if result is not None else {}
         with self.flags(ctx):
             found = self.fn(ctx, *(of_tensors(node, values) for node in plan.results), *grads[count:])
-        return self._lowered(found)
-
-    def _lowered(self, found: Any) -> Values:
-        """By names of the schema, what was returned for the parameters."""
-        operands = self.plan.operands
+        operands = plan.operands
         if not isinstance(found, dict):
             is_one = len(operands) == 1 and type(found) is not tuple  # perhaps the gradient of a NamedTuple
             given = found if isinstance(found, tuple) and not is_one else (found,)
             if len(given) != len(operands):
                 raise AutogradError(
                     "backward returned the wrong number of gradients",
-                    op=self.plan.op,
+                    op=plan.op,
                     expected=f"{len(operands)}, for {', '.join(each.name for each in operands)}",
                     got=str(len(given)),
                     where=where(self.fn),
@@ -433,7 +424,7 @@ class Backward(_InContext):
         gradients: Values = {}
         for name, grad in found.items():
             gradients |= self._of(nodes[name], grad) if name in nodes else {name: grad}
-        known = {argument.name for argument in self.plan.schema.operands}
+        known = {argument.name for argument in plan.schema.operands}
         return {name: grad for name, grad in gradients.items() if grad is not None or name in known}
 
     def _of(self, node: Node, grad: Any) -> Values:
@@ -441,28 +432,25 @@ class Backward(_InContext):
         if not isinstance(node, Group) or grad is None:
             parts = node.take_apart(grad)
             return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
-        if not isinstance(grad, dict) and not node.form.holds(grad):
+        problem = None
+        if isinstance(grad, dict):
+            problem, expected = f"a gradient for a field that {node.path} does not have", ", ".join(node.fields)
+            got = ", ".join(map(repr, sorted(grad.keys() - node.fields.keys())))
+        elif not node.form.holds(grad):
+            problem, got = f"something other than the gradient of {node.path}", describe(grad)
+            expected = f"{node.form.name}, or a dict of gradients by field, or None"
+        if problem is not None and got:
             raise AutogradError(
-                f"backward returned something other than the gradient of {node.path}",
+                f"backward returned {problem}",
                 op=self.plan.op,
                 argument=node.path,
-                expected=f"{node.form.name}, or a dict of gradients by field, or None",
-                got=describe(grad),
+                expected=expected,
+                got=got,
                 where=where(self.fn),
             )
-        if isinstance(grad, dict):
-            parts = {key: grad.get(key) for key in node.fields}
-            if unknown := grad.keys() - parts.keys():
-                raise AutogradError(
-                    f"backward returned a gradient for a field that {node.path} does not have",
-                    op=self.plan.op, argument=node.path, expected=", ".join(node.fields),
-                    got=", ".join(map(repr, sorted(unknown))), where=where(self.fn),
-                )  # fmt: skip
-        else:
-            parts = {key: node.form.get(grad, key) for key in node.fields}
         gradients: Values = {}
         for key, each in node.fields.items():
-            gradients |= self._of(each, parts[key])
+            gradients |= self._of(each, grad.get(key) if isinstance(grad, dict) else node.form.get(grad, key))
         return gradients
 
 
@@ -672,7 +660,7 @@ class Lowering:
         writer = Writer("restore", self)
         restored = writer.restored()
         named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
-        return writer.build(writer.flat_parameters(), [], f"{as_tuple(restored.values())}, {as_dict(named)}")
+        return writer.build(writer.flat_parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
 
     @cached_property
     def restore_result(self) -> Fn:
@@ -697,7 +685,7 @@ class Lowering:
             for each in self.signature.parameters
         ]
         lines.insert(0, f"$result = $fn({', '.join(arguments)})")
-        return writer.build(writer.flat_parameters(), lines, result, fn=fn)
+        return writer.build(writer.flat_parameters, lines, result, fn=fn)
 
     # Callbacks --------------------------------------------------------------------------------------------------
 

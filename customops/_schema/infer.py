@@ -17,8 +17,8 @@ import torch
 import typing_extensions
 
 from customops import _torch
+from customops._schema.advice import lowered, misfit, plain_fix
 from customops._schema.annotations import annotated, show, union_members
-from customops._schema.default_advice import lowered, misfit, plain_fix
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import AS_IT_IS, BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values

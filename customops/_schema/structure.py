@@ -178,8 +178,8 @@ Form = DataclassForm | TupleForm | DictForm
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Codecs: how a value of a type that the dispatcher does not have travels as a value of a type that it has
-# A codec is Python source: expressions that generated functions hold (`_codegen.lowering`), and that `lowered` evaluates
-# for a default value. ``lower`` is the way to the dispatcher, ``restore`` the way back.
+# A codec is Python source: expressions that generated functions hold (`_codegen.lowering`), and that `lowered`
+# evaluates for a default value. ``lower`` is the way to the dispatcher, ``restore`` the way back.
 
 
 @dataclass(frozen=True)
