@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn
@@ -35,8 +35,13 @@ if {name} is $missing:
 """
 
 
-#: Functions by the names of the arguments that they compute, in this order.
-Computed = tuple[tuple[str, Fn], ...]
+class Computed(NamedTuple):
+    """An argument that is computed."""
+
+    name: str
+    fn: Fn
+    #: The arguments that the function is called with.
+    wanted: tuple[str, ...]
 
 
 class _Missing:
@@ -49,7 +54,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> Computed:
+def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[Computed, ...]:
     """What was given as ``computed_args=``.
 
     Args:
@@ -68,7 +73,7 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> Compute
     if starred and given:
         problem = "computed_args is for signatures without *args and **kwargs"
         raise DefinitionError(problem, op=op, fix="name the parameters")
-    known = {name for name in names if name not in given}
+    known, computed = {name for name in names if name not in given}, list[Computed]()
     for name, fn in given.items():
         if name not in names:
             problem = "computed_args names an argument that the op does not have"
@@ -76,12 +81,12 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> Compute
         if not callable(fn):
             problem = "computed_args needs a function for each argument"
             raise DefinitionError(problem, op=op, argument=name, got=brief(fn))
-        _wanted(fn, known, op, name)
+        computed.append(Computed(name, fn, _wanted(fn, known, op, name)))
         known.add(name)
-    return tuple(given.items())
+    return tuple(computed)
 
 
-def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
+def _wanted(fn: Fn, known: set[str], op: str, name: str) -> tuple[str, ...]:
     """The arguments that a function is called with."""
     wanted: list[str] = []
     try:
@@ -108,49 +113,40 @@ def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
                 got=str(parameter),
                 where=where(fn),
             )
-    return wanted
+    return tuple(wanted)
 
 
-def call(parameters: Schema, computed: Computed, op: str, inner: Callable[..., Any]) -> Fn:
-    """The ``__call__`` of an op's object, around the one that takes all arguments."""
-    source, holes = _source("__call__", parameters, computed, op)
-    named = [f"{argument.variable}={argument.variable}" for argument in parameters.keyword_only]
-    source.fill(CALL, arguments=[*[each.variable for each in parameters.positional], *named], **holes)
-    source.objects["call"] = inner
-    function: Any = source.build(op)
-    function.__qualname__ = op
-    return function  # type: ignore[no-any-return]
+def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner: Callable[..., Any]) -> tuple[Fn, Fn]:
+    """The ``__call__`` of an op's object, around the one that takes all arguments, and what makes of a call these.
 
-
-def arguments(parameters: Schema, computed: Computed, op: str) -> Fn:
-    """``arguments(self, *args, **kwargs) -> (args, kwargs)``, computed ones included."""
-    source, holes = _source("arguments", parameters, computed, op)
-    kwargs = as_dict({argument.variable: argument.variable for argument in parameters.keyword_only})
-    source.fill(ARGUMENTS, args=as_tuple([each.variable for each in parameters.positional]), kwargs=kwargs, **holes)
-    return source.build(op)
-
-
-def _source(name: str, parameters: Schema, computed: Computed, op: str) -> tuple[Source, dict[str, Any]]:
-    """The source of either, without its template, and the holes that both have."""
-    source = Source(name, parameters)
-    source.objects["missing"] = MISSING
-    by_name, functions = {argument.name: argument for argument in parameters.arguments}, dict(computed)
-    known, lines = set(by_name) - set(functions), ""
-    for i, (each, fn) in enumerate(computed):
-        source.objects[f"compute_{i}"] = fn
-        given = [f"{wanted}={by_name[wanted].variable}" for wanted in _wanted(fn, known, op, each)]
-        lines += fill(COMPUTE, name=by_name[each].variable, i=str(i), given=given)
-        known.add(each)
-    given_ = Schema(tuple([each for each in parameters.arguments if each.name not in functions]), ())
-    defaults = dict.fromkeys(functions, "$missing")
-    for argument, may_be_left_out in zip(given_.call.arguments, given_.call.may_be_left_out, strict=True):
+    The latter is ``arguments(self, *args, **kwargs) -> (args, kwargs)``, computed ones included.
+    """
+    objects: dict[str, Any] = {"missing": MISSING, "call": inner}
+    variables = {argument.name: argument.variable for argument in parameters.arguments}
+    lines, defaults = "", {each.name: "$missing" for each in computed}
+    for i, each in enumerate(computed):
+        objects[f"compute_{i}"] = each.fn
+        wanted = [f"{name}={variables[name]}" for name in each.wanted]
+        lines += fill(COMPUTE, name=variables[each.name], i=str(i), given=wanted)
+    given = Schema(tuple([argument for argument in parameters.arguments if argument.name not in defaults]), ())
+    last = [argument for each in computed for argument in parameters.arguments if argument.name == each.name]
+    for argument, may_be_left_out in zip(given.call.arguments, given.call.may_be_left_out, strict=True):
         if may_be_left_out:
             value = None if argument.default_is_none_in_text else argument.default
-            source.objects[f"default_of_{argument.name}"] = value
+            objects[f"default_of_{argument.name}"] = value
             defaults[argument.name] = f"$default_of_{argument.name}"
-    last = [by_name[each] for each in functions]  # what is computed may be given by keyword
-    texts = emit_parameters(given_.positional, [*given_.keyword_only, *last], defaults)
-    return source, {"parameters": ["$self", "/", *texts], "compute": lines}
+    # What is computed comes last, and may be given by keyword.
+    texts = ["$self", "/", *emit_parameters(given.positional, [*given.keyword_only, *last], defaults)]
+    args = [argument.variable for argument in parameters.positional]
+    named = [argument.variable for argument in parameters.keyword_only]
+    call, arguments = Source("__call__", parameters), Source("arguments", parameters)
+    call.objects = arguments.objects = objects
+    call.fill(CALL, parameters=texts, compute=lines, arguments=[*args, *[f"{name}={name}" for name in named]])
+    kwargs = as_dict({name: name for name in named})
+    arguments.fill(ARGUMENTS, parameters=texts, compute=lines, args=as_tuple(args), kwargs=kwargs)
+    function: Any = call.build(op)
+    function.__qualname__ = op
+    return function, arguments.build(op)
 
 
 def plain(fn: Fn, given: Any, op: str) -> Fn:
@@ -163,27 +159,23 @@ def plain(fn: Fn, given: Any, op: str) -> Fn:
     starred = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in whole.parameters.values())
     computed = read(given, list(whole.parameters), op, starred=starred)
     outer = signature(fn, computed)
-    known, wanted = {name for name in whole.parameters if name not in dict(computed)}, {}
-    for name, compute in computed:
-        wanted[name] = _wanted(compute, known, op, name)
-        known.add(name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = outer.bind(*args, **kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        for name, compute in computed:
-            if values[name] is MISSING:
-                values[name] = compute(**{each: values[each] for each in wanted[name]})
+        for each in computed:
+            if values[each.name] is MISSING:
+                values[each.name] = each.fn(**{name: values[name] for name in each.wanted})
         complete = inspect.BoundArguments(whole, OrderedDict((name, values[name]) for name in whole.parameters))
         return fn(*complete.args, **complete.kwargs)
 
     return call if computed else fn
 
 
-def signature(fn: Fn, computed: Computed) -> inspect.Signature:
+def signature(fn: Fn, computed: tuple[Computed, ...]) -> inspect.Signature:
     """The signature of the object: what is computed comes last, and may be left out."""
-    whole, names = inspect.signature(fn), [name for name, _ in computed]
+    whole, names = inspect.signature(fn), [each.name for each in computed]
     given = [parameter for parameter in whole.parameters.values() if parameter.name not in names]
     last = [
         whole.parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, default=MISSING)

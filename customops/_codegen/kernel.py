@@ -19,15 +19,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen.function import (
-    Source,
-    as_dict,
-    as_tuple,
-    compile_on_first_call,
-    emit_parameters,
-    fill,
-    joined,
-)
+from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
 from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle

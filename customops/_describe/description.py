@@ -156,7 +156,7 @@ def _options(op: Any) -> Iterator[str]:
     if spec.traceable:
         yield "traceable=True"
     if spec.computed_args:
-        yield f"computed_args={tuple(name for name, _ in spec.computed_args)}"
+        yield f"computed_args={tuple(each.name for each in spec.computed_args)}"
     if not spec.differentiable.op:
         yield "differentiable=False"
     if spec.differentiable.nondiff_args:

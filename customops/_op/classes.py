@@ -31,9 +31,9 @@ def class_of(spec: OpSpec, options: Options) -> type[CustomOpDef[Any, Any]]:
         parameters = lowering.parameters
         cls = _calling(cls, lowering.call(cls.__call__ if cls is not CustomOpDef else None), _lowering=lowering)
     if spec.computed_args:
-        call = computed.call(parameters, spec.computed_args, spec.qualname, cls.__call__)
-        complete = functools.partial(computed.arguments(parameters, spec.computed_args, spec.qualname), None)
-        cls = _calling(cls, _torch.dynamo.outside_dynamo(call), _complete=staticmethod(complete))
+        call, complete = computed.functions(parameters, spec.computed_args, spec.qualname, cls.__call__)
+        complete = staticmethod(functools.partial(complete, None))
+        cls = _calling(cls, _torch.dynamo.outside_dynamo(call), _complete=complete)
         if has_signature(spec.fn):
             cls.__signature__ = computed.signature(spec.fn, spec.computed_args)  # type: ignore[assignment]
     return cls

@@ -158,8 +158,10 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
 
 def check_mutated(given: tuple[str, ...], parameters: tuple[Parameter, ...], tensors: list[Leaf], fail: Fail) -> None:
     """Raise unless each name is one of a parameter, or the path of a part of one, and the annotations agree."""
-    marked = [leaf.is_mutated for leaf in tensors]
-    for leaf in tensors if True in marked else ():
+    marked = True in [leaf.is_mutated for leaf in tensors]
+    if not (given or marked):
+        return
+    for leaf in tensors if marked else ():
         if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
             fail(
                 f"mutates_args and the annotations disagree on whether {leaf.path} is written",

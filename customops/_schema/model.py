@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import keyword
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +47,6 @@ class _Required(Enum):
 #: The default of an argument that has none.
 REQUIRED: Final = _Required.REQUIRED
 
-ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
-
 
 @dataclass(frozen=True)
 class Alias:
@@ -57,11 +54,6 @@ class Alias:
 
     sets: frozenset[str]
     write: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Alias:
-        before = text.split("->")[0]
-        return cls(frozenset(name.strip(" !") for name in before.split("|")), "!" in text)
 
     def __str__(self) -> str:
         return "|".join(sorted(self.sets)) + ("!" if self.write else "")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import keyword
+import re
 from collections.abc import Callable
 from typing import Any
 
 from customops import _torch
-from customops._schema.model import ALIAS, REQUIRED, Alias, Argument, Return, Schema
+from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.types import python_default
 from customops.errors import SchemaError, brief
 
@@ -92,12 +93,16 @@ def _split(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+_ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
+
+
 def _split_alias(type_text: str) -> tuple[str, Alias | None]:
     """A type without its alias annotation, and that: ``Tensor(a!)[]`` -> (``Tensor[]``, a!)."""
-    match = ALIAS.match(type_text)
+    match = _ALIAS.match(type_text)
     if match is None:
         return type_text, None
-    return match[1] + type_text[match.end() :], Alias.parse(match[2])
+    names = match[2].split("->")[0].split("|")
+    return match[1] + type_text[match.end() :], Alias(frozenset(name.strip(" !") for name in names), "!" in match[2])
 
 
 # What `help`, `inspect.signature` and editors are told of an op -------------------------------------------------------

@@ -51,10 +51,6 @@ def quoted(value: Any) -> str:
     return f'"{"".join(characters)}"'
 
 
-def dtype_text(value: torch.dtype) -> str:
-    return str(value).removeprefix("torch.")
-
-
 def dtype_from(value: Any) -> Any:
     """The dtype behind the number by which the dispatcher holds it."""
     return _torch.schema.dtype_from_number(value) if isinstance(value, int) else value
@@ -269,7 +265,7 @@ def _rows() -> Iterable[TypeRow]:
         (torch.dtype,),
         forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `structure.DTYPE`
         defaults=(torch.dtype,),
-        write_default=dtype_text,
+        write_default=lambda dtype: str(dtype).removeprefix("torch."),
         read_default=dtype_from,
         list_defaults=True,
         unchanged=(torch.dtype,),
@@ -287,26 +283,17 @@ def _rows() -> Iterable[TypeRow]:
         stub="torch.device | str",
         stub_return="torch.device",
     )
-    yield TypeRow(
-        "Layout",
-        (torch.layout,),
-        defaults=(torch.layout,),
-        write_default=enum_text,
-        read_default=enum_from("Layout"),
-        list_defaults=True,
-        unchanged=(torch.layout,),
-        stub="torch.layout",
-    )
-    yield TypeRow(
-        "MemoryFormat",
-        (torch.memory_format,),
-        defaults=(torch.memory_format,),
-        write_default=enum_text,
-        read_default=enum_from("MemoryFormat"),
-        list_defaults=True,
-        unchanged=(torch.memory_format,),
-        stub="torch.memory_format",
-    )
+    for cls, name in ((torch.layout, "Layout"), (torch.memory_format, "MemoryFormat")):
+        yield TypeRow(
+            name,
+            (cls,),
+            defaults=(cls,),
+            write_default=enum_text,
+            read_default=enum_from(name),
+            list_defaults=True,
+            unchanged=(cls,),
+            stub=f"torch.{cls.__name__}",
+        )
     yield TypeRow("Generator", (torch.Generator,), stub="torch.Generator")
     # Its hint has the name of the class that torch knows (`opaque_type_name`).
     yield TypeRow("customops.Named", unchanged=(Named,), stub="customops.Named")
