@@ -189,14 +189,13 @@ def emit_parameters(
 
     `defaults`: expressions for those that a call may leave out, by name. `rest`: takes more positional ones.
     """
-
-    def emit(argument: Argument) -> str:
-        default = defaults.get(argument.name)
-        return argument.variable if default is None else f"{argument.variable}={default}"
-
-    named = list(map(emit, keyword_only))
+    texts, named = list[str](), list[str]()
+    for arguments, into in ((positional, texts), (keyword_only, named)):
+        for argument in arguments:
+            default = defaults.get(argument.name)
+            into.append(argument.variable if default is None else f"{argument.variable}={default}")
     star = rest or "*" * bool(named)
-    return [*map(emit, positional), *[star] * bool(star), *named]
+    return [*texts, *[star] * bool(star), *named]
 
 
 #: What the ``__call__`` of an op's object does by way of the dispatcher.
