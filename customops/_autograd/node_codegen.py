@@ -28,7 +28,7 @@ from customops._autograd.context import (
 from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
 from customops._autograd.inplace import Mutation, Outcome, attach_graph
 from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unflatten
-from customops._codegen.function import Source, as_tuple
+from customops._codegen.function import Source, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
 
@@ -54,7 +54,8 @@ def apply(layout: Layout, function: Any) -> Fn:
     source.objects["unflatten"] = unflatten
     positional = layout.inputs[: layout.positional]
     tensors = [each.argument for each in layout.inputs[layout.positional :]]
-    star = ["*$rest"] if layout.is_padded else ["*"] if tensors else []
+    always = [each.argument for each in positional[: layout.always]]
+    absent = {argument.name: "None" for argument in tensors if argument.has_default}
     pad = []
     if layout.is_padded:
         left_out = [each.variable for each in positional[layout.always :]]
@@ -72,9 +73,7 @@ def apply(layout: Layout, function: Any) -> Fn:
         _APPLY,
         parameters=[
             "$kernel",
-            *[each.variable for each in positional[: layout.always]],
-            *star,
-            *[f"{argument.name}=None" if argument.has_default else argument.name for argument in tensors],
+            *emit_parameters(always, tensors, absent, rest="*$rest" if layout.is_padded else ""),
             *["**$named"] * layout.has_named,
         ],
         pad=pad,

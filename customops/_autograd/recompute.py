@@ -163,7 +163,7 @@ class RecomputedFormula:
         return self._run(ctx, args, {name: _with_tensors(value, tensors) for name, value in kwargs.items()}, flags)
 
     def _run(self, ctx: Any, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any]) -> _Run:
-        names = [argument.name for argument in self.schema.keyword_only_tensors]
+        names = [each.name for each in self.schema.keyword_only if each.holds_tensors]
         return _Run(functools.partial(self._call, ctx), args, kwargs, flags, names)
 
     def backward(self, ctx: Any, *grads: Any) -> Any:

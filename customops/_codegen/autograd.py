@@ -8,16 +8,16 @@ has one and nothing is to be differentiated, what the dispatcher would do is to 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from customops import _torch
-from customops._codegen.function import Shape, Source, any_of, compile_on_first_call, fill
-from customops._codegen.kernel import Emitter, emit_kernel_call
+from customops._codegen.function import Source, compile_on_first_call, fill, joined
+from customops._codegen.kernel import Emitter, Shape, emit_kernel_call
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy, tensors_in
-from customops._schema.model import Argument, Schema
+from customops._schema.model import Schema
 
 FAST_PATH = """\
 def {name}($keyset, /, {parameters}):
@@ -63,15 +63,15 @@ def autograd(operator: OperatorHandle, make: Make) -> Fn:
     Where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its
     arguments as they are. All else is done by `general`.
     """
-    return compile_on_first_call("autograd", functools.partial(_autograd, operator, make, when=operator.when))
 
+    def generate(*, when: CheckPolicy = operator.options.check) -> Any:
+        general, node = make()
+        names = tuple([a.name for a in operator.differentiable.differentiable_args(operator.schema)])
+        source = _source(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
+        fast_path = operator.fast_path.by_keyset
+        return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
 
-def _autograd(operator: OperatorHandle, make: Make, *, when: CheckPolicy) -> Any:
-    general, node = make()
-    names = tuple([a.name for a in operator.differentiable.differentiable_args(operator.schema)])
-    source = _source(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
-    fast_path = operator.fast_path.by_keyset
-    return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
+    return compile_on_first_call("autograd", generate)
 
 
 def ad_inplace_or_view(operator: OperatorHandle, general: Fn) -> Fn:
@@ -79,13 +79,12 @@ def ad_inplace_or_view(operator: OperatorHandle, general: Fn) -> Fn:
 
     A call gets there first where autograd is left out: in inference mode, with tensors from outside of it.
     """
-    generate = functools.partial(_ad_inplace_or_view, operator, general, when=operator.when)
+
+    def generate(*, when: CheckPolicy = operator.options.check) -> Any:
+        source = _source(Shape.of(operator.schema, operator.tags, when), None, has_node=False)
+        return source.build(operator.qualname, fast_path=operator.fast_path.by_keyset, general=general)
+
     return compile_on_first_call("ad_inplace_or_view", generate)
-
-
-def _ad_inplace_or_view(operator: OperatorHandle, general: Fn, *, when: CheckPolicy) -> Any:
-    source = _source(Shape.of(operator.schema, operator.tags, when), None, has_node=False)
-    return source.build(operator.qualname, fast_path=operator.fast_path.by_keyset, general=general)
 
 
 @functools.lru_cache(maxsize=512)
@@ -100,7 +99,17 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...] | None, *, has_no
     }
     if differentiable_args is not None:
         wanted = [argument for argument in schema.arguments if argument.name in differentiable_args]
-        holes["requires_grad"] = _emit_requires_grad(source, wanted)
+        names = [argument.variable for argument in wanted]
+        requires_grad = "False"  # an expression for: is anything to be differentiated?
+        if 0 < len(wanted) <= 3 and all([argument.is_tensor for argument in wanted]):
+            may_be_none = [argument.name in schema.call.may_be_none for argument in wanted]
+            tests = [f"({name} is not None and {name}.requires_grad)" if none else f"{name}.requires_grad"
+                     for name, none in zip(names, may_be_none, strict=True)]  # fmt: skip
+            requires_grad = f"($records and {joined('or', tests)})"
+        elif wanted:
+            source.objects["any_requires_grad"] = any_requires_grad(schema)
+            requires_grad = f"($records and $any_requires_grad({', '.join(names)}))"
+        holes["requires_grad"] = requires_grad
         holes["node_call"] = fill(NODE_CALL, **source.holes) if has_node else ""
     source.fill(
         FAST_PATH,
@@ -109,26 +118,6 @@ def _source(shape: Shape, differentiable_args: tuple[str, ...] | None, *, has_no
         given="$keyset, $current" if is_autograd else "$keyset",
     )
     return source
-
-
-def _emit_requires_grad(source: Source, differentiable_args: Sequence[Argument]) -> str:
-    """An expression for: is anything to be differentiated?"""
-    schema = source.schema
-    if not differentiable_args:
-        return "False"
-    if len(differentiable_args) <= 3 and all([argument.is_tensor for argument in differentiable_args]):
-        may_be_none = schema.call.may_be_none
-        each = any_of(
-            [
-                f"({a.variable} is not None and {a.variable}.requires_grad)"
-                if a.name in may_be_none
-                else f"{a.variable}.requires_grad"
-                for a in differentiable_args
-            ]
-        )
-        return f"($records and {each})"
-    source.objects["any_requires_grad"] = any_requires_grad(schema)
-    return f"($records and $any_requires_grad({', '.join([a.variable for a in differentiable_args])}))"
 
 
 def any_requires_grad(schema: Schema) -> Callable[..., bool]:

@@ -14,15 +14,19 @@ from __future__ import annotations
 import functools
 import keyword
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from customops._codegen.function import Shape, Source, any_of, as_tuple, fill
-from customops._codegen.kernel import Emitter, emit_kernel_call, emit_version_bump
+from customops import _torch
+from customops._codegen.autograd import any_requires_grad
+from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
+from customops._codegen.kernel import Emitter, Shape, emit_kernel_call, emit_version_bump
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
-from customops._schema.types import ROWS, TypeRow, item_type
+from customops._schema.types import TypeRow
 
 CALL = """\
 def __call__($self, /, {parameters}):
@@ -46,30 +50,7 @@ def __call__($self, /, {parameters}):
             {conversions}
             {kernel_call}
     {leave_out}
-    try:
-        return $self._entry({passed})
-    except $RuntimeError as $error:
-        try:
-            $self._definition.explain($error)
-            raise
-        except $CustomOpsError as $said:
-            $cut($said)
-            raise
-"""
-
-CONVERT = """\
-if {condition}:
-    {name} = ${type}({name})
-"""
-
-#: A kernel has lists to itself.
-COPY = """\
-{name} = $list({name})
-"""
-
-COPY_IF_GIVEN = """\
-if {name} is not None:
-    {name} = $list({name})
+    {enter}
 """
 
 #: Guards of any call without the dispatcher: what is to see the call, and is no part of its tensors, is not active.
@@ -77,12 +58,6 @@ NOTHING_ACTIVE = """\
 and not $is_torch_function_mode_enabled()
 and not $profiler._is_profiler_enabled
 and $forward_ad._current_level < 0
-"""
-
-#: In the place of what `emit_kernel_call` writes.
-PLAIN_CALL = """\
-{version_bump}
-return $current.fn({arguments})
 """
 
 
@@ -93,12 +68,12 @@ def obstacle(schema: Schema, *, eager: bool = False) -> str | None:
     returns = {ret.type for ret in schema.returns}
     if not eager and returns - {"Tensor"} and [ret.type for ret in schema.returns] != ["Tensor[]"]:
         return f"it returns a {min(returns - {'Tensor'})}, which the dispatcher converts"
-    if not schema.takes_tensors:
+    if not schema.tensors:
         return "no argument is a tensor, to tell the device by"
     for argument in schema.arguments:
         if keyword.iskeyword(argument.name):
             return f"the argument {argument.name!r} has the name of a keyword of Python"
-        if _row(argument) is None and not argument.type.endswith("?"):
+        if not argument.is_optional and _row(argument) is None:
             return f"the argument {argument.name!r} is a {argument.type}, which the dispatcher converts"
     return None
 
@@ -118,54 +93,45 @@ def _source(shape: Shape, *, eager: bool) -> Source:
     Dynamo is to see the first condition alone.
     """
     schema = shape.schema
-    source = Emitter("__call__", shape)
-    gather, tensors, looks_same = _emit_look(schema)
-    bump = emit_version_bump(source) if schema.mutated else ""
+    source, arguments, names = Emitter("__call__", shape), schema.call.arguments, schema.call.tensors
+    items, nested = [], []  # of a tuple of all tensors; tests for a nested one, which cannot be looked at
+    for argument in schema.tensors:
+        name = argument.variable
+        item, test = name, f"{name}.is_nested"
+        if argument.is_list:
+            item, test = f"*{name}", f"True in $map($is_nested, {name})"
+        if argument.is_optional:
+            item = f"*({name} or ())" if argument.is_list else f"*(() if {name} is None else ({name},))"
+            test = f"({name} is not None and {test})"
+        items.append(item)
+        nested.append(test)
+    gather, tensors, looked_at = "", as_tuple(names), ", ".join(names)
+    count = f"{len(names)}"
+    if not all([argument.type == "Tensor" for argument in schema.tensors]):
+        gather = f"$all_tensors = {as_tuple(items)}\n"
+        tensors, looked_at, count = "$all_tensors", "*$all_tensors", "$len($all_tensors)"
+    arrives, conversions = [], list[str]()
+    for i, (argument, row) in enumerate(zip(arguments, map(_row, arguments), strict=True)):
+        arrives.append(_emit_arrives(source, i, argument, row))
+        conversions += _emit_conversion(argument, row, copies=not eager)
+    if eager:
+        bump = emit_version_bump(source) if schema.mutated else ""
+        kernel_call = f"{bump}return $current.fn({', '.join(source.holes['arguments'])})\n"
+    else:
+        kernel_call = emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True, records="$records")
     source.fill(
         CALL,
-        arrive_as_they_are="\nand ".join([_emit_arrives(source, i, a) for i, a in enumerate(schema.call.arguments)]),
+        arrive_as_they_are="\nand ".join(arrives),
         nothing_active=NOTHING_ACTIVE,
-        any_nested=" or ".join(map(_emit_nested, schema.tensors)),
+        any_nested=" or ".join(nested),
         gather=gather,
-        looks_same=looks_same,
+        looks_same=f"$count == {count} and not ($needs_grad and $records) and $looks_same({looked_at})",
         tensors=tensors,
-        conversions="".join([_emit_conversion(argument, copies=not eager) for argument in schema.arguments]),
-        kernel_call=fill(PLAIN_CALL, version_bump=bump, arguments=source.holes["arguments"])
-        if eager
-        else emit_kernel_call(source, bump=bool(bump), direct=True, alone=True, records="$records"),
+        conversions=conversions,
+        enter=fill(ENTER, take="return", passed=source.holes["passed"]),
+        kernel_call=kernel_call,
     )
     return source
-
-
-# The look -------------------------------------------------------------------------------------------------------
-
-
-def _emit_look(schema: Schema) -> tuple[str, str, str]:
-    """Lines that gather the tensors of a call, an expression for them, and one for: is it of this kind?"""
-    names = schema.call.tensors
-    if all([argument.type == "Tensor" for argument in schema.tensors]):
-        return (
-            "",
-            as_tuple(names),
-            f"$count == {len(names)} and not ($needs_grad and $records) and $looks_same({', '.join(names)})",
-        )
-    gather = f"$all_tensors = {as_tuple(map(_emit_items, schema.tensors))}\n"
-    is_like = "$count == $len($all_tensors) and not ($needs_grad and $records) and $looks_same(*$all_tensors)"
-    return gather, "$all_tensors", is_like
-
-
-def _emit_items(argument: Argument) -> str:
-    name = argument.variable
-    if argument.is_tensor_list:
-        return f"*({name} or ())" if argument.type.endswith("?") else f"*{name}"
-    return f"*(() if {name} is None else ({name},))" if argument.type.endswith("?") else name
-
-
-def _emit_nested(argument: Argument) -> str:
-    """The expression for: is a tensor nested? Those cannot be looked at."""
-    name = argument.variable
-    nested = f"True in $map($is_nested, {name})" if argument.is_tensor_list else f"{name}.is_nested"
-    return f"({name} is not None and {nested})" if argument.type.endswith("?") else nested
 
 
 # Values ---------------------------------------------------------------------------------------------------------
@@ -173,61 +139,115 @@ def _emit_nested(argument: Argument) -> str:
 
 def _row(argument: Argument) -> TypeRow | None:
     """The row of an argument, or of its items, of which some values reach a kernel as they are, or as we make them."""
-    type_ = argument.type.removesuffix("?")
-    item = item_type(type_)
-    row = ROWS.get(type_ if item is None else item.removesuffix("?"))
-    usable = row is not None and row.unchanged and (item is None or row.list_unchanged_if is not None)
+    row = argument.row
+    usable = row is not None and row.unchanged and not (argument.is_list and row.list_unchanged_if is None)
     return row if usable else None
 
 
-def _emit_arrives(source: Source, i: int, argument: Argument) -> str:
+def _emit_arrives(source: Source, i: int, argument: Argument, row: TypeRow | None) -> str:
     """The condition under which we know what a kernel is to get of a value."""
-    name, row = argument.variable, _row(argument)
-    ways = [f"{name} is None"] if argument.type.endswith("?") else []
-    if argument.has_default:
-        ways.insert(0, f"{name} is $default_{i}")
-    if row is not None:
-        is_list = item_type(argument.type.removesuffix("?")) is not None
-        ways.append(_emit_list_test(source, name, row) if is_list else _emit_test(source, name, row, argument))
-    return ways[0] if len(ways) == 1 else f"({' or '.join(ways)})"
-
-
-def _emit_test(source: Source, name: str, row: TypeRow, argument: Argument) -> str:
-    tests = [_emit_types(source, row, f"$type({name})")]
-    if row.unchanged_if:
-        tests.append(row.unchanged_if.replace("{}", name))
-    if row.converted_if:
-        as_it_is = " and ".join(tests)
-        tests = [f"({as_it_is} or {row.converted_if.replace('{}', name)})"]
-    if type(argument.default) is float and argument.default == 0:  # it takes the place of a zero of the other sign
-        tests.append(f"({name} != 0 or $sign(1, {name}) == {math.copysign(1, argument.default)})")
-    return " and ".join(tests)
-
-
-def _emit_types(source: Source, row: TypeRow, type_: str) -> str:
-    if len(row.unchanged) > 2:
-        source.objects[f"{row.schema.lower()}s"] = frozenset(row.unchanged)
-        return f"{type_} in ${row.schema.lower()}s"
-    source.objects |= {each.__name__: each for each in row.unchanged}
-    return any_of(f"{type_} is ${each.__name__}" for each in row.unchanged)
-
-
-def _emit_list_test(source: Source, name: str, row: TypeRow) -> str:
-    types = f"{row.schema.lower()}s"
-    source.objects[types] = frozenset(row.unchanged)
-    test = f"$type({name}) in $lists and $set($map($type, {name})) <= ${types}"
-    return f"{test} and {row.list_unchanged_if.replace('{}', name)}" if row.list_unchanged_if else test
-
-
-def _emit_conversion(argument: Argument, *, copies: bool) -> str:
-    """The lines that make of a value what the dispatcher would. `copies`: of lists, too."""
-    name, row = argument.variable, _row(argument)
+    name = argument.variable
+    ways = [f"{name} is $default_{i}"] if argument.has_default else []
+    ways += [f"{name} is None"] if argument.is_optional else []
     if row is None:
-        return ""
-    if item_type(argument.type.removesuffix("?")) is not None:
-        if not copies:
-            return ""
-        return fill(COPY_IF_GIVEN if argument.type.endswith("?") else COPY, name=name)
-    if row.converted is None:
-        return ""
-    return fill(CONVERT, condition=row.converted_if.replace("{}", name), name=name, type=row.converted.__name__)
+        return joined("or", ways)
+    types, tests = f"{row.schema.lower()}s", []
+    if argument.is_list:
+        source.objects[types] = frozenset(row.unchanged)
+        tests.append(f"$type({name}) in $lists and $set($map($type, {name})) <= ${types}")
+        tests += [row.list_unchanged_if.replace("{}", name)] if row.list_unchanged_if else []
+    elif len(row.unchanged) > 2:
+        source.objects[types] = frozenset(row.unchanged)
+        tests.append(f"$type({name}) in ${types}")
+    else:
+        source.objects |= {each.__name__: each for each in row.unchanged}
+        tests.append(joined("or", [f"$type({name}) is ${each.__name__}" for each in row.unchanged]))
+    if not argument.is_list:
+        tests += [row.unchanged_if.replace("{}", name)] if row.unchanged_if else []
+        if row.converted_if:
+            tests = [f"({' and '.join(tests)} or {row.converted_if.replace('{}', name)})"]
+        if type(argument.default) is float and argument.default == 0:  # it takes the place of a zero of the other sign
+            tests.append(f"({name} != 0 or $sign(1, {name}) == {math.copysign(1, argument.default)})")
+    return joined("or", [*ways, " and ".join(tests)])
+
+
+def _emit_conversion(argument: Argument, row: TypeRow | None, *, copies: bool) -> list[str]:
+    """The lines that make of a value what the dispatcher would. With `copies`, a kernel gets lists to itself."""
+    name = argument.variable
+    if row is not None and argument.is_list and copies:
+        copy = f"{name} = $list({name})"
+        return [f"if {name} is not None:", f"    {copy}"] if argument.is_optional else [copy]
+    if row is None or argument.is_list or row.converted is None:
+        return []
+    return [f"if {row.converted_if.replace('{}', name)}:", f"    {name} = ${row.converted.__name__}({name})"]
+
+
+# A call in the code of inductor: it runs the kernel without the dispatcher, where that cannot be told apart -----------
+#
+# What the tensors are was known when the graph was compiled, and guards see to it that it stays so: dense, of one
+# device, and not conjugate. What is left to find out is what is active in the thread when the graph runs, and whether a
+# tensor is a negative view, or zeros without memory: there are no guards on the gradients of a compiled backward.
+
+GRAPH_CALL = """\
+def graph_call({parameters}):
+    $current = $operator.fast_path.in_graphs.get($device)
+    if $current is None:
+        $current = $operator.find_fast_path_in_graphs($device)
+    if (
+        $current is not None
+        and not $mode_count()
+        and $transform() is None
+        {nothing_active}
+        and not $is_excluded($conjugate)
+        {counts_versions}
+        {are_plain}
+        {nothing_to_differentiate}
+    ):
+        {defaults}
+        {kernel_call}
+    return $dispatched({arguments})
+"""
+
+
+def _is_lazy(tensor: torch.Tensor | None) -> bool:
+    """Is a tensor, if there is one, a negative view, or zeros without memory?"""
+    return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
+
+
+def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for calls of an op on tensors of a device, given by its dispatch key.
+
+    Args:
+        operator: the handle of the op; `in_graphs` of its fast path has the kernel.
+        dispatched: does the same by the dispatcher, at any time.
+    """
+    source = _graph_source(Shape.of(operator.schema, operator.tags, operator.options.check))
+    function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
+    return _torch.dynamo.outside_dynamo(function)
+
+
+@functools.lru_cache(maxsize=512)
+def _graph_source(shape: Shape) -> Source:
+    schema = shape.schema
+    source = Emitter("graph_call", shape)
+    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _is_lazy}
+    are_plain = []  # the conditions under which there are no subclasses of tensors
+    for argument in schema.tensors:
+        name = argument.variable
+        if argument.is_list:
+            test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
+            are_plain.append(f"and ({name} is None or {test})" if argument.is_optional else f"and {test}")
+        else:
+            test = f"$type({name}) in $tensor_types and not ({name}.is_neg() or {name}._is_zerotensor())"
+            may_be_none = argument.name in schema.call.may_be_none
+            are_plain.append(f"and ({test} or {name} is None)" if may_be_none else f"and {test}")
+    records = f"$is_grad_enabled() and $any_requires_grad({', '.join(schema.call.tensors)})"
+    source.fill(
+        GRAPH_CALL,
+        nothing_active=NOTHING_ACTIVE,
+        counts_versions="and not $is_excluded($ad_inplace_or_view)" if schema.mutated else "",
+        are_plain=are_plain,
+        nothing_to_differentiate=f"and not ({records})",
+        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
+    )
+    return source

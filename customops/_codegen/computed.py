@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from customops._codegen.function import Source, as_tuple, fill
+from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn
-from customops._schema.model import Argument, Schema
+from customops._schema.model import Schema
 from customops.errors import DefinitionError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -35,6 +35,15 @@ if {name} is $missing:
 """
 
 
+class Computed(NamedTuple):
+    """An argument that is computed."""
+
+    name: str
+    fn: Fn
+    #: The arguments that the function is called with.
+    wanted: tuple[str, ...]
+
+
 class _Missing:
     """The default of what is computed."""
 
@@ -45,7 +54,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[tuple[str, Fn], ...]:
+def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[Computed, ...]:
     """What was given as ``computed_args=``.
 
     Args:
@@ -62,25 +71,22 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[t
     if not isinstance(given, Mapping):
         raise DefinitionError("computed_args must be a dict of functions, by name", op=op, got=brief(given))
     if starred and given:
-        raise DefinitionError(
-            "computed_args is for signatures without *args and **kwargs", op=op, fix="name the parameters"
-        )
-    known = {name for name in names if name not in given}
+        problem = "computed_args is for signatures without *args and **kwargs"
+        raise DefinitionError(problem, op=op, fix="name the parameters")
+    known, computed = {name for name in names if name not in given}, list[Computed]()
     for name, fn in given.items():
         if name not in names:
-            raise DefinitionError(
-                "computed_args names an argument that the op does not have", op=op, expected=", ".join(names), got=name
-            )
+            problem = "computed_args names an argument that the op does not have"
+            raise DefinitionError(problem, op=op, expected=", ".join(names), got=name)
         if not callable(fn):
-            raise DefinitionError(
-                "computed_args needs a function for each argument", op=op, argument=name, got=brief(fn)
-            )
-        _wanted(fn, known, op, name)
+            problem = "computed_args needs a function for each argument"
+            raise DefinitionError(problem, op=op, argument=name, got=brief(fn))
+        computed.append(Computed(name, fn, _wanted(fn, known, op, name)))
         known.add(name)
-    return tuple(given.items())
+    return tuple(computed)
 
 
-def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
+def _wanted(fn: Fn, known: set[str], op: str, name: str) -> tuple[str, ...]:
     """The arguments that a function is called with."""
     wanted: list[str] = []
     try:
@@ -107,64 +113,40 @@ def _wanted(fn: Fn, known: set[str], op: str, name: str) -> list[str]:
                 got=str(parameter),
                 where=where(fn),
             )
-    return wanted
+    return tuple(wanted)
 
 
-def call(parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str, inner: Callable[..., Any]) -> Fn:
-    """The ``__call__`` of an op's object, around the one that takes all arguments."""
-    source, holes = _source("__call__", parameters, computed, op)
-    source.template = fill(CALL, arguments=[*holes["args"], *(f"{n}={n}" for n in holes["named"])], **holes["lines"])
-    source.objects |= {"call": inner}
-    function: Any = source.build(op)
-    function.__qualname__ = op
-    return function  # type: ignore[no-any-return]
+def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner: Callable[..., Any]) -> tuple[Fn, Fn]:
+    """The ``__call__`` of an op's object, around the one that takes all arguments, and what makes of a call these.
 
-
-def arguments(parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str) -> Fn:
-    """``arguments(self, *args, **kwargs) -> (args, kwargs)``, computed ones included."""
-    source, holes = _source("arguments", parameters, computed, op)
-    named = ", ".join(f"{name!r}: {name}" for name in holes["named"])
-    source.template = fill(ARGUMENTS, args=as_tuple(holes["args"]), kwargs=f"{{{named}}}", **holes["lines"])
-    return source.build(op)
-
-
-def _source(
-    name: str, parameters: Schema, computed: tuple[tuple[str, Fn], ...], op: str
-) -> tuple[Source, dict[str, Any]]:
-    source = Source(name, parameters)
-    source.objects["missing"] = MISSING
-    by_name, functions = {argument.name: argument for argument in parameters.arguments}, dict(computed)
-    known, lines = set(by_name) - set(functions), ""
-    for i, (each, fn) in enumerate(computed):
-        source.objects[f"compute_{i}"] = fn
-        given = [f"{wanted}={by_name[wanted].variable}" for wanted in _wanted(fn, known, op, each)]
-        lines += fill(COMPUTE, name=by_name[each].variable, i=str(i), given=given)
-        known.add(each)
-    texts = _parameters(source, parameters, functions)
+    The latter is ``arguments(self, *args, **kwargs) -> (args, kwargs)``, computed ones included.
+    """
+    objects: dict[str, Any] = {"missing": MISSING, "call": inner}
+    variables = {argument.name: argument.variable for argument in parameters.arguments}
+    lines, defaults = "", {each.name: "$missing" for each in computed}
+    for i, each in enumerate(computed):
+        objects[f"compute_{i}"] = each.fn
+        wanted = [f"{name}={variables[name]}" for name in each.wanted]
+        lines += fill(COMPUTE, name=variables[each.name], i=str(i), given=wanted)
+    given = Schema(tuple([argument for argument in parameters.arguments if argument.name not in defaults]), ())
+    last = [argument for each in computed for argument in parameters.arguments if argument.name == each.name]
+    for argument, may_be_left_out in zip(given.call.arguments, given.call.may_be_left_out, strict=True):
+        if may_be_left_out:
+            value = None if argument.default_is_none_in_text else argument.default
+            objects[f"default_of_{argument.name}"] = value
+            defaults[argument.name] = f"$default_of_{argument.name}"
+    # What is computed comes last, and may be given by keyword.
+    texts = ["$self", "/", *emit_parameters(given.positional, [*given.keyword_only, *last], defaults)]
     args = [argument.variable for argument in parameters.positional]
     named = [argument.variable for argument in parameters.keyword_only]
-    return source, {"args": args, "named": named, "lines": {"parameters": texts, "compute": lines}}
-
-
-def _parameters(source: Source, parameters: Schema, computed: Mapping[str, Fn]) -> list[str]:
-    """The parameters of a call: what is computed may be given by keyword."""
-    positional = [argument for argument in parameters.positional if argument.name not in computed]
-    named = [argument for argument in parameters.keyword_only if argument.name not in computed]
-    last = max((i for i, argument in enumerate(positional) if not argument.has_default), default=-1)
-    texts = [_parameter(source, argument, optional=i > last) for i, argument in enumerate(positional)]
-    texts += ["*", *(_parameter(source, argument, optional=argument.has_default) for argument in named)]
-    return ["$self", "/", *texts, *(f"{_of(parameters, name).variable}=$missing" for name in computed)]
-
-
-def _of(parameters: Schema, name: str) -> Argument:
-    return next(argument for argument in parameters.arguments if argument.name == name)
-
-
-def _parameter(source: Source, argument: Argument, *, optional: bool) -> str:
-    if not optional:
-        return argument.variable
-    source.objects[f"default_of_{argument.name}"] = None if argument.default_is_none_in_text else argument.default
-    return f"{argument.variable}=$default_of_{argument.name}"
+    call, arguments = Source("__call__", parameters), Source("arguments", parameters)
+    call.objects = arguments.objects = objects
+    call.fill(CALL, parameters=texts, compute=lines, arguments=[*args, *[f"{name}={name}" for name in named]])
+    kwargs = as_dict({name: name for name in named})
+    arguments.fill(ARGUMENTS, parameters=texts, compute=lines, args=as_tuple(args), kwargs=kwargs)
+    function: Any = call.build(op)
+    function.__qualname__ = op
+    return function, arguments.build(op)
 
 
 def plain(fn: Fn, given: Any, op: str) -> Fn:
@@ -177,27 +159,23 @@ def plain(fn: Fn, given: Any, op: str) -> Fn:
     starred = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in whole.parameters.values())
     computed = read(given, list(whole.parameters), op, starred=starred)
     outer = signature(fn, computed)
-    known, wanted = {name for name in whole.parameters if name not in dict(computed)}, {}
-    for name, compute in computed:
-        wanted[name] = _wanted(compute, known, op, name)
-        known.add(name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = outer.bind(*args, **kwargs)
         bound.apply_defaults()
         values = bound.arguments
-        for name, compute in computed:
-            if values[name] is MISSING:
-                values[name] = compute(**{each: values[each] for each in wanted[name]})
+        for each in computed:
+            if values[each.name] is MISSING:
+                values[each.name] = each.fn(**{name: values[name] for name in each.wanted})
         complete = inspect.BoundArguments(whole, OrderedDict((name, values[name]) for name in whole.parameters))
         return fn(*complete.args, **complete.kwargs)
 
     return call if computed else fn
 
 
-def signature(fn: Fn, computed: tuple[tuple[str, Fn], ...]) -> inspect.Signature:
+def signature(fn: Fn, computed: tuple[Computed, ...]) -> inspect.Signature:
     """The signature of the object: what is computed comes last, and may be left out."""
-    whole, names = inspect.signature(fn), [name for name, _ in computed]
+    whole, names = inspect.signature(fn), [each.name for each in computed]
     given = [parameter for parameter in whole.parameters.values() if parameter.name not in names]
     last = [
         whole.parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, default=MISSING)

@@ -15,15 +15,12 @@ import re
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from customops import _torch
 from customops._dispatch.results import CheckPolicy
-from customops._schema.model import Schema
+from customops._schema.model import Argument, Schema
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -45,11 +42,10 @@ def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     goes the comma before it.
     """
     pieces = []
-    parts = _parts.get(template)
-    if parts is None:
+    if template not in _parts:
         split = iter([*_HOLE.split(template), None, None, None, None])
-        parts = _parts[template] = list(zip(*[split] * 5, strict=True))
-    for text, indent, block, comma, hole in parts:
+        _parts[template] = list(zip(*[split] * 5, strict=True))
+    for text, indent, block, comma, hole in _parts[template]:
         pieces.append(text)
         if block is not None:
             code = holes[block]
@@ -63,38 +59,15 @@ def fill(template: str, /, **holes: str | Sequence[str]) -> str:
     return "".join(pieces)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What of an op its generated functions depend on: ops of one shape share them."""
-
-    key: tuple[Any, ...]
-    schema: Schema = field(compare=False)
-    tags: tuple[torch.Tag, ...]
-    when: CheckPolicy  # results are checked
-
-    @classmethod
-    def of(cls, schema: Schema, tags: tuple[torch.Tag, ...], when: CheckPolicy) -> Shape:
-        return cls(schema.exact_key, schema, tags, when)
-
-
 class Source:
-    """A function to generate: the shape of ops that it is for, its text, and the objects that the text refers to.
+    """A function to generate: its text, and the objects that the text refers to.
 
     ``$name`` in the text is a name that no argument of the op has. It stands for a local variable, for one of `objects`
     or for what Python calls so: ``$len``. Arguments go by their own names, see `Argument.variable`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        schema: Schema,
-        tags: tuple[torch.Tag, ...] = (),
-        when: CheckPolicy = "always",
-    ) -> None:
-        self.name = name
-        self.schema = schema
-        self.tags = tags
-        self.when = when  # results are checked
+    def __init__(self, name: str, schema: Schema) -> None:
+        self.name, self.schema = name, schema
         self.template = ""
         self.objects: dict[str, Any] = {}
         #: Objects that are other ones for each op: functions that make them of its name.
@@ -206,7 +179,37 @@ def _forget_lines(file: str) -> None:
         linecache.cache.pop(file, None)
 
 
-# Expressions ----------------------------------------------------------------------------------------------------
+# Parameters and expressions ----------------------------------------------------------------------------------
+
+
+def emit_parameters(
+    positional: Iterable[Argument], keyword_only: Iterable[Argument], defaults: Mapping[str, str], *, rest: str = ""
+) -> list[str]:
+    """The parameters of a function that takes arguments of an op.
+
+    `defaults`: expressions for those that a call may leave out, by name. `rest`: takes more positional ones.
+    """
+    texts, named = list[str](), list[str]()
+    for arguments, into in ((positional, texts), (keyword_only, named)):
+        for argument in arguments:
+            default = defaults.get(argument.name)
+            into.append(argument.variable if default is None else f"{argument.variable}={default}")
+    star = rest or "*" * bool(named)
+    return [*texts, *[star] * bool(star), *named]
+
+
+#: What the ``__call__`` of an op's object does by way of the dispatcher.
+ENTER = """\
+try:
+    {take} $self._entry({passed})
+except $RuntimeError as $error:
+    try:
+        $self._definition.explain($error)
+        raise
+    except $CustomOpsError as $said:
+        $cut($said)
+        raise
+"""
 
 
 def as_tuple(items: Iterable[str]) -> str:
@@ -215,15 +218,12 @@ def as_tuple(items: Iterable[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def all_of(conditions: Iterable[str]) -> str:
-    return _operation(" and ", conditions)
+def as_dict(items: Mapping[str, str]) -> str:
+    """A dict display, of expressions by key."""
+    return f"{{{', '.join([f'{key!r}: {value}' for key, value in items.items()])}}}"
 
 
-def any_of(conditions: Iterable[str]) -> str:
-    return _operation(" or ", conditions)
-
-
-def _operation(operator: str, operands: Iterable[str]) -> str:
+def joined(operator: str, operands: Iterable[str]) -> str:
     """Operands of which there are several are put in parentheses."""
     operands = list(operands)
-    return operands[0] if len(operands) == 1 else f"({operator.join(operands)})"
+    return operands[0] if len(operands) == 1 else f"({f' {operator} '.join(operands)})"

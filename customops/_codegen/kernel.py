@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,12 +19,12 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._codegen.function import Shape, Source, all_of, as_tuple, compile_on_first_call, fill
+from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
 from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
-from customops._schema.model import Return, Schema
+from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops.errors import CustomOpsError, cut
 
@@ -65,6 +66,20 @@ _OBJECTS: dict[str, Any] = {
 # Parameters, defaults, and passing on what was given ------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What of an op its generated functions depend on: ops of one shape share them."""
+
+    key: tuple[Any, ...]
+    schema: Schema = field(compare=False)
+    tags: tuple[torch.Tag, ...]
+    when: CheckPolicy  # results are checked
+
+    @classmethod
+    def of(cls, schema: Schema, tags: tuple[torch.Tag, ...], when: CheckPolicy) -> Shape:
+        return cls(schema.exact_key, schema, tags, when)
+
+
 class _Common(NamedTuple):
     """What is the same in all functions of an op."""
 
@@ -73,15 +88,10 @@ class _Common(NamedTuple):
     #: see; `passed`, `args` and `kwargs`, the arguments but those that were left out, with `leave_out` before.
     holes: dict[str, str | list[str]]
     objects: dict[str, Any]
-
-
-class _Checks(NamedTuple):
-    """The lines that check what a kernel returns. They are compiled into several functions of an op."""
-
-    #: They raise unless the result has the types of the schema, and aliases only what the schema says.
-    lines: str
-    #: They look at types alone.
-    types: str
+    #: The lines that raise unless a result has the types of the schema, and aliases only what the schema says; and
+    #: those that look at types alone.
+    checks: str
+    check_types: str
     objects_of_op: dict[str, Callable[[str], Any]]
 
 
@@ -89,11 +99,11 @@ class Emitter(Source):
     """The source of a function that is called as the op is."""
 
     def __init__(self, name: str, shape: Shape) -> None:
-        super().__init__(name, shape.schema, shape.tags, shape.when)
-        self.shape, self.holes = shape, _common(shape).holes
-        self.checks = _checks(shape)
-        self.objects |= _OBJECTS | _common(shape).objects
-        self.objects_of_op |= self.checks.objects_of_op
+        super().__init__(name, shape.schema)
+        self.shape, self.common = shape, _common(shape)
+        self.holes = self.common.holes
+        self.objects |= _OBJECTS | self.common.objects
+        self.objects_of_op |= self.common.objects_of_op
 
     def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
         super().fill(template, **self.holes, **holes)
@@ -120,47 +130,42 @@ if {name} is $default_{i}:
 def _common(shape: Shape) -> _Common:
     call, count = shape.schema.call, len(shape.schema.positional)
     objects: dict[str, Any] = {}
-    parameters: list[str] = []
+    parameters: dict[str, str] = {}  # the defaults of those that a call may leave out
     named: list[str] = []
     defaults = leave_out = ""
-    cuts = True in call.may_be_left_out[:count]
+    cuts = call.always < count
     for i, argument in enumerate(call.arguments):
-        name, parameter = argument.variable, argument.variable
-        is_left_out = cuts and argument.kwarg_only and argument.has_default
+        name = argument.variable
         if argument.has_default:
             objects[f"default_{i}"] = None if argument.default_is_none_in_text else argument.default
             if call.may_be_left_out[i]:
-                parameter += f"=$default_{i}"
+                parameters[argument.name] = f"$default_{i}"
             if is_altered(argument):
                 objects[f"in_python_form_{i}"] = functools.partial(in_python_form, argument)
                 defaults += PYTHON_FORM.format(name=name, i=i)
             elif isinstance(argument.default, tuple):
                 defaults += NEW_LIST.format(name=name, i=i)
-        if is_left_out:
+        if argument.kwarg_only and argument.has_default and cuts:
             leave_out += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
         elif argument.kwarg_only:
             named.append(f"{name}={name}")
-        parameters += ["*", parameter] if argument.kwarg_only and i == count else [parameter]
     positional = list(call.positional)
     if cuts:
-        first = call.may_be_left_out.index(True)
-        rest = as_tuple([f"$default_{i}" for i in range(first, count)])
-        positional[first:] = [f"*$without_defaults({as_tuple(positional[first:])}, {rest})"]
+        rest = as_tuple([f"$default_{i}" for i in range(call.always, count)])
+        positional[call.always :] = [f"*$without_defaults({as_tuple(positional[call.always :])}, {rest})"]
     if leave_out:
         leave_out = f"$named = {{}}\n{leave_out}"
         named.append("**$named")
-    return _Common(
-        {
-            "parameters": parameters,
-            "arguments": [*call.positional, *call.named],
-            "defaults": defaults,
-            "leave_out": leave_out,
-            "passed": [*positional, *named],
-            "args": as_tuple(positional),
-            "kwargs": f"$dict({', '.join(named)})" if named else "{}",
-        },
-        objects,
-    )
+    holes: dict[str, str | list[str]] = {
+        "parameters": emit_parameters(shape.schema.positional, shape.schema.keyword_only, parameters),
+        "arguments": [*call.positional, *call.named],
+        "defaults": defaults,
+        "leave_out": leave_out,
+        "passed": [*positional, *named],
+        "args": as_tuple(positional),
+        "kwargs": f"$dict({', '.join(named)})" if named else "{}",
+    }
+    return _Common(holes, objects, *_emit_checks(shape))
 
 
 # The lines that check what a kernel returns ---------------------------------------------------------------------------
@@ -193,70 +198,6 @@ if $alias and $share_memory({tensors}, {results}):
 """
 
 
-@functools.lru_cache(maxsize=512)
-def _checks(shape: Shape) -> _Checks:
-    schema, returns = shape.schema, shape.schema.returns
-    of_op: dict[str, Callable[[str], Any]] = {"structure": functools.partial(structure_check, schema, role="kernel")}
-    if {ret.type for ret in returns} <= {"Tensor", "Tensor[]"}:
-        matches = [_emit_match(item, ret) for item, ret in zip(_items("$result", returns), returns, strict=True)]
-        if len(returns) > 1:
-            matches.insert(0, f"$type($result) is $tuple and $len($result) == {len(returns)}")
-        types = fill(CHECK_STRUCTURE, mismatch=f"not {all_of(matches)}" if returns else "$result is not None")
-    else:
-        types = "$result = $structure($result, $fn)\n"
-    if shape.when == "never":
-        return _Checks("", types, of_op)
-    if Tag.inplace in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
-        lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
-    elif Tag.out in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
-        outs = [argument.variable for argument in schema.mutated]
-        is_another = [f"{result} is not {out}" for result, out in zip(_items("$result", outs), outs, strict=True)]
-        if len(outs) > 1:
-            is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
-        lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
-    else:
-        of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
-        lines = types + _emit_alias_check(schema)
-    return _Checks(fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op)
-
-
-def _emit_match(value: str, ret: Return) -> str:
-    """An expression that is True for the usual values of a return."""
-    if ret.type == "Tensor":
-        return f"$isinstance({value}, $Tensor)"
-    return f"($type({value}) is $list and $set($map($type, {value})) <= $tensor_types)"
-
-
-def _items(value: str, returns: Sequence[Any]) -> list[str]:
-    """Expressions for what an op returns: the only one is not in a tuple."""
-    return [value] if len(returns) == 1 else [f"{value}[{i}]" for i in range(len(returns))]
-
-
-def _emit_alias_check(schema: Schema) -> str:
-    """The lines that raise if a result is memory of an argument or of another result."""
-    results = {
-        item: ret.type
-        for item, ret in zip(_items("$result", schema.returns), schema.returns, strict=True)
-        if "Tensor" in ret.type
-    }
-    has_one_tensor = not schema.takes_tensors and list(results.values()) == ["Tensor"]
-    if schema.is_view or not results or has_one_tensor:
-        return ""
-    tensors = schema.call.tensors
-    has_lists = not all([each.is_tensor for each in schema.tensors]) or set(results.values()) != {"Tensor"}
-    named = ", ".join([f"{argument.name!r}: {argument.variable}" for argument in schema.keyword_only])
-    return fill(
-        CHECK_ALIASES,
-        may_alias=_emit_lists_may_alias(tensors, results) if has_lists else _emit_may_alias(tensors, list(results)),
-        tensors=as_tuple(tensors),
-        results=as_tuple(results),
-        positional=as_tuple(schema.call.positional),
-        keyword_only=f"{{{named}}}",
-    )
-
-
 #: Is False, at little cost, for results in memory of their own.
 #:
 #: Memory that others made, as that of a NumPy array, cannot be resized; it may be that of an argument, under another
@@ -275,19 +216,60 @@ or $any_alias({tensors}, {}, {results})
 """
 
 
-def _emit_may_alias(tensors: Sequence[str], results: list[str]) -> str:
-    each_is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
-    pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
+def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]]]:
+    """The lines that check what a kernel returns, those of its types alone, and the objects that are the op's own."""
+    schema, returns = shape.schema, shape.schema.returns
+    of_op: dict[str, Callable[[str], Any]] = {"structure": functools.partial(structure_check, schema, role="kernel")}
+    results = ["$result"] if len(returns) == 1 else [f"$result[{i}]" for i in range(len(returns))]
+    if {ret.type for ret in returns} <= {"Tensor", "Tensor[]"}:
+        matches = [f"$type($result) is $tuple and $len($result) == {len(returns)}"] if len(returns) > 1 else []
+        for value, ret in zip(results, returns, strict=True):  # what is True for the usual values of a return
+            is_list = f"($type({value}) is $list and $set($map($type, {value})) <= $tensor_types)"
+            matches.append(f"$isinstance({value}, $Tensor)" if ret.is_tensor else is_list)
+        types = fill(CHECK_STRUCTURE, mismatch=f"not {joined('and', matches)}" if returns else "$result is not None")
+    else:
+        types = "$result = $structure($result, $fn)\n"
+    if shape.when == "never":
+        return "", types, of_op
+    if Tag.inplace in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
+        lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
+    elif Tag.out in shape.tags:
+        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
+        outs = [argument.variable for argument in schema.mutated]
+        is_another = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
+        if len(outs) > 1:
+            is_another.insert(0, f"not $isinstance($result, $sequences) or $len($result) != {len(outs)}")
+        lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
+    else:
+        of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
+        tensors = {value: ret.type for value, ret in zip(results, returns, strict=True) if "Tensor" in ret.type}
+        lines = types + _emit_alias_check(schema, tensors)
+    return fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op
+
+
+def _emit_alias_check(schema: Schema, results: dict[str, str]) -> str:
+    """The lines that raise if a result, given with its type, is memory of an argument or of another result."""
+    has_one_tensor = not schema.tensors and list(results.values()) == ["Tensor"]
+    if schema.is_view or not results or has_one_tensor:
+        return ""
+    tensors = schema.call.tensors
+    if all([each.is_tensor for each in schema.tensors]) and set(results.values()) == {"Tensor"}:
+        is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
+        pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
+        any_is_another = [f"or {one} is {other}" for one, other in pairs]
+        may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
+    else:
+        flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
+        may_alias = fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
     return fill(
-        MAY_ALIAS,
-        each_is_own="\nand ".join(each_is_own),
-        any_is_another=[f"or {one} is {other}" for one, other in pairs],
+        CHECK_ALIASES,
+        may_alias=may_alias,
+        tensors=as_tuple(tensors),
+        results=as_tuple(results),
+        positional=as_tuple(schema.call.positional),
+        keyword_only=as_dict({argument.name: argument.variable for argument in schema.keyword_only}),
     )
-
-
-def _emit_lists_may_alias(tensors: Sequence[str], results: dict[str, str]) -> str:
-    flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
-    return fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
 
 
 # The function at a device's dispatch key: it calls the user's kernel and checks the result ----------------------------
@@ -323,6 +305,11 @@ if {state_differs}:
     $result = $call_plainly($fn, {arguments})
 el"""
 
+TO_TUPLE = """\
+if $type($result) is not $tuple and $isinstance($result, $sequences):
+    $result = $tuple($result)
+"""
+
 
 def kernel(operator: OperatorHandle, current: CurrentKernel, *, bump: bool = False) -> Callable[..., Any]:
     """The function at a device's dispatch key: fill defaults in, call the current kernel, check what it returns.
@@ -331,14 +318,12 @@ def kernel(operator: OperatorHandle, current: CurrentKernel, *, bump: bool = Fal
     """
     if operator.schema.keyword_only:
         _ = operator.schema.call  # raises now what it would raise in the first call
-    return compile_on_first_call(
-        "kernel", functools.partial(_generate, operator, current, when=operator.when, bump=bump)
-    )
 
+    def generate(*, when: CheckPolicy = operator.options.check) -> Any:
+        shape = Shape.of(operator.schema, operator.tags, when)
+        return _source(shape, bump=bump).build(operator.qualname, current=current)
 
-def _generate(operator: OperatorHandle, current: CurrentKernel, *, when: CheckPolicy, bump: bool) -> Any:
-    shape = Shape.of(operator.schema, operator.tags, when)
-    return _source(shape, bump=bump).build(operator.qualname, current=current)
+    return compile_on_first_call("kernel", generate)
 
 
 @functools.lru_cache(maxsize=512)
@@ -367,44 +352,25 @@ def emit_kernel_call(
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
     dispatcher looks at what is returned: its types are checked here, whatever the policy.
     """
-    schema = source.schema
+    schema, when, common = source.schema, source.shape.when, source.common
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
-    source.objects["call_plainly"] = _call_plainly(schema)
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
+    plainly = _torch.thread_state.call_plainly_writing if schema.mutated else _torch.thread_state.call_plainly
+    source.objects["call_plainly"] = _torch.thread_state.call_view_plainly if schema.is_view else plainly
     call = CALL if alone else CALL_IN_ANY_STATE + CALL
+    conversion = ""  # what the dispatcher would do to a result
+    if len(schema.returns) > 1:
+        conversion = TO_TUPLE if when != "always" else ""  # the checks do, too
+    elif alone and schema.returns and schema.returns[0].type.endswith("]"):
+        conversion = "$result = $list($result)\n"
     return fill(
         KERNEL_CALL,
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
-        checks=(source.checks.types if last and source.when != "always" else "") + source.checks.lines,
-        conversion=_emit_conversion(source, alone),
+        checks=(common.check_types if last and when != "always" else "") + common.checks,
+        conversion=conversion,
     )
-
-
-TO_TUPLE = """\
-if $type($result) is not $tuple and $isinstance($result, $sequences):
-    $result = $tuple($result)
-"""
-
-TO_LIST = """\
-$result = $list($result)
-"""
-
-
-def _emit_conversion(source: Source, alone: bool) -> str:
-    """The lines that make of a result what the dispatcher would."""
-    returns = source.schema.returns
-    if len(returns) > 1:
-        return TO_TUPLE if source.when != "always" else ""  # the checks do, too
-    return TO_LIST if alone and returns and returns[0].type.endswith("]") else ""
-
-
-def _call_plainly(schema: Schema) -> Callable[..., Any]:
-    """What calls a kernel where the state is another one."""
-    if schema.is_view:
-        return _torch.thread_state.call_view_plainly
-    return _torch.thread_state.call_plainly_writing if schema.mutated else _torch.thread_state.call_plainly
 
 
 # Versions -------------------------------------------------------------------------------------------------------
@@ -422,14 +388,14 @@ else:
 
 def emit_version_bump(source: Source) -> str:
     """The lines that count a write to each mutated argument."""
-    schema = source.schema
-    mutated = as_tuple([a.variable for a in schema.mutated])
-    if {argument.type for argument in schema.mutated} == {"Tensor[]"} and len(schema.mutated) == 1:
-        return f"$increment_version({schema.mutated[0].variable})\n"
-    if not all([argument.is_tensor for argument in schema.mutated]):
+    arguments = source.schema.mutated
+    mutated = as_tuple([argument.variable for argument in arguments])
+    if [argument.type for argument in arguments] == ["Tensor[]"]:
+        return f"$increment_version({arguments[0].variable})\n"
+    if not all([argument.is_tensor for argument in arguments]):
         return f"$increment_version($tensors_in({mutated}))\n"
-    optional = [argument.variable for argument in schema.mutated if argument.name in schema.call.may_be_none]
+    optional = [a.variable for a in arguments if a.name in source.schema.call.may_be_none]
     if not optional:
         return f"$increment_version({mutated})\n"
-    bump = fill(BUMP_GIVEN, all_given=" and ".join(f"{name} is not None" for name in optional), mutated=mutated)
-    return bump if len(schema.mutated) == 1 else bump + fill(BUMP_SOME, mutated=mutated)
+    bump = fill(BUMP_GIVEN, all_given=" and ".join([f"{name} is not None" for name in optional]), mutated=mutated)
+    return bump if len(arguments) == 1 else bump + fill(BUMP_SOME, mutated=mutated)

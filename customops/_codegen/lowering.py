@@ -1,118 +1,323 @@
-"""`Lowering`: the callbacks of an op with rich types, as the dispatcher's side of the op calls them."""
+"""`Lowering`: an op with rich types is called, and its callbacks are called, by way of the types of its schema.
+
+First what generates functions for that: rich arguments to lowered ones and back, and the same for results. Then the
+callbacks of formulas and vmap rules, where the nodes convert the values themselves.
+"""
 
 from __future__ import annotations
 
+import builtins
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
+from types import NoneType
 from typing import Any
 
-from customops._codegen import rich
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from customops import _torch
+from customops._codegen.function import ENTER, Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn, bind, bind_kernel
 from customops._dispatch.results import describe
+from customops._schema.annotations import code
 from customops._schema.infer import is_part
-from customops._schema.model import Argument, Schema, cached_property, names_in
+from customops._schema.model import REQUIRED, Argument, Schema, cached_property, names_in
 from customops._schema.structure import (
+    MAYBE_TENSOR,
+    Either,
     Group,
     Leaf,
-    MaybeTensor,
+    Nested,
     Node,
     Parameter,
     SequenceCodec,
     Signature,
     TupleForm,
     Values,
+    split,
 )
-from customops.errors import AutogradError, CallbackError, where
+from customops._schema.types import hint_of
+from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, cut, where
 
-# `Plan`: how an op's signature and its schema relate, and the functions generated from that ---------------------------
+# What generated functions call: tensors or numbers, and the errors for values that do not fit -------------------------
 
-
-class Plan:
-    """What stands between the signature of an op and its schema."""
-
-    def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
-        self.signature, self.schema, self.op = signature, schema, op
-        #: The parameters, as `bind_kernel` asks for them.
-        self.parameters = Schema(tuple(map(_as_argument, signature.parameters)), ())
-
-    def __repr__(self) -> str:
-        return f"<Plan of {self.op}{self.schema}>"
-
-    @property
-    def _digest_key(self) -> Any:
-        return self.op, self.schema.exact_key
-
-    @cached_property
-    def operands(self) -> tuple[Parameter, ...]:
-        """The parameters that formulas and vmap rules have an entry for, in their order."""
-        positional = [each for each in self.signature.parameters if not each.by_keyword]
-        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
-        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
-
-    @cached_property
-    def has_keywords(self) -> bool:
-        """Are there keyword-only parameters?"""
-        return any(each.by_keyword for each in self.signature.parameters)
-
-    @cached_property
-    def results(self) -> tuple[Node, ...]:
-        """What backward has a gradient for: the fields of a tuple, or what is returned."""
-        result = self.signature.result
-        if isinstance(result, Group) and isinstance(result.form, TupleForm):
-            return tuple(result.fields.values())
-        return () if result is None else (result,)
-
-    @cached_property
-    def counted(self) -> tuple[str, ...]:
-        """The arguments that say how long lists of lists are."""
-        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
-        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
-
-    @cached_property
-    def maybe_tensors(self) -> tuple[int, ...]:
-        """The places of returns that are a tensor or None."""
-        leaves = self.signature.result.leaves if self.signature.result is not None else ()
-        return tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf.codec, MaybeTensor))
-
-    def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with which a function of the signature is called, of lowered ones."""
-        values, named = self.restore(*args, **kwargs)
-        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
-        positional: list[Any] = []
-        for star, value in zip(stars, values, strict=True):
-            positional += value if star else (value,)
-        for each in self.signature.parameters:
-            if each.stars == "**":
-                named |= named.pop(each.name)
-        return tuple(positional), named
-
-    # Generated functions ----------------------------------------------------------------------------------------
-
-    def call(self, bypass: Fn | None = None) -> Fn:
-        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher."""
-        return rich.call(self.signature, self.schema, self.op, bypass)
-
-    @cached_property
-    def lower(self) -> Fn:
-        """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
-        return rich.lower(self.signature, self.schema, self.op)
-
-    @cached_property
-    def restore(self) -> Fn:
-        """The way back."""
-        return rich.restore(self.signature, self.schema, self.op)
-
-    @cached_property
-    def restore_result(self) -> Fn:
-        return rich.restore_result(self.signature, self.schema, self.op)
-
-    def lower_result(self, fn: Fn, role: str) -> Fn:
-        return rich.lower_result(self.signature, self.schema, self.op, fn, role)
+__tracebackhide__ = True  # pytest leaves the frames out
 
 
-def _as_argument(parameter: Parameter) -> Argument:
-    return Argument("", name=parameter.name, default=parameter.default, kwarg_only=parameter.by_keyword)
+def tensor_of(value: Any) -> Any:
+    """A tensor, or None for a number."""
+    return value if isinstance(value, Tensor) else None
+
+
+def number_of(value: Any) -> Any:
+    """A number, or None for a tensor."""
+    return None if isinstance(value, Tensor) else value
+
+
+def bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError:
+    """The error for an argument with a value that its type does not allow."""
+    problem, fix, cls = "an argument has a value that the signature does not allow", f"pass {expected}", type(value)
+    if is_dynamo_compiling():  # which cannot trace the making of the error
+        _torch.dynamo.stop_tracing(problem, op, fix, path, expected)
+    if cls.__module__ != "builtins" and re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
+        fix = f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
+    return ArgumentError(problem, op=op, argument=path, expected=expected, got=brief(value), fix=fix)
+
+
+def absent(op: str, path: str, expected: str) -> Any:
+    """Raise the error for None in the place of a value, in the lowered form."""
+    raise bad_argument(op, None, path, expected)
+
+
+def lists(op: str, path: str, items: list[Any], lengths: list[int] | None) -> list[list[Any]]:
+    """A list of lists. The dispatcher does not look at their lengths."""
+    if lengths is None or any(length < 0 for length in lengths) or sum(lengths) != len(items):
+        raise ArgumentError(
+            "the lengths of the lists do not add up to the number of items",
+            op=op,
+            argument=path,
+            expected=f"lengths that add up to {len(items)}",
+            got=brief(lengths),
+        )
+    return list(split(items, lengths))
+
+
+def misfit(op: str, role: str, fn: Fn, value: Any, path: str, expected: str) -> KernelError:
+    """The error for a result, or part of one, that is not what the signature says."""
+    return KernelError(
+        f"the {role} returned something that does not fit the signature",
+        op=op,
+        argument=f"return{path}" if path else None,
+        expected=expected,
+        got=describe(value),
+        where=where(fn),
+    )
+
+
+# `Writer`: the lines and expressions of which generated functions are made --------------------------------------------
+
+FUNCTION = """\
+def {name}({parameters}):
+    {lines}
+    return {result}
+"""
+
+CHECK = """\
+if not ({test}):
+    raise $bad({value}, {path!r}, {expected!r})
+"""
+
+MAY_BE_NONE = """\
+if {value} is None:
+    {none}
+else:
+    {some}
+"""
+
+#: A call of the op's object, as `CustomOpDef.__call__`.
+DISPATCH = """\
+if $is_dynamo_compiling():
+    $result = $self._opoverload({arguments})
+else:
+    {named}
+    {enter}
+"""
+
+#: Passing a keyword costs more than finding that it is at its default.
+NAMED = """\
+if {value} is not {default}:
+    $named[{name!r}] = {lowered}
+"""
+
+
+class Writer:
+    """Writes a function of one op. It has what codecs ask for: see `structure.Objects`.
+
+    `bad` makes the error for a value that does not fit; a function that only restores lowers none.
+    """
+
+    def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
+        self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
+        self.flat_parameters = emit_parameters(plan.schema.positional, plan.schema.keyword_only, {})
+        self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
+        self.source.objects |= {
+            "Tensor": Tensor,
+            "bad": bad,
+            "number_of": number_of,
+            "absent": functools.partial(absent, plan.op),
+            "tensor_of": tensor_of,
+        }
+
+    def ref(self, name: str, value: Any) -> str:
+        # A user's class may be called as something of Python, or as a variable here: these have no capitals.
+        known, name = self.source.objects, re.sub(r"\W", "_", name)
+        name = f"Of_{name}" if name == name.lower() else name
+        while hasattr(builtins, name) or known.get(name, value) is not value:
+            name += "_"
+        known[name] = value
+        return f"${name}"
+
+    def build(self, parameters: Sequence[str], lines: Sequence[str], result: str, /, **objects: Any) -> Fn:
+        self.source.objects |= objects
+        self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
+        return self.source.build(self.op)
+
+    # Parameters -------------------------------------------------------------------------------------------------
+
+    def rich_parameters(self) -> list[str]:
+        """The parameters of the function, defaults included."""
+        texts: list[str] = []
+        parameters = self.signature.parameters
+        for i, parameter in enumerate(parameters):
+            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+            if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
+                texts.append("/")
+            if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
+                texts.append("*")
+            default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
+            texts.append(f"{parameter.stars}{parameter.name}{default}")
+        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            texts.append("/")
+        return texts
+
+    # Lowering ---------------------------------------------------------------------------------------------------
+
+    def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """Lines, and after them the expressions for the arguments of the schema: positional ones, those by name."""
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        for parameter in self.signature.parameters:
+            values |= self.lower(parameter.node, parameter.name, lines)
+        named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
+        return lines, [values[argument.name] for argument in self.schema.positional], named
+
+    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
+        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
+        found: dict[str, tuple[str, Any]] = {}
+        waiting = [(each.node, each.name, each.default) for each in self.signature.parameters]
+        for node, value, whole in waiting:  # `whole`: the default of the group, if it has one
+            if not isinstance(node, Group) or node.given is not None:
+                continue
+            for key, each in node.fields.items():
+                default = each.default if whole is REQUIRED else node.form.get(whole, key)
+                item = node.form.item(value, key)
+                if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
+                    found[each.name] = item, default
+                waiting.append((each, item, default))
+        return found
+
+    def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
+        """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
+
+        The dispatcher knows of no None that an argument may not be, where the argument is part of an optional object.
+        """
+        if isinstance(node, Leaf):
+            test, lowered, expected = node.codec.test(value, self), node.codec.lower(value, self), node.codec.expected
+            if node.is_plain and in_optional and not node.is_optional:
+                test, expected = f"{value} is not None", code(hint_of(node.type))
+            elif test and node.is_optional:
+                test, expected = f"{value} is None or {test}", f"{expected}, or None"
+            if test:
+                self._check(test, value, node.path, expected, lines)
+            may_be_none = node.is_optional and lowered != value
+            return {node.name: f"(None if {value} is None else {lowered})" if may_be_none else lowered}
+        if isinstance(node, Either):
+            if not node.may_be_none:
+                self._check(f"{value} is not None", value, node.path, "a Tensor or a number", lines)
+            return {node.tensor.name: f"$tensor_of({value})", node.number.name: f"$number_of({value})"}
+        if isinstance(node, Nested):
+            none = f"None if {value} is None else " if node.tensors.is_optional else ""
+            test = f"$isinstance({value}, $list) and $all([$isinstance($items, ($list, $tuple)) for $items in {value}])"
+            test = f"{value} is None or {test}" if none else test
+            self._check(test, value, node.path, f"a list of lists of tensors{', or None' * bool(none)}", lines)
+            return {
+                node.tensors.name: f"{none}[$x for $items in {value} for $x in $items]",
+                node.lengths.name: f"{none}[$len($items) for $items in {value}]",
+            }
+        inside = lines if node.given is None else []
+        or_none = "" if node.given is None else ", or None"
+        self._check(node.form.test(value, self), value, node.path, node.form.name + or_none, inside)
+        values = {} if node.given is None else {node.given.name: "True"}
+        in_optional = in_optional or node.given is not None
+        for key, each in node.fields.items():
+            values |= self.lower(each, node.form.item(value, key), inside, in_optional=in_optional)
+        if node.given is None:
+            return values
+        names = {name: f"$lowered_{name}" for name in values}
+        absent = [f"{name} = None" for name in names.values()]
+        absent[0] = f"{names[node.given.name]} = False"
+        present = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=absent, some=present).splitlines()
+        return names
+
+    def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
+        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+
+    # Restoring --------------------------------------------------------------------------------------------------
+
+    def restored(self) -> dict[str, str]:
+        """An expression for each parameter, of the arguments of the schema."""
+        values = {argument.name: argument.variable for argument in self.schema.arguments}
+        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+
+    def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
+        if isinstance(node, Leaf):
+            value = values[node.name]
+            if in_optional and node.is_plain and not node.is_optional:
+                return self._present(value, node.path, code(hint_of(node.type)))
+            restored = node.codec.restore(value, node.path, self)
+            return f"(None if {value} is None else {restored})" if node.is_optional and restored != value else restored
+        if isinstance(node, Either):
+            tensor, number = values[node.tensor.name], values[node.number.name]
+            if not node.may_be_none:
+                number = self._present(number, node.path, "a Tensor or a number")
+            return f"({number} if {tensor} is None else {tensor})"
+        if isinstance(node, Nested):
+            tensors, lengths = values[node.tensors.name], values[node.lengths.name]
+            none = f"None if {tensors} is None else " if node.tensors.is_optional else ""
+            return f"({none}{self.ref('Lists', functools.partial(lists, self.op, node.path))}({tensors}, {lengths}))"
+        in_optional = in_optional or node.given is not None
+        fields = {key: self.restore(each, values, in_optional=in_optional) for key, each in node.fields.items()}
+        built = node.form.build(self, fields)
+        return built if node.given is None else f"({built} if {values[node.given.name]} else None)"
+
+    def _present(self, value: str, path: str, expected: str) -> str:
+        """An expression for a value that a call through ``torch.ops`` may have left out."""
+        return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
+
+    # Results ----------------------------------------------------------------------------------------------------
+
+    def restore_result(self) -> str:
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return "$result"
+        leaves = node.leaves
+        values = {leaf.name: f"$result[{i}]" for i, leaf in enumerate(leaves)}
+        return self.restore(node, {leaves[0].name: "$result"} if len(leaves) == 1 else values)
+
+    def lower_result(self) -> tuple[list[str], str]:
+        """Lines, and after them what is returned to the dispatcher."""
+        node = self.signature.result
+        if self.signature.returns_plainly or node is None:
+            return [], "$result"
+        lines: list[str] = []
+        values = self.lower(node, "$result", lines, in_optional=True)  # in which the dispatcher looks for no None
+        return lines, as_tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
+
+
+_CONSTANTS = (int, float, complex, str, NoneType, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _never_changes(default: Any) -> bool:
+    """Is a default still the value that it was when the op was defined, if it is the same object?"""
+    if isinstance(default, tuple):
+        return all(map(_never_changes, default))
+    return isinstance(default, _CONSTANTS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -120,22 +325,20 @@ def _as_argument(parameter: Parameter) -> Argument:
 # Only tensors have gradients. In an object that holds gradients or tangents, the field of a tensor holds that of the
 # tensor, and every other field holds None.
 
-__tracebackhide__ = True  # pytest leaves the frames out
-
 
 def of_tensors(node: Node, values: Mapping[str, Any]) -> Any:
     """An object like a value of the node, of something that is known for each of its tensors."""
-    return node.assemble({leaf.name: _of_leaf(leaf, values.get(leaf.name)) for leaf in node.leaves})
-
-
-def _of_leaf(leaf: Leaf, value: Any) -> Any:
-    if not leaf.holds_tensors:
-        return value if leaf.counts_tensors else None
-    if isinstance(leaf.codec, MaybeTensor):
-        return value[0] if value else None
-    if isinstance(leaf.codec, SequenceCodec) and isinstance(value, (list, tuple)):
-        return leaf.codec.container(value)
-    return value
+    parts: Values = {}
+    for leaf in node.leaves:
+        value = values.get(leaf.name)
+        if not leaf.holds_tensors and not leaf.counts_tensors:
+            value = None
+        elif leaf.codec is MAYBE_TENSOR:
+            value = value[0] if value else None
+        elif isinstance(leaf.codec, SequenceCodec) and isinstance(value, (list, tuple)) and leaf.holds_tensors:
+            value = leaf.codec.container(value)
+        parts[leaf.name] = value
+    return node.assemble(parts)
 
 
 def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
@@ -151,30 +354,30 @@ def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
 class _InContext:
     """Wraps a callback of a formula."""
 
-    def __init__(self, plan: Plan, fn: Any) -> None:
+    def __init__(self, plan: Lowering, fn: Any) -> None:
         self.plan, self.fn = plan, fn
 
     @contextmanager
     def flags(self, ctx: Any) -> Iterator[None]:
-        """``ctx.needs_input_grad`` has an entry for each parameter while the callback runs."""
+        """``ctx.needs_input_grad`` has an entry for each parameter while the callback runs.
+
+        It is the flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient.
+        """
         needs = getattr(ctx, "needs_input_grad", None)
         if needs is None:
             yield
             return
         flags = dict(zip((argument.name for argument in self.plan.schema.operands), needs, strict=False))
-        ctx.needs_input_grad = tuple(_flag(each.node, flags) for each in self.plan.operands)
+        entries = []
+        for parameter in self.plan.operands:
+            found = [flags.get(leaf.name, False) for leaf in parameter.node.leaves]
+            is_one = isinstance(parameter.node, Leaf)
+            entries.append(found[0] if is_one else any(any(f) if isinstance(f, list) else f for f in found))
+        ctx.needs_input_grad = tuple(entries)
         try:
             yield
         finally:
             ctx.needs_input_grad = needs
-
-
-def _flag(node: Node, flags: Mapping[str, Any]) -> Any:
-    """The flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient."""
-    if isinstance(node, Leaf):
-        return flags.get(node.name, False)
-    found = [flags.get(leaf.name, False) for leaf in node.leaves]
-    return any(any(flag) if isinstance(flag, list) else flag for flag in found)
 
 
 class SetupContext(_InContext):
@@ -190,7 +393,7 @@ class SetupContext(_InContext):
         if self.fn is None:
             return
         args, kwargs = plan.restore(*inputs, **by_keyword)
-        named = {"keyword_only_inputs": kwargs} if plan.has_keywords else {}
+        named = {"keyword_only_inputs": kwargs} if plan.parameters.keyword_only else {}
         with self.flags(ctx):
             self.fn(ctx=ctx, inputs=args, **named, output=plan.restore_result(output))
 
@@ -204,17 +407,14 @@ class Backward(_InContext):
         values = dict(zip([leaf.name for leaf in result.leaves], grads, strict=False)) if result is not None else {}
         with self.flags(ctx):
             found = self.fn(ctx, *(of_tensors(node, values) for node in plan.results), *grads[count:])
-        return self._lowered(found)
-
-    def _lowered(self, found: Any) -> Values:
-        """By names of the schema, what was returned for the parameters."""
-        operands = self.plan.operands
+        operands = plan.operands
         if not isinstance(found, dict):
-            given = found if isinstance(found, tuple) and not _is_one(found, operands) else (found,)
+            is_one = len(operands) == 1 and type(found) is not tuple  # perhaps the gradient of a NamedTuple
+            given = found if isinstance(found, tuple) and not is_one else (found,)
             if len(given) != len(operands):
                 raise AutogradError(
                     "backward returned the wrong number of gradients",
-                    op=self.plan.op,
+                    op=plan.op,
                     expected=f"{len(operands)}, for {', '.join(each.name for each in operands)}",
                     got=str(len(given)),
                     where=where(self.fn),
@@ -224,7 +424,7 @@ class Backward(_InContext):
         gradients: Values = {}
         for name, grad in found.items():
             gradients |= self._of(nodes[name], grad) if name in nodes else {name: grad}
-        known = {argument.name for argument in self.plan.schema.operands}
+        known = {argument.name for argument in plan.schema.operands}
         return {name: grad for name, grad in gradients.items() if grad is not None or name in known}
 
     def _of(self, node: Node, grad: Any) -> Values:
@@ -232,34 +432,26 @@ class Backward(_InContext):
         if not isinstance(node, Group) or grad is None:
             parts = node.take_apart(grad)
             return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
-        if not isinstance(grad, dict) and not node.form.holds(grad):
+        problem = None
+        if isinstance(grad, dict):
+            problem, expected = f"a gradient for a field that {node.path} does not have", ", ".join(node.fields)
+            got = ", ".join(map(repr, sorted(grad.keys() - node.fields.keys())))
+        elif not node.form.holds(grad):
+            problem, got = f"something other than the gradient of {node.path}", describe(grad)
+            expected = f"{node.form.name}, or a dict of gradients by field, or None"
+        if problem is not None and got:
             raise AutogradError(
-                f"backward returned something other than the gradient of {node.path}",
+                f"backward returned {problem}",
                 op=self.plan.op,
                 argument=node.path,
-                expected=f"{node.form.name}, or a dict of gradients by field, or None",
-                got=describe(grad),
+                expected=expected,
+                got=got,
                 where=where(self.fn),
             )
-        if isinstance(grad, dict):
-            parts = {key: grad.get(key) for key in node.fields}
-            if unknown := grad.keys() - parts.keys():
-                raise AutogradError(
-                    f"backward returned a gradient for a field that {node.path} does not have",
-                    op=self.plan.op, argument=node.path, expected=", ".join(node.fields),
-                    got=", ".join(map(repr, sorted(unknown))), where=where(self.fn),
-                )  # fmt: skip
-        else:
-            parts = {key: node.form.get(grad, key) for key in node.fields}
         gradients: Values = {}
         for key, each in node.fields.items():
-            gradients |= self._of(each, parts[key])
+            gradients |= self._of(each, grad.get(key) if isinstance(grad, dict) else node.form.get(grad, key))
         return gradients
-
-
-def _is_one(found: tuple[Any, ...], operands: tuple[Any, ...]) -> bool:
-    """Is a tuple the gradient of the only parameter, which is a NamedTuple?"""
-    return len(operands) == 1 and type(found) is not tuple
 
 
 class Jvp(_InContext):
@@ -274,26 +466,25 @@ class Jvp(_InContext):
         if plan.signature.returns_plainly or result is None:
             return found
         if (wrong := misfit_of(result, found)) is not None:
-            problem, expected = "jvp returned tangents whose structure is not that of the result", wrong[1]
             raise AutogradError(
-                problem, op=plan.op, argument=f"return{wrong[0]}", expected=expected, got=describe(found),
+                "jvp returned tangents whose structure is not that of the result",
+                op=plan.op,
+                argument=f"return{wrong[0]}",
+                expected=wrong[1],
+                got=describe(found),
                 where=where(self.fn),
-            )  # fmt: skip
+            )
         values = result.take_apart(found)
-        flat = [_lower_tangent(values[leaf.name]) for leaf in result.leaves]
+        flat = [list(x) if isinstance(x, tuple) else x for x in (values[leaf.name] for leaf in result.leaves)]
         for place, i in enumerate(plan.maybe_tensors):
             flat[i] = [flat[i]] * ctx._customops_present[place]
         return tuple(flat) if len(flat) > 1 else flat[0]
 
 
-def _lower_tangent(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 class Function:
     """The function that is differentiated by running it again."""
 
-    def __init__(self, plan: Plan, fn: Fn, *, with_written: bool) -> None:
+    def __init__(self, plan: Lowering, fn: Fn, *, with_written: bool) -> None:
         self.plan, self.fn, self.with_written = plan, fn, with_written
         self.lower_result = plan.lower_result(fn, "function to differentiate")
 
@@ -316,7 +507,7 @@ class Function:
 class BatchingRule:
     """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``"""
 
-    def __init__(self, plan: Plan, fn: Fn) -> None:
+    def __init__(self, plan: Lowering, fn: Fn) -> None:
         self.plan, self.fn = plan, fn
         self.lower_result = plan.lower_result(fn, "vmap rule")
 
@@ -347,25 +538,156 @@ class BatchingRule:
                 )
             dims = node.take_apart(out_dims)
         results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
-        flat = [_dims_of(leaf, value, dims[leaf.name]) for leaf, value in zip(leaves, results, strict=True)]
+        flat: list[Any] = []  # as functorch wants it: a list for a list, None for what is no tensor
+        for leaf, value in zip(leaves, results, strict=True):
+            dim = dims[leaf.name] if leaf.holds_tensors else None
+            if isinstance(value, list):
+                dim = list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(value)
+            flat.append(dim)
         return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
 
 
-def _dims_of(leaf: Leaf, value: Any, dims: Any) -> Any:
-    """As functorch wants it: a dimension for a tensor, a list for a list, None for what is no tensor."""
-    if not leaf.holds_tensors:
-        return [None] * len(value) if isinstance(value, list) else None
-    if isinstance(value, (list, tuple)):
-        return list(dims) if isinstance(dims, (list, tuple)) else [dims] * len(value)
-    return dims
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# `Lowering`: the callbacks of an op with rich types, as the dispatcher's side of the op calls them
+# `Lowering`: how an op's signature and its schema relate, the functions generated from that, and its callbacks
 
 
-class Lowering(Plan):
-    """Wraps callbacks that take and return what the signature says into such as the schema says."""
+class Lowering:
+    """What stands between the signature of an op and its schema: it wraps callbacks that take and return what the
+    signature says into such as the schema says.
+    """
+
+    def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
+        self.signature, self.schema, self.op = signature, schema, op
+        arguments = [
+            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword)
+            for each in signature.parameters
+        ]
+        #: The parameters, as `bind_kernel` asks for them.
+        self.parameters = Schema(tuple(arguments), ())
+
+    def __repr__(self) -> str:
+        return f"<Lowering of {self.op}{self.schema}>"
+
+    @property
+    def _digest_key(self) -> Any:
+        return self.op, self.schema.exact_key
+
+    @cached_property
+    def operands(self) -> tuple[Parameter, ...]:
+        """The parameters that formulas and vmap rules have an entry for, in their order."""
+        positional = [each for each in self.signature.parameters if not each.by_keyword]
+        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
+        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
+
+    @cached_property
+    def results(self) -> tuple[Node, ...]:
+        """What backward has a gradient for: the fields of a tuple, or what is returned."""
+        result = self.signature.result
+        if isinstance(result, Group) and isinstance(result.form, TupleForm):
+            return tuple(result.fields.values())
+        return () if result is None else (result,)
+
+    @cached_property
+    def counted(self) -> tuple[str, ...]:
+        """The arguments that say how long lists of lists are."""
+        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
+        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
+
+    @cached_property
+    def maybe_tensors(self) -> tuple[int, ...]:
+        """The places of returns that are a tensor or None."""
+        leaves = self.signature.result.leaves if self.signature.result is not None else ()
+        return tuple(i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR)
+
+    def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with which a function of the signature is called, of lowered ones."""
+        values, named = self.restore(*args, **kwargs)
+        stars = [each.stars for each in self.signature.parameters if not each.by_keyword]
+        positional: list[Any] = []
+        for star, value in zip(stars, values, strict=True):
+            positional += value if star else (value,)
+        for each in self.signature.parameters:
+            if each.stars == "**":
+                named |= named.pop(each.name)
+        return tuple(positional), named
+
+    # Generated functions ----------------------------------------------------------------------------------------
+
+    def call(self, bypass: Fn | None = None) -> Fn:
+        """The ``__call__`` of the op's object; `bypass` is that of an op of the schema that bypasses the dispatcher.
+
+        It has the name of the op, which Python's errors for arguments that are missing or too many show.
+        """
+        name = self.op.partition("::")[2].partition(".")[0]
+        writer = Writer(name, self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        arguments = [*positional, *(f"{key}={value}" for key, value in named.items())]
+        if bypass is not None:
+            lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
+        else:
+            left_out: list[str] = []
+            for key, (value, default) in writer.defaults_of_fields().items():
+                default_name, lowered = writer.ref("Default", default), named.pop(key)
+                left_out += NAMED.format(value=value, default=default_name, name=key, lowered=lowered).splitlines()
+            passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
+            if left_out:
+                left_out.insert(0, "$named = {}")
+                passed.append("**$named")
+            enter = fill(ENTER, take="$result =", passed=passed)
+            lines += fill(DISPATCH, arguments=arguments, named=left_out, enter=enter).splitlines()
+        return writer.build(
+            [*(["$self"] if "/" in parameters else ["$self", "/"]), *parameters],
+            lines,
+            writer.restore_result(),
+            bypass=bypass,
+            is_dynamo_compiling=is_dynamo_compiling,
+            CustomOpsError=CustomOpsError,
+            cut=cut,
+        )
+
+    @cached_property
+    def lower(self) -> Fn:
+        """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
+        writer = Writer("lower", self, functools.partial(bad_argument, self.op))
+        parameters = writer.rich_parameters()
+        lines, positional, named = writer.lower_parameters()
+        return writer.build(parameters, lines, f"{as_tuple(positional)}, {as_dict(named)}")
+
+    @cached_property
+    def restore(self) -> Fn:
+        """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
+        writer = Writer("restore", self)
+        restored = writer.restored()
+        named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
+        return writer.build(writer.flat_parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
+
+    @cached_property
+    def restore_result(self) -> Fn:
+        """``restore_result(result) -> result``, of what the dispatcher returns what the signature says."""
+        writer = Writer("restore_result", self)
+        return writer.build(["$result"], [], writer.restore_result())
+
+    def lower_result(self, fn: Fn, role: str) -> Fn:
+        """``lower_result(result) -> result``, of what a callback returned what the dispatcher is to get."""
+        writer = Writer("lower_result", self, functools.partial(misfit, self.op, role, fn))
+        return writer.build(["$result"], *writer.lower_result())
+
+    def callback(self, fn: Fn, role: str) -> Fn:
+        """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
+        writer = Writer("callback", self, functools.partial(misfit, self.op, role, fn))
+        lines, result = writer.lower_result()
+        restored = writer.restored()
+        arguments = [
+            f"{each.name}={restored[each.name]}"
+            if each.kind is inspect.Parameter.KEYWORD_ONLY
+            else f"{each.stars}{restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+        lines.insert(0, f"$result = $fn({', '.join(arguments)})")
+        return writer.build(writer.flat_parameters, lines, result, fn=fn)
+
+    # Callbacks --------------------------------------------------------------------------------------------------
 
     def kernel(self, fn: Fn, role: str = "kernel", *, warn: bool = True) -> Fn:
         """A kernel or fake impl of the schema, around one of the signature.
@@ -374,14 +696,13 @@ class Lowering(Plan):
             CallbackError: `fn` does not take the parameters of the signature.
         """
         bound = bind_kernel(fn, self.parameters, self.op, role, warn=warn)
-        return _standing_for(fn, rich.callback(self.signature, self.schema, self.op, bound, role))
+        return _standing_for(fn, self.callback(bound, role))
 
     def setup_context(self, fn: Fn | None) -> Fn | None:
         if fn is None:
             return SetupContext(self, None) if self.counted or self.maybe_tensors else None
-        names = ["ctx", "inputs", "keyword_only_inputs", "output"]
-        if not self.has_keywords:
-            names.remove("keyword_only_inputs")
+        by_keyword = ["keyword_only_inputs"] if self.parameters.keyword_only else []
+        names = ["ctx", "inputs", *by_keyword, "output"]
         bind(fn, self.op, "setup_context", **{name: name for name in names})
         return _standing_for(fn, SetupContext(self, fn))
 
@@ -413,21 +734,17 @@ class Lowering(Plan):
         """The tensors of the schema that names of parameters, or paths of parts of them, stand for."""
         if given is None:
             return None
+        tensors = [leaf for each in self.signature.parameters for leaf in each.node.leaves if leaf.holds_tensors]
         names: list[str] = []
         for name in names_in(given, option, self.op):
-            parts = [leaf.name for leaf in self._tensors() if is_part(leaf.path, name)]
+            parts = [leaf.name for leaf in tensors if is_part(leaf.path, name)]
             names += parts or [name]  # which then is refused
         return tuple(names)
 
     def options(self, options: Any) -> Any:
         """The options of a formula, with names of the schema."""
-        names = {
-            key: self.names(options[key], key) for key in ("nondiff_args", "grads_of", "originals") if key in options
-        }
-        return options | names
-
-    def _tensors(self) -> Iterable[Any]:
-        return (leaf for each in self.signature.parameters for leaf in each.node.leaves if leaf.holds_tensors)
+        known = [key for key in ("nondiff_args", "grads_of", "originals") if key in options]
+        return options | {key: self.names(options[key], key) for key in known}
 
 
 def _standing_for(fn: Fn, made: Callable[..., Any]) -> Fn:

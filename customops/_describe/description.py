@@ -146,7 +146,7 @@ def _options(op: Any) -> tuple[str, ...]:
         f'check="{current.check}"': current.check != "always",
         "direct_in_graphs=False": not current.direct_in_graphs,
         "traceable=True": spec.traceable,
-        f"computed_args={tuple(name for name, _ in spec.computed_args)}": spec.computed_args,
+        f"computed_args={tuple(each.name for each in spec.computed_args)}": spec.computed_args,
         "differentiable=False": not spec.differentiable.op,
         f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}": spec.differentiable.nondiff_args,
     }

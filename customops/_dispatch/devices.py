@@ -28,7 +28,7 @@ def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[s
         DefinitionError: nothing in the op's arguments says which device's kernel to run.
     """
     devices = device_list(device_types, op)
-    if devices != (None,) and not schema.takes_tensors and schema.device_argument is None:
+    if devices != (None,) and not schema.tensors and schema.device_argument is None:
         raise DefinitionError(
             "Functions without tensor inputs are required to have a `device: torch.device` argument",
             op=op,

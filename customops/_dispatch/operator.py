@@ -18,7 +18,7 @@ from customops._dispatch.names import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._dispatch.spec import OpSpec, Options
-from customops._schema.default_advice import may_be_none, part_with, type_of
+from customops._schema.advice import may_be_none, part_with, type_of
 from customops._schema.parse import from_dispatcher, signature_of
 from customops._torch.library import Library, OpOverload
 from customops._torch.schema import Tag, for_dispatcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,7 +57,7 @@ class OpSpec:
     #: May compilers trace into `fn`, and run it on tensors without data?
     traceable: bool = False
     #: Arguments that calls of the object leave out: what computes them of the others.
-    computed_args: tuple[tuple[str, Fn], ...] = ()
+    computed_args: tuple[Any, ...] = ()  # of `_codegen.computed.Computed`
     #: ``file:line`` of the definition.
     source: str = ""
 

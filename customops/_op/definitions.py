@@ -19,7 +19,7 @@ from customops._dispatch.spec import OpSpec, Options
 from customops._schema.infer import mutates_args_names, read
 from customops._schema.model import Differentiable, Names, Schema, names_in
 from customops._schema.parse import check_nameless, parse
-from customops._schema.tags import Layout, Tags, check_tags, normalize_tags, with_layout, with_pt2_compliant
+from customops._schema.tags import Layout, Tags, check_tags, tags_of
 from customops._torch.library import Library
 from customops.errors import DefinitionError, SchemaError, brief, location_of, user_source, where
 
@@ -140,7 +140,7 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
     device_types = given.device_types
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         device_types = tuple(device_types)  # it may be an iterator, which is read once
-    tags = with_pt2_compliant(with_layout(normalize_tags(given.tags), given.layout, op))
+    tags = tags_of(given.tags, given.layout, op)
     signature = kernel = None
     starred = False
     if given.schema is None:
@@ -153,7 +153,7 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         lowering = Lowering(signature, schema, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
         parameters, starred = lowering.parameters, any(each.stars for each in signature.parameters)
-    computed_args: tuple[tuple[str, Fn], ...] = ()
+    computed_args: tuple[computed.Computed, ...] = ()
     if given.computed_args is not None:
         names = [each.name for each in parameters.arguments]
         computed_args = computed.read(given.computed_args, names, op, starred=starred)

@@ -302,10 +302,9 @@ class CustomOpDef(Described[P], Register[P, R]):
                 parameters = self._lowering.parameters
                 calls.insert(0, self._lowering.call(*calls))
             if spec.computed_args:
-                complete = computed.arguments(parameters, spec.computed_args, spec.qualname)
-                self._complete = functools.partial(complete, None)
                 inner = calls[0] if calls else CustomOpDef.__call__
-                call = computed.call(parameters, spec.computed_args, spec.qualname, inner)
+                call, complete = computed.functions(parameters, spec.computed_args, spec.qualname, inner)
+                self._complete = functools.partial(complete, None)
                 calls.insert(0, _torch.dynamo.outside_dynamo(call))
         self._calls = calls
         if self._declaration is None:

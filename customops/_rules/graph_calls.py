@@ -2,7 +2,7 @@
 
 Inductor writes ``torch.ops.ns.f.default(...)`` for such a call. When the graph runs, there is mostly nothing left for
 the dispatcher to do, and it costs more than many kernels. So the code calls a function that is generated for the op
-(`_codegen.graph_call`), which looks for what the dispatcher would have to do, and leaves it to the dispatcher.
+(`_codegen.bypass`), which looks for what the dispatcher would have to do, and leaves it to the dispatcher.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._codegen.graph_call import graph_call
+from customops._codegen.bypass import graph_call
 from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
 from customops._schema.model import Argument

@@ -156,7 +156,7 @@ class KernelRule:
             current.direct = generate_kernel(operator, current, bump=True) if schema.mutated else kernel
         undo = operator.impl(kernel, key, own_library=own_library, current_kernel=current)
         self._current_kernels[device_type] = current
-        if device_type is not None and not schema.takes_tensors and self._unselect is None:
+        if device_type is not None and not schema.tensors and self._unselect is None:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
         return functools.partial(self._uninstall, device_type, undo)

@@ -196,7 +196,7 @@ class _Operands:
     def __init__(self, schema: Schema) -> None:
         self.arguments, self.fill = schema.operands, filler(schema)
         self.positional = len(schema.positional)
-        self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
+        self.names = tuple(argument.name for argument in schema.operands[len(schema.positional) :])
 
     def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         others = {name: value for name, value in kwargs.items() if name not in self.names}
@@ -212,7 +212,7 @@ class _Shorter:
 
     def __init__(self, rule: WithoutDefaults, schema: Schema) -> None:
         self.rule = rule
-        self.tensors = [argument.name for argument in schema.keyword_only_tensors]
+        self.tensors = [argument.name for argument in schema.operands[len(schema.positional) :]]
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
         short, named = self.rule.shorten(args, kwargs)

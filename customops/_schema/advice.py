@@ -1,4 +1,4 @@
-"""What to write instead of a type hint that is not supported: a type that works, or several parameters."""
+"""What to write instead of a type hint, or a default value, that is not supported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ import torch
 import typing_extensions
 from torch import Tensor
 
-from customops._schema.annotations import Keys, annotated, code, simplify, strip, union_members, union_of
+from customops._schema.annotations import Keys, annotated, code, literal, simplify, strip, union_members, union_of
+from customops._schema.model import REQUIRED
+from customops._schema.structure import (
+    Codec,
+    DictForm,
+    Either,
+    EnumCodec,
+    Group,
+    Leaf,
+    LiteralCodec,
+    Nested,
+    Node,
+    SequenceCodec,
+    TupleForm,
+)
+from customops._schema.types import default_problem, hint_of, item_type, param_type
 
 _CHOICES = (Literal["name", "other"], "the names of those that there are")
 _BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")
@@ -93,15 +108,11 @@ def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
     key = re.search(r"\['(.+)'\]$", path)
     name = key[1] if key else re.sub(r"\W+", "_", path).strip("_") if path.endswith("]") else path
     if found.parameters:
-        return ", ".join(f"{name}{end}: {code(each)}{' = None' * _may_be_none(each)}"
+        return ", ".join(f"{name}{end}: {code(each)}{' = None' * (type(None) in union_members(each))}"
                          for end, each in found.parameters.items())  # fmt: skip
     if path.endswith("]") and not key:
         return f"{code(found.hint)} in the place of {code(hint)}"
     return f"-> {code(found.hint)}" if returns and not path else f"{name}: {code(found.hint)}"
-
-
-def _may_be_none(hint: Any) -> bool:
-    return type(None) in union_members(hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +123,12 @@ class _Advisor:
     def rewrite(self, hint: Any) -> Rewrite | None:
         """A hint that works, near to one that does not."""
         found = self._near(hint)
-        if found is None or found.parameters or found.text or self._works(found.hint):
+        if found is None or found.parameters or found.text or (found.hint is None and self.returns):
+            return found
+        if self.accepts(found.hint):
             return found
         again = self.rewrite(found.hint)  # of a set of sets, a list of sets
         return again and again._replace(note=again.note or found.note)
-
-    def _works(self, hint: Any) -> bool:
-        return (hint is None and self.returns) or self.accepts(hint)
 
     def _near(self, hint: Any) -> Rewrite | None:
         hint, _ = strip(hint)
@@ -129,8 +139,12 @@ class _Advisor:
             return Rewrite(text=f'{hint.__name__} = TypeVar("{hint.__name__}", bound=Tensor)')
         if hint in (None, type(None), Literal[None], tuple[()], Tuple[()]):
             return Rewrite(None if self.returns else str, text="" if self.returns else "leave it out")
-        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):
-            return self._value(hint)
+        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):  # it is no type
+            if isinstance(hint, list) and len(hint) == 1:
+                return Rewrite(_list(hint[0]))
+            if isinstance(hint, tuple) and hint:
+                return Rewrite(_tuple_of(hint))
+            return Rewrite(type(hint) if self.accepts(type(hint)) else Tensor)
         members = union_members(hint)
         if len(members) > 1:
             return self._union(members)
@@ -149,24 +163,21 @@ class _Advisor:
         good = [member for member in some if self.accepts(member)]
         if len(good) <= 1:
             return Rewrite(good[0]) if good else self.rewrite(some[0])
-        holders = [each for each in good if any(simplify(item) in map(simplify, good) for item in _items_of(each))]
-        if holders:
-            return self._holder(holders[-1])
+        bare = list(map(simplify, good))
+        for hint in reversed(good):  # what holds several, instead of it or one item
+            items, origin = typing.get_args(hint), typing.get_origin(hint)
+            if origin in (list, tuple, collections.abc.Sequence) and any(simplify(item) in bare for item in items):
+                if origin is not tuple or Ellipsis in items:
+                    return Rewrite(hint, "of one item, where there is one")
+                if self.returns:
+                    return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
+                return Rewrite(hint, "of the same one, where there is one")
         special = [each for each in good if isinstance(each, type) and issubclass(each, _ONE_OF_ITS_NAME)]
         if len(special) == 1 and set(good) == {special[0], str}:
             return Rewrite(special[0], "alone")
         if self.returns:
             return Rewrite(Tensor) if Tensor in good else Rewrite(_tuple_of(good))
         return Rewrite(None, "of which one is given", {f"_{_word(each)}": Optional[each] for each in good})
-
-    def _holder(self, hint: Any) -> Rewrite:
-        """What holds several, instead of it or one item."""
-        items = typing.get_args(hint)
-        if typing.get_origin(hint) is not tuple or Ellipsis in items:
-            return Rewrite(hint, "of one item, where there is one")
-        if self.returns:
-            return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
-        return Rewrite(hint, "of the same one, where there is one")
 
     def _optional(self, inner: Any) -> Rewrite | None:
         if not self.returns:
@@ -235,8 +246,9 @@ class _Advisor:
         if self.returns and item in (float, str, bool):
             return {float: Rewrite(Tensor, "of torch.float64"), str: Rewrite(str, 'joined, for example by "\\n"'),
                     bool: Rewrite(list[int])}[item]  # fmt: skip
-        members = [member for member in union_members(item) if member is not type(None)]
-        if _may_be_none(item) and len(members) == 1:
+        everything = union_members(item)
+        members = [member for member in everything if member is not type(None)]
+        if len(members) == 1 < len(everything):
             if self.returns and self.accepts(tuple[item, item]):
                 return Rewrite(tuple[item, item], "of as many as there are")
             known = self.accepts(_list(members[0]))
@@ -263,8 +275,17 @@ class _Advisor:
             return None
         if _is_mapping(cls) and not typing_extensions.is_typeddict(cls):
             return self._mapping(items)
-        if _fields(cls) is not None:
-            return self._of_fields(cls, items)
+        fields = _fields(cls)
+        if fields is not None:
+            given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
+            if given:
+                typed = ", ".join(f"{key}: {code(given.get(each, each))}" for key, each in fields.items())
+                name = cls.__name__ + "".join(f"Of{_word(item).capitalize()}" for item in items)
+                return Rewrite(text=f"@dataclass(frozen=True) class {name}: {typed}")
+            for key, each in fields.items():  # the first that does not work
+                if not self.accepts(each) and (found := self.rewrite(each)) is not None:
+                    return Rewrite(text=f"in {cls.__name__}, {_text(found, each, key, False)}", note=found.note)
+            return None
         if issubclass(cls, collections.abc.Iterable) and len(items) > 0:
             return self._list(items[0])
         if issubclass(cls, enum.Enum):
@@ -275,41 +296,15 @@ class _Advisor:
         if issubclass(cls, pathlib.PurePath):
             return Rewrite(str)
         if cls.__module__.split(".")[0] == "numpy":
-            return _of_numpy(cls)
+            if cls.__name__ == "dtype" or cls.__name__.startswith("bool"):
+                return Rewrite(torch.dtype if cls.__name__ == "dtype" else bool)
+            number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
+            return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
         if (base := next((each for each in cls.__mro__[1:-1] if self.accepts(each)), None)) is not None:
             return Rewrite(base)
         if cls.__module__.split(".")[0] in ("torch", "builtins"):
             return None
         return Rewrite(text=f"@dataclass(frozen=True) above {cls.__name__}, with fields of types that work")
-
-    def _of_fields(self, cls: Any, items: tuple[Any, ...]) -> Rewrite | None:
-        """For a class with fields: what is to be done about the first that does not work."""
-        given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
-        fields = _fields(cls) or {}
-        if given:
-            typed = ", ".join(f"{key}: {code(given.get(hint, hint))}" for key, hint in fields.items())
-            return Rewrite(text=f"@dataclass(frozen=True) class {cls.__name__}{_capital(items)}: {typed}")
-        for key, hint in fields.items():
-            if not self.accepts(hint) and (found := self.rewrite(hint)) is not None:
-                return Rewrite(text=f"in {cls.__name__}, {_text(found, hint, key, False)}", note=found.note)
-        return None
-
-    def _value(self, value: Any) -> Rewrite:
-        """For what is no type."""
-        if isinstance(value, list) and len(value) == 1:
-            return Rewrite(_list(value[0]))
-        if isinstance(value, tuple) and value:
-            return Rewrite(_tuple_of(value))
-        return Rewrite(type(value) if self.accepts(type(value)) else Tensor)
-
-
-def _of_numpy(cls: type) -> Rewrite:
-    if cls.__name__ == "dtype":
-        return Rewrite(torch.dtype)
-    if cls.__name__.startswith("bool"):
-        return Rewrite(bool)
-    number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
-    return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
 
 
 def _list(item: Any) -> Any:
@@ -322,10 +317,6 @@ def _tuple_of(items: Iterable[Any]) -> Any:
 
 def _is_mapping(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, collections.abc.Mapping)
-
-
-def _items_of(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (list, tuple, collections.abc.Sequence) else ()
 
 
 def _fields(hint: Any) -> dict[str, Any] | None:
@@ -344,5 +335,158 @@ def _word(hint: Any) -> str:
     return "choice" if origin is Literal else str(getattr(origin or hint, "__name__", "other")).lower()
 
 
-def _capital(items: Iterable[Any]) -> str:
-    return "".join(f"Of{_word(item).capitalize()}" for item in items)
+# The types of nodes, as one writes them in a signature: for messages --------------------------------------------------
+
+
+def type_of(node: Node) -> str:
+    """The type of a node, without the None that it may be."""
+    if isinstance(node, Either):
+        return f"{type_of(node.number)} | Tensor"
+    if isinstance(node, Nested):
+        return "list[list[Tensor]]"
+    if isinstance(node, Group):
+        if isinstance(node.form, DictForm):
+            return node.form.written
+        if not isinstance(node.form, TupleForm) or node.form.is_named:
+            return node.form.name
+        items = [type_of(each) + " | None" * may_be_none(each) for each in node.fields.values()]
+        return f"tuple[{', '.join(items)}]"
+    codec, type_ = node.codec, node.type.removesuffix("?")
+    if isinstance(codec, LiteralCodec):
+        return code(Literal.__getitem__(codec.values))
+    if isinstance(codec, EnumCodec):
+        return codec.cls.__name__
+    if not isinstance(codec, SequenceCodec):
+        return code(hint_of(type_))
+    if codec.container.__module__ != "builtins":
+        return code(codec.container)
+    item = type_of(Leaf(node.name, node.path, item_type(type_) or type_, codec.item))
+    items = [item] * (codec.length or 1) + ["..."] * (codec.container is tuple and not codec.length)
+    return f"{codec.container.__name__}[{', '.join(items)}]"
+
+
+def may_be_none(node: Node) -> bool:
+    if isinstance(node, Group):
+        return node.given is not None
+    return node.leaves[0].is_optional if isinstance(node, (Leaf, Nested)) else node.may_be_none
+
+
+def part_with(node: Node, name: str) -> Node | None:
+    """The smallest part of a node that a value can be given for, and that the argument `name` of the schema is of."""
+    if all(leaf.name != name for leaf in node.leaves):
+        return None
+    fields = node.fields.values() if isinstance(node, Group) else ()
+    return next((found for each in fields if (found := part_with(each, name)) is not None), node)
+
+
+# Default values that do not fit the node of their parameter, and what to write instead --------------------------------
+
+
+class Misfit(NamedTuple):
+    """A default, or a part of one, that is not what its type allows."""
+
+    path: str
+    value: Any
+    expected: str
+    fix: str
+
+
+class _Evaluation:
+    """The source of codecs, evaluated for single values."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.objects: dict[str, Any] = {"Tensor": Tensor}
+
+    def ref(self, name: str, value: Any) -> str:
+        name = f"{name}_{len(self.objects)}"
+        self.objects[name] = value
+        return f"${name}"
+
+    def __call__(self, code: str, value: Any) -> Any:
+        return eval(code.replace("$", ""), self.objects | {"value_": value})
+
+
+def lowered(codec: Codec, value: Any, op: str) -> Any:
+    """A value that its codec allows, as the dispatcher gets it."""
+    evaluate = _Evaluation(op)
+    return evaluate(codec.lower("value_", evaluate), value)
+
+
+def misfit(node: Node, value: Any, op: str) -> Misfit | None:
+    """The first part of a default that is not what its type allows. Plain types are for `default_problem` to judge."""
+    evaluate = _Evaluation(op)
+    if value is None:
+        return None if may_be_none(node) else Misfit(node.path, None, "no None", _or_none(node))
+    if isinstance(node, Leaf):
+        codec, test = node.codec, node.codec.test("value_", evaluate)
+        if not test or evaluate(test, value):
+            return None
+        fix = f"{type_of(node)} = {_value_of(codec, value)}"
+        if isinstance(value, (list, tuple)) and getattr(codec, "length", None) not in (None, len(value)):
+            fix = _as_it_is(value)
+        return Misfit(node.path, value, codec.expected, f"{node.path}: {fix}")
+    if isinstance(node, Nested):
+        is_one = isinstance(value, list) and all(isinstance(items, list) for items in value)
+        return None if is_one else Misfit(node.path, value, "a list of lists of tensors", _or_none(node))
+    if isinstance(node, Either):
+        return None
+    form = node.form
+    if evaluate(form.test("value_", evaluate), value):
+        parts = ((each, form.get(value, key)) for key, each in node.fields.items())
+        return next((found for each, part in parts if (found := misfit(each, part, op))), None)
+    if isinstance(form, DictForm):
+        items = ", ".join(f"{literal(key)}: ..." for key in form.keys if key not in form.absent)
+        fix = f"{form.written} = {{{items}}}"
+    elif isinstance(form, TupleForm) and not form.is_named:
+        fix = _as_it_is(value)
+    else:
+        required = ", ".join(f"{key}=..." for key, each in node.fields.items() if each.default is REQUIRED)
+        fix = f"{form.name} = {form.name}({required})"
+    return Misfit(node.path, value, form.name, f"{node.path}: {fix}")
+
+
+def _or_none(node: Node) -> str:
+    return f"{node.path}: {type_of(node)} | None = None"
+
+
+def _as_it_is(value: Any) -> str:
+    """The type of a default, and the default."""
+    is_sequence = isinstance(value, (list, tuple))
+    return (
+        f"{code(types.GenericAlias(tuple, tuple(map(type, value))) if is_sequence else type(value))} = {literal(value)}"
+    )
+
+
+def _value_of(codec: Codec, value: Any) -> str:
+    """A default that the codec allows, near to one that it does not."""
+    if isinstance(codec, LiteralCodec):
+        return literal(codec.values[0])
+    if isinstance(codec, EnumCodec):
+        same = (each for each in codec.cls if value in (each.name, each.value))
+        return literal(next(same, next(iter(codec.cls))))
+    if isinstance(codec, SequenceCodec):
+        items = list(value) if isinstance(value, (list, tuple)) else [value] * (codec.length or 1)
+        made = ", ".join(_value_of(codec.item, item) for item in items)
+        return f"[{made}]" if codec.container is list else f"({made}{',' * (len(items) == 1)})"
+    return literal(value)
+
+
+# Plain types ----------------------------------------------------------------------------------------------------
+
+
+def plain_fix(type_: str, path: str, value: Any) -> str:
+    """What to write instead of a default that a type of the dispatcher does not have."""
+    if hasattr(value, "item") and not isinstance(value, Tensor):  # of numpy
+        value = value.item()
+    base = type_.removesuffix("?")
+    if isinstance(value, enum.Enum):
+        return f"{path}: {code(type(value))} = {literal(value)}"
+    if value is not None and default_problem(type_, value) is None:
+        return f"{path}: {code(hint_of(type_))} = {literal(value)}"
+    if (item := item_type(base)) and not isinstance(value, list) and default_problem(item, value) is None:
+        return f"{path}: {code(hint_of(type_))} = [{literal(value)}]"
+    own = param_type(type(value))
+    if own not in (None, base) and default_problem(str(own), value) is None:
+        return f"{path}: {code(type(value))} = {literal(value)}"
+    return f"{path}: {code(hint_of(base))} | None = None, and the value in the kernel"

@@ -9,7 +9,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -70,15 +70,8 @@ class Keys(tuple[str, ...]):
 
 
 #: Forms that say of a field whether it is there, or whether it changes.
-_QUALIFIERS = {
-    typing.Final,
-    typing_extensions.Required,
-    typing_extensions.NotRequired,
-    typing_extensions.ReadOnly,
-    getattr(typing, "Required", None),
-    getattr(typing, "NotRequired", None),
-    getattr(typing, "ReadOnly", None),
-}
+_QUALIFIERS = {typing.Final, typing_extensions.Required, typing_extensions.NotRequired, typing_extensions.ReadOnly}
+_QUALIFIERS |= {getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly") if hasattr(typing, name)}
 
 _ALIASES = tuple({typing_extensions.TypeAliasType, getattr(typing, "TypeAliasType", typing_extensions.TypeAliasType)})
 
@@ -90,7 +83,7 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         origin = typing.get_origin(hint)
         if origin is Annotated:
             hint, metadata = hint.__origin__, (*hint.__metadata__, *metadata)
-        elif origin in _QUALIFIERS and origin is not None:
+        elif origin in _QUALIFIERS:
             (hint,) = typing.get_args(hint)
         elif isinstance(origin, _ALIASES):
             hint = origin.__value__[typing.get_args(hint)]
@@ -106,7 +99,7 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def may_be_absent(hint: Any, otherwise: bool) -> bool:
     """May a TypedDict lack the key of this hint? Its own tables are wrong where annotations are strings."""
-    while (origin := typing.get_origin(hint)) is Annotated or origin in _QUALIFIERS - {None}:
+    while (origin := typing.get_origin(hint)) is Annotated or origin in _QUALIFIERS:
         name = getattr(origin, "_name", None)
         if name in ("Required", "NotRequired"):
             return bool(name == "NotRequired")
@@ -136,19 +129,13 @@ def union_of(members: Iterable[Any]) -> Any:
 
 def union_members(hint: Any) -> tuple[Any, ...]:
     """The members of a union, those of unions in it too; another type is its only member."""
-    return tuple(dict.fromkeys(_members(hint)))
-
-
-def _members(hint: Any) -> Iterator[Any]:
     bare, metadata = strip(hint)
+    items = typing.get_args(bare)
     if typing.get_origin(bare) in (Union, types.UnionType):
-        for item in typing.get_args(bare):
-            yield from _members(item)
-    elif typing.get_origin(bare) is typing.Literal and None in typing.get_args(bare):
-        yield typing.Literal[tuple(item for item in typing.get_args(bare) if item is not None)]
-        yield type(None)
-    else:
-        yield hint if metadata else bare
+        return tuple(dict.fromkeys([member for item in items for member in union_members(item)]))
+    if typing.get_origin(bare) is typing.Literal and None in items:
+        return typing.Literal[tuple(item for item in items if item is not None)], type(None)
+    return (hint if metadata else bare,)
 
 
 # Types and values as one would write them -----------------------------------------------------------------------------
@@ -156,17 +143,13 @@ def _members(hint: Any) -> Iterator[Any]:
 
 def show(annotation: Any) -> str:
     """``int`` rather than ``<class 'int'>``; everything else as Python prints it, on one short line."""
-    if isinstance(annotation, type) and not typing.get_origin(annotation):
-        module = _public_module(annotation)
-        return annotation.__qualname__ if module == "builtins" else f"{module}.{annotation.__qualname__}"
-    return brief(annotation, 120)
-
-
-def _public_module(cls: type) -> str:
-    """Where users import a class from: ``pathlib`` where Python 3.13 has it in ``pathlib._local``."""
-    outer, _, inner = cls.__module__.rpartition(".")
-    is_public = inner.startswith("_") and getattr(sys.modules.get(outer), cls.__qualname__, None) is cls
-    return outer if is_public else cls.__module__
+    if not isinstance(annotation, type) or typing.get_origin(annotation):
+        return brief(annotation, 120)
+    module, name = annotation.__module__, annotation.__qualname__
+    outer, _, inner = module.rpartition(".")
+    if inner.startswith("_") and getattr(sys.modules.get(outer), name, None) is annotation:
+        module = outer  # ``pathlib`` where Python 3.13 has a class in ``pathlib._local``
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def code(hint: Any) -> str:
@@ -182,19 +165,16 @@ def code(hint: Any) -> str:
         return " | ".join(map(code, sorted(items, key=lambda item: item is type(None))))
     if origin is Literal:
         return f"Literal[{', '.join(map(literal, items))}]"
-    if origin is typing.Annotated:
-        return _annotated(items[0], items[1:])
+    if origin is Annotated:
+        keys = next((item for item in items[1:] if isinstance(item, Keys)), None)
+        inner = code(items[0])
+        return inner if keys is None else f"Annotated[{inner}, Keys({', '.join(map(literal, keys))})]"
     if origin is not None:
         name = "Sequence" if origin is collections.abc.Sequence else getattr(origin, "__name__", str(origin))
         return f"{name}[{', '.join(map(code, items))}]" if items else name
     if isinstance(hint, type):
         return f"torch.{hint.__name__}" if hint.__module__ == "torch" else hint.__name__
     return str(hint)
-
-
-def _annotated(inner: Any, metadata: tuple[Any, ...]) -> str:
-    keys = next((item for item in metadata if isinstance(item, Keys)), None)
-    return code(inner) if keys is None else f"Annotated[{code(inner)}, Keys({', '.join(map(literal, keys))})]"
 
 
 def literal(value: Any) -> str:

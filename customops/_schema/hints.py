@@ -34,20 +34,20 @@ from customops._schema.annotations import (
 from customops._schema.model import REQUIRED
 from customops._schema.structure import (
     AS_IT_IS,
+    DEVICE,
+    DTYPE,
+    MAYBE_TENSOR,
+    TEXT,
     DataclassForm,
-    DeviceCodec,
     DictForm,
-    DtypeCodec,
     Either,
     EnumCodec,
     Group,
     Leaf,
     LiteralCodec,
-    MaybeTensor,
     Nested,
     Node,
     SequenceCodec,
-    Text,
     TupleForm,
 )
 from customops._schema.types import param_type, return_type
@@ -57,7 +57,6 @@ _SEQUENCES = (list, collections.abc.Sequence)
 _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex: "complex"}
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
-_DTYPE = DtypeCodec()
 
 #: Resolves an annotation, and raises for what is wrong with one.
 Resolve = Callable[[Any], Any]
@@ -101,8 +100,12 @@ class HintReader:
 
     def accepts(self, hint: Any) -> bool:
         """Is it a hint that works?"""
+
+        def refuse(problem: str, **fields: Any) -> NoReturn:
+            raise SchemaError(problem)
+
         try:
-            HintReader(_refuse, self.resolve, self.returns, advises=False, inside=self.inside).node(hint, "x", "x")
+            HintReader(refuse, self.resolve, self.returns, advises=False, inside=self.inside).node(hint, "x", "x")
         except SchemaError:
             return False
         return True
@@ -126,16 +129,14 @@ class HintReader:
                     )
                 node = replace(node, same_as=item.argument)
             elif isinstance(item, Keys) and not (isinstance(node, Group) and isinstance(node.form, DictForm)):
-                self.fail(
-                    f"{self._what(node.path)} is annotated with Keys, which is for a dict",
-                    fix=f"leave {item!r} out",
-                )
+                problem = f"{self._what(node.path)} is annotated with Keys, which is for a dict"
+                self.fail(problem, fix=f"leave {item!r} out")
         return node
 
     def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
         plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
         if plain is not None:
-            return Leaf(name, path, plain, SequenceCodec(list, item=_DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
+            return Leaf(name, path, plain, SequenceCodec(list, item=DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
         members = union_members(hint)
         if type(None) in members:
             return self._optional([each for each in members if each is not type(None)], name, path)
@@ -160,23 +161,19 @@ class HintReader:
                 f"{self._what(path)}: {cls.__name__} holds itself, and a schema has a number of arguments",
                 fix=f"leave {path.removeprefix('.')} out of {cls.__name__}",
             )
-        return replace(self, inside=(*self.inside, cls))._of_class(cls, name, path)
-
-    def _of_class(self, cls: type, name: str, path: str) -> Node | None:
         if cls is torch.Size:
             return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
         if cls is str and self.returns:
-            return Leaf(name, path, "SymInt[]", Text())
+            return Leaf(name, path, "SymInt[]", TEXT)
         if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
             codec = EnumCodec(cls)
             return Leaf(name, path, codec.schema_type, codec)
+        inside = replace(self, inside=(*self.inside, cls))
         if dataclasses.is_dataclass(cls):
-            return self._dataclass(cls, name, path)
+            return inside._dataclass(cls, name, path)
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return self._named_tuple(cls, name, path)
-        if typing_extensions.is_typeddict(cls):
-            return self._typed_dict(cls, name, path)
-        return None
+            return inside._named_tuple(cls, name, path)
+        return inside._typed_dict(cls, name, path) if typing_extensions.is_typeddict(cls) else None
 
     # Unions -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +181,7 @@ class HintReader:
         inner = union_of(members) if members else None
         if self.returns:
             is_tensor = simplify(inner) in (Tensor, torch.nn.Parameter)
-            return Leaf(name, path, "Tensor[]", MaybeTensor()) if is_tensor else None
+            return Leaf(name, path, "Tensor[]", MAYBE_TENSOR) if is_tensor else None
         node = self._part(inner, name, path) if members else None
         if isinstance(node, Group) and isinstance(node.form, DictForm) and node.form.absent:
             self.fail(
@@ -203,7 +200,7 @@ class HintReader:
             tensor, number = Leaf(name, path, "Tensor?"), Leaf(f"{name}_number", path, f"{type_}?")
             return Either(name, path, tensor, number, may_be_none=False)
         if plain <= {torch.device, str, int} and torch.device in plain:
-            return Leaf(name, path, "Device", DeviceCodec())
+            return Leaf(name, path, "Device", DEVICE)
         if all(typing.get_origin(member) is Literal for member in members):
             return self._literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
         return None
@@ -223,7 +220,7 @@ class HintReader:
             return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
         plain = param_type(list[simplify(item)])  # type: ignore[misc]
         if plain is not None:
-            item_codec = _DTYPE if plain == "ScalarType[]" else AS_IT_IS
+            item_codec = DTYPE if plain == "ScalarType[]" else AS_IT_IS
             return Leaf(name, path, plain, SequenceCodec(container, item=item_codec))
         inner = self._part(self.resolve(item), name, path)
         if isinstance(inner, Leaf) and inner.type == "Tensor[]" and container is list:
@@ -251,10 +248,9 @@ class HintReader:
         for key, hint in hints.items():
             field_name = f"{name}_{key}" if name else key
             if not field_name.isidentifier() or not field_name.isascii():
+                problem = f"{self._what(path)}: a key is no name of ASCII letters, digits and _"
                 fix = f'"{re.sub(r"[^A-Za-z0-9_]+", "_", key).strip("_") or "a"}"'
-                self.fail(
-                    f"{self._what(path)}: a key is no name of ASCII letters, digits and _", got=repr(key), fix=fix
-                )
+                self.fail(problem, got=repr(key), fix=fix)
             fields[key] = self.node(hint, field_name, path + form.path(key), defaults.get(key, REQUIRED))
         return Group(name, path, form, fields)
 
@@ -265,23 +261,21 @@ class HintReader:
                 "be lost",
                 fix=f"@dataclass(frozen=True) above {cls.__name__}",
             )
-        fields = [each for each in dataclasses.fields(cls) if each.init]
-        names = list(inspect.signature(cls).parameters)
-        if set(names) != {each.name for each in fields}:
-            more = ", ".join(name for name in names if name not in {each.name for each in fields})
+        fields, names = dataclasses.fields(cls), list(inspect.signature(cls).parameters)
+        made_of = {each.name for each in fields if each.init}
+        if set(names) != made_of:
+            more = ", ".join(name for name in names if name not in made_of)
             self.fail(
                 f"{self._what(path)}: {cls.__name__} is not made of its fields alone",
                 got=f"{cls.__name__}{inspect.signature(cls)}",
                 fix=f"{more or 'what __init__ takes'} as a field of {cls.__name__}, or as a parameter of the op",
             )
-        hints, all_fields = self._hints_of(cls, path), dataclasses.fields(cls)
-        return self._group(
-            DataclassForm(cls),
-            {each.name: hints[each.name] for each in all_fields},
-            {each.name: _default_of(each) for each in all_fields},
-            name,
-            path,
-        )
+        defaults = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+        for each in fields:
+            if each.default_factory is not dataclasses.MISSING:
+                defaults[each.name] = each.default_factory()
+        hints = self._hints_of(cls, path)
+        return self._group(DataclassForm(cls), {each.name: hints[each.name] for each in fields}, defaults, name, path)
 
     def _named_tuple(self, cls: Any, name: str, path: str) -> Group:
         hints = self._hints_of(cls, path)
@@ -297,29 +291,23 @@ class HintReader:
         hints = self._hints_of(cls, path)
         absent = frozenset(key for key, hint in hints.items() if may_be_absent(hint, key in cls.__optional_keys__))
         group = self._group(DictForm(tuple(hints), absent, cls.__name__), hints, {}, name, path)
+        fields = dict(group.fields)
         for key in absent:
             if self.returns or type(None) in union_members(strip(hints[key])[0]):
                 self.fail(
                     f"{self._what(path)}: whether the key {key!r} is there could not be told from None",
                     fix=f"{key}: Required[{code(hints[key])}]",
                 )
-        fields = {key: node.optional() if key in absent else node for key, node in group.fields.items()}
-        fields = {key: replace(node, default=None) if key in absent else node for key, node in fields.items()}
+            fields[key] = replace(fields[key].optional(), default=None)
         return replace(group, fields=fields)
 
     def _hints_of(self, cls: type, path: str) -> dict[str, Any]:
         try:
             return typing_extensions.get_type_hints(cls, include_extras=True)
         except Exception as error:
-            problem = f"the annotations of {cls.__name__} cannot be read"
-            self.fail(
-                f"{self._what(path)}: {problem}: {type(error).__name__}: {error}",
-                fix=f"import the names that they hold in the module of {cls.__name__}",
-            )
-
-
-def _refuse(problem: str, **fields: Any) -> NoReturn:
-    raise SchemaError(problem)
+            problem = f"{self._what(path)}: the annotations of {cls.__name__} cannot be read"
+            fix = f"import the names that they hold in the module of {cls.__name__}"
+            self.fail(f"{problem}: {type(error).__name__}: {error}", fix=fix)
 
 
 def _said_of_items(hint: Any) -> Iterator[Any]:
@@ -330,12 +318,6 @@ def _said_of_items(hint: Any) -> Iterator[Any]:
             bare, metadata = strip(item)
             yield from (each for each in metadata if each is Mutates or isinstance(each, (Mutates, SameAs)))
             yield from _said_of_items(bare)
-
-
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    return REQUIRED if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _written(node: Node) -> Node:

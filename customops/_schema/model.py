@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import keyword
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from customops._schema.types import default_text
+from customops._schema.types import ROWS, TypeRow, default_text, item_type
 from customops.errors import DefinitionError, UnsupportedError, brief
 
 # `functools.cached_property` without a lock, which is most of its cost before Python 3.12 -----------------------------
@@ -48,8 +47,6 @@ class _Required(Enum):
 #: The default of an argument that has none.
 REQUIRED: Final = _Required.REQUIRED
 
-ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
-
 
 @dataclass(frozen=True)
 class Alias:
@@ -57,11 +54,6 @@ class Alias:
 
     sets: frozenset[str]
     write: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Alias:
-        before = text.split("->")[0]
-        return cls(frozenset(name.strip(" !") for name in before.split("|")), "!" in text)
 
     def __str__(self) -> str:
         return "|".join(sorted(self.sets)) + ("!" if self.write else "")
@@ -73,24 +65,33 @@ class Typed:
 
     type: str
     alias: Alias | None = None
+    type_text: str = field(init=False, repr=False, compare=False)
+    is_optional: bool = field(init=False, repr=False, compare=False)
+    is_list: bool = field(init=False, repr=False, compare=False)
     is_tensor: bool = field(init=False, repr=False, compare=False)
     is_tensor_list: bool = field(init=False, repr=False, compare=False)
     holds_tensors: bool = field(init=False, repr=False, compare=False)
     is_mutated: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        is_tensor = self.type in ("Tensor", "Tensor?")
-        is_list = self.type.startswith(("Tensor[", "Tensor?["))
-        is_mutated = self.alias is not None and self.alias.write
+        type_, alias = self.type, self.alias
+        is_tensor, is_list = type_ in ("Tensor", "Tensor?"), type_.endswith(("]", "]?"))
+        is_tensor_list = is_list and type_.startswith(("Tensor[", "Tensor?["))
         vars(self).update(  # the instance is frozen
-            is_tensor=is_tensor, is_tensor_list=is_list, holds_tensors=is_tensor or is_list, is_mutated=is_mutated
+            type_text=type_ if alias is None else type_.replace("Tensor", f"Tensor({alias})", 1),
+            is_optional=type_.endswith("?"),
+            is_list=is_list,
+            is_tensor=is_tensor,
+            is_tensor_list=is_tensor_list,
+            holds_tensors=is_tensor or is_tensor_list,
+            is_mutated=alias is not None and alias.write,
         )
 
-    @property
-    def type_text(self) -> str:
-        if self.alias is None:
-            return self.type
-        return self.type.replace("Tensor", f"Tensor({self.alias})", 1)
+    @cached_property
+    def row(self) -> TypeRow | None:
+        """The row of the type, or of the items of a list; None of a type without one."""
+        type_ = self.type.removesuffix("?")
+        return ROWS.get((item_type(type_) or type_).removesuffix("?"))
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class Argument(Typed):
             has_default=self.default is not REQUIRED, variable=f"${self.name}" if is_keyword else self.name
         )
 
+    @cached_property
+    def default_text(self) -> str | None:
+        """The default as schema text; None where the schema language has no word for it."""
+        return default_text(self.type, self.default)
+
     @property
     def shown(self) -> str:
         """The name that the author of the op knows."""
@@ -125,9 +131,7 @@ class Argument(Typed):
         text = f"{self.type_text} {self.name}"
         if not self.has_default:
             return text
-        if self.default_is_none_in_text:
-            return f"{text}=None"
-        return f"{text}={default_text(self.type, self.default)}"
+        return f"{text}={None if self.default_is_none_in_text else self.default_text}"
 
 
 @dataclass(frozen=True)
@@ -158,12 +162,7 @@ class CallShape(NamedTuple):
 
     @classmethod
     def of(cls, schema: Schema) -> CallShape:
-        positional, named, may_be_left_out, names = [], [], [], set[str]()
-        always = 0
-        for i, argument in enumerate(schema.positional):
-            positional.append(argument.variable)
-            always = always if argument.has_default else i + 1
-        may_be_left_out += [False] * always + [True] * (len(positional) - always)
+        always = max([0, *[i for i, a in enumerate(schema.positional, 1) if not a.has_default]])
         for argument in schema.keyword_only:
             if argument.variable != argument.name:
                 raise UnsupportedError(
@@ -171,19 +170,16 @@ class CallShape(NamedTuple):
                     argument=argument.name,
                     fix="rename it, or make it positional",
                 )
-            named.append(f"{argument.name}={argument.name}")
-            may_be_left_out.append(argument.has_default)
-        for argument in schema.arguments:
-            if argument.type != "Tensor" or len(schema.tensors) > 1:
-                names.add(argument.name)
+        at_end = [i >= always for i in range(len(schema.positional))]
+        is_only_tensor = len(schema.tensors) == 1
         return cls(
-            (*schema.positional, *schema.keyword_only),
-            tuple(positional),
-            tuple(named),
-            tuple([argument.variable for argument in schema.tensors]),
-            always,
-            tuple(may_be_left_out),
-            frozenset(names),
+            arguments=(*schema.positional, *schema.keyword_only),
+            positional=tuple([argument.variable for argument in schema.positional]),
+            named=tuple([f"{argument.name}={argument.name}" for argument in schema.keyword_only]),
+            tensors=tuple([argument.variable for argument in schema.tensors]),
+            always=always,
+            may_be_left_out=(*at_end, *[argument.has_default for argument in schema.keyword_only]),
+            may_be_none=frozenset([a.name for a in schema.arguments if a.type != "Tensor" or not is_only_tensor]),
         )
 
 
@@ -198,12 +194,28 @@ class Schema:
     mutated: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: The arguments that are tensors, or lists of them.
     tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
-    keyword_only_tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: The arguments that rules have an entry for (a gradient, a batch dimension): positional ones, then keyword-only
     #: tensors.
     operands: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: Does a return share memory with an argument that the op does not mutate?
     is_view: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        positional, keyword_only = list[Argument](), list[Argument]()
+        mutated, tensors, keyword_only_tensors = list[Argument](), list[Argument](), list[Argument]()
+        for argument in self.arguments:
+            (keyword_only if argument.kwarg_only else positional).append(argument)
+            mutated += [argument] * argument.is_mutated
+            tensors += [argument] * argument.holds_tensors
+            keyword_only_tensors += [argument] * (argument.holds_tensors and argument.kwarg_only)
+        vars(self).update(  # the instance is frozen
+            positional=tuple(positional),
+            keyword_only=tuple(keyword_only),
+            mutated=tuple(mutated),
+            tensors=tuple(tensors),
+            operands=(*positional, *keyword_only_tensors),
+            is_view=True in [ret.alias is not None and not ret.alias.write for ret in self.returns],
+        )
 
     def __str__(self) -> str:
         return self._text
@@ -224,34 +236,6 @@ class Schema:
     def exact_key(self) -> tuple[Any, ...]:
         """Equal for schemas that are the same to the last default: ``==`` does not tell 1 from 1.0 and True."""
         return self._text, *[(type(a.default), repr(a.default)) for a in self.arguments if a.has_default]
-
-    def __post_init__(self) -> None:
-        positional: list[Argument] = []
-        keyword_only: list[Argument] = []
-        mutated: list[Argument] = []
-        tensors: list[Argument] = []
-        keyword_only_tensors: list[Argument] = []
-        for argument in self.arguments:
-            (keyword_only if argument.kwarg_only else positional).append(argument)
-            if argument.is_mutated:
-                mutated.append(argument)
-            if argument.holds_tensors:
-                tensors.append(argument)
-                if argument.kwarg_only:
-                    keyword_only_tensors.append(argument)
-        vars(self).update(  # the instance is frozen
-            positional=tuple(positional),
-            keyword_only=tuple(keyword_only),
-            mutated=tuple(mutated),
-            tensors=tuple(tensors),
-            keyword_only_tensors=tuple(keyword_only_tensors),
-            operands=(*positional, *keyword_only_tensors),
-            is_view=True in [r.alias is not None and not r.alias.write for r in self.returns],
-        )
-
-    @property
-    def takes_tensors(self) -> bool:
-        return bool(self.tensors)
 
     @cached_property
     def call(self) -> CallShape:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import keyword
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from typing import Any
 
 from customops import _torch
-from customops._schema.model import ALIAS, REQUIRED, Alias, Argument, Return, Schema
+from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.types import python_default
 from customops.errors import SchemaError, brief
 
@@ -61,102 +62,68 @@ def _reason(error: Exception, schema: str) -> str:
 def from_dispatcher(parsed: Any) -> Schema:
     """The `Schema` of torch's FunctionSchema object."""
     # torch's printed form is the only exact source of types (its type objects say `int` for SymInt).
-    arguments_text, returns_text = _split_schema(str(parsed))
-    if "..." in (*_split_commas(arguments_text), *_returns_of(returns_text)):
+    before, _, returns_text = str(parsed).rpartition(") -> ")
+    parts = _split(before.partition("(")[2], ",")
+    returns = _split(returns_text[1:-1], ",") if returns_text.startswith("(") else [returns_text]
+    if "..." in (*parts, *returns):
         raise SchemaError("a schema with ... is not supported", got=str(parsed), fix="write every argument out")
-    types = [_type_of(part) for part in _split_commas(arguments_text) if part != "*"]
-    arguments = tuple(
-        Argument(
-            *_split_alias(type_text),
-            name=argument.name,
-            default=python_default(type_text, argument.default_value) if argument.has_default_value() else REQUIRED,
-            kwarg_only=argument.kwarg_only,
-        )
-        for type_text, argument in zip(types, parsed.arguments, strict=True)
-    )
-    returns = [_split_alias(_type_of(part, named=bool(ret.name)))
-               for part, ret in zip(_returns_of(returns_text), parsed.returns, strict=True)]  # fmt: skip
-    return Schema(arguments, tuple(Return(*typed) for typed in returns))
+    arguments = []
+    for part, argument in zip([part for part in parts if part != "*"], parsed.arguments, strict=True):
+        type_ = _split(part, " ")[0]
+        default = python_default(type_, argument.default_value) if argument.has_default_value() else REQUIRED
+        type_, alias = _split_alias(type_)
+        arguments.append(Argument(type_, alias, argument.name, default, argument.kwarg_only))
+    return Schema(tuple(arguments), tuple([Return(*_split_alias(_split(part, " ")[0])) for part in returns]))
 
 
-def _split_schema(text: str) -> tuple[str, str]:
-    """``name(ARGS) -> RETURNS`` -> (ARGS, RETURNS)."""
-    start = text.index("(")
-    end = next(i for i in _top_level(text, start) if text[i] == ")")
-    return text[start + 1 : end], text[end + 1 :].removeprefix(" -> ")
-
-
-def _returns_of(text: str) -> list[str]:
-    """The text of each return."""
-    return _split_commas(text[1:-1]) if text.startswith("(") else [text]
-
-
-def _split_commas(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket or string."""
-    cuts = [-1, *(i for i in _top_level("(" + text, 0, shift=-1) if text[i : i + 1] == ","), len(text)]
-    parts = [text[a + 1 : b].strip() for a, b in itertools.pairwise(cuts)]
-    return [part for part in parts if part]
-
-
-def _top_level(text: str, start: int, *, shift: int = 0) -> Iterator[int]:
-    """Indices (plus `shift`) of commas directly inside the bracket at `start`, and of the bracket's end."""
-    depth, quoted, i = 0, False, start
-    while i < len(text):
-        char = text[i]
+def _split(text: str, separator: str) -> list[str]:
+    """The parts between separators that stand in no bracket or string, without spaces around them."""
+    parts, depth, quoted, escaped = [""], 0, False, False
+    for char in text:
         if quoted:
-            i += char == "\\"  # skip the escaped character
-            quoted = char != '"'
+            quoted, escaped = char != '"' or escaped, char == "\\" and not escaped
         elif char == '"':
             quoted = True
-        elif char in "([":
-            depth += 1
-        elif char in ")]":
-            depth -= 1
-            if depth == 0:
-                yield i + shift
-                return
-        elif char == "," and depth == 1:
-            yield i + shift
-        i += 1
+        else:
+            depth += (char in "([") - (char in ")]")
+        if char == separator and depth == 0 and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]
 
 
-def _type_of(part: str, *, named: bool = True) -> str:
-    """The type in the text of an argument: ``Tensor(a!)[] x=None`` -> ``Tensor(a!)[]``. Only brackets hold spaces."""
-    if not named:
-        return part
-    depth = 0
-    for i, char in enumerate(part):
-        depth += (char in "([") - (char in ")]")
-        if char == " " and depth == 0:
-            return part[:i]
-    return part
+_ALIAS = re.compile(r"(Tensor[?\[\]\d]*)\(([^()]*)\)")  # torch prints Tensor(a!)?[] as Tensor?(a!)[]
 
 
 def _split_alias(type_text: str) -> tuple[str, Alias | None]:
     """A type without its alias annotation, and that: ``Tensor(a!)[]`` -> (``Tensor[]``, a!)."""
-    match = ALIAS.match(type_text)
+    match = _ALIAS.match(type_text)
     if match is None:
         return type_text, None
-    return match[1] + type_text[match.end() :], Alias.parse(match[2])
+    names = match[2].split("->")[0].split("|")
+    return match[1] + type_text[match.end() :], Alias(frozenset(name.strip(" !") for name in names), "!" in match[2])
 
 
 # What `help`, `inspect.signature` and editors are told of an op -------------------------------------------------------
 
-_ANYTHING = inspect.Signature(
-    [
-        inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
-        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
-    ]
-)
-
 
 def signature_of(schema: Schema) -> inspect.Signature:
     """The signature of an op without a function. Annotations are types of the schema."""
+    texts = [ret.type_text for ret in schema.returns]
+    returns = texts[0] if len(texts) == 1 else f"({', '.join(texts)})" if texts else None
+    parameters = []
     try:
-        parameters = [_parameter(argument) for argument in schema.arguments]
-        return inspect.Signature(parameters, return_annotation=_returns(schema))
+        for argument in schema.arguments:
+            if keyword.iskeyword(argument.name):  # Python 3.10 takes it
+                raise ValueError(argument.name)
+            kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            default = argument.default if argument.has_default else inspect.Parameter.empty
+            parameters.append(inspect.Parameter(argument.name, kind, default=default, annotation=argument.type_text))
+        return inspect.Signature(parameters, return_annotation=returns)
     except ValueError:  # a name that is none in Python, or an order that Python has not
-        return _ANYTHING
+        anything = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return inspect.Signature([inspect.Parameter(name, kind) for name, kind in anything.items()])
 
 
 def has_signature(fn: Callable[..., Any]) -> bool:
@@ -164,21 +131,3 @@ def has_signature(fn: Callable[..., Any]) -> bool:
         return inspect.signature(fn) is not None
     except (ValueError, TypeError):
         return False
-
-
-def _parameter(argument: Argument) -> inspect.Parameter:
-    if keyword.iskeyword(argument.name):  # Python 3.10 takes it
-        raise ValueError(argument.name)
-    return inspect.Parameter(
-        argument.name,
-        inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=argument.default if argument.has_default else inspect.Parameter.empty,
-        annotation=argument.type_text,
-    )
-
-
-def _returns(schema: Schema) -> str | None:
-    texts = [ret.type_text for ret in schema.returns]
-    if len(texts) == 1:
-        return texts[0]
-    return f"({', '.join(texts)})" if texts else None

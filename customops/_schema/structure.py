@@ -7,13 +7,12 @@ in the schema, ``config_block``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, Flag
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,79 +21,62 @@ from customops._schema.model import REQUIRED
 from customops._schema.types import dtype_from
 from customops.errors import ArgumentError, brief
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Where Python source of forms and codecs finds the objects that it names
+
+
+class Objects(Protocol):
+    #: The op, for messages.
+    op: str
+
+    def ref(self, name: str, value: Any) -> str:
+        """A name for an object, starting with `name`."""
+
+
 # Forms: how the fields of a group of values are held, in a dataclass, a tuple or a dict -------------------------------
-
-
-class Form:
-    """How the fields of a group are held: what a class of them is called, and how it is made and read."""
-
-    @property
-    def name(self) -> str:
-        """What the value is to be, for messages."""
-        raise NotImplementedError
-
-    def path(self, key: str) -> str:
-        """What stands behind the path of the group, in that of a field."""
-        return f".{key}"
-
-    def test(self, value: str, cls: str) -> str:
-        """A condition that holds for the values that are allowed; `cls` names the class, if there is one."""
-        raise NotImplementedError
-
-    def holds(self, value: Any) -> bool:
-        """Has a value, or an object of gradients or dimensions, these fields?"""
-        raise NotImplementedError
-
-    def build(self, cls: str, fields: Mapping[str, str]) -> str:
-        """An expression for a value, of expressions for its fields."""
-        raise NotImplementedError
-
-    def assemble(self, fields: Mapping[str, Any]) -> Any:
-        """An object with these fields that may be no values of the class: gradients, or numbers of dimensions."""
-        raise NotImplementedError
-
-    def item(self, value: str, key: str) -> str:
-        """An expression for a field."""
-        return f"{value}.{key}"
-
-    def get(self, value: Any, key: str) -> Any:
-        return getattr(value, key)
+#
+# `name` is what the value is to be, for messages, and `path` what stands behind the path of the group in that of a
+# field. `test`, `item` and `build` are source: a condition that holds for the values that are allowed, an expression
+# for a field of one, and one for a value of expressions for its fields. `holds`, `get` and `assemble` do the same with
+# objects that may be no values of the class: of gradients, or of numbers of dimensions.
 
 
 @dataclass(frozen=True)
-class DataclassForm(Form):
+class DataclassForm:
     cls: type
 
     @property
     def name(self) -> str:
         return self.cls.__name__
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """All its fields, also those that ``__init__`` does not take."""
-        return tuple(each.name for each in dataclasses.fields(cast(Any, self.cls)))
+    def path(self, key: str) -> str:
+        return f".{key}"
 
-    def test(self, value: str, cls: str) -> str:
-        return f"$type({value}) is {cls}"
+    def test(self, value: str, objects: Objects) -> str:
+        return f"$type({value}) is {objects.ref(self.name, self.cls)}"
+
+    def item(self, value: str, key: str) -> str:
+        return f"{value}.{key}"
+
+    def build(self, objects: Objects, fields: Mapping[str, str]) -> str:
+        make = objects.ref(f"New_{self.name}", functools.partial(_with_fields, self.cls))
+        return f"{make}({', '.join(f'{key}={code}' for key, code in fields.items())})"
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, self.cls)
 
-    def maker(self) -> Callable[..., Any]:
-        """``make(**fields)``: an object with these values in its fields.
-
-        The constructor is not called: what it does was done when the object was made that is put together again here.
-        """
-        return functools.partial(_with_fields, self.cls)
-
-    def build(self, cls: str, fields: Mapping[str, str]) -> str:
-        return f"{cls}({', '.join(f'{key}={code}' for key, code in fields.items())})"
+    def get(self, value: Any, key: str) -> Any:
+        return getattr(value, key)
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
-        return self.maker()(**fields)
+        return _with_fields(self.cls, **fields)
 
 
 def _with_fields(cls: Any, /, **fields: Any) -> Any:
+    """An object with these values in its fields.
+
+    The constructor is not called: what it does was done when the object was made that is put together again here.
+    """
     made = object.__new__(cls)  # not by way of its __dict__, which Dynamo of torch 2.11 cannot trace
     for key, value in fields.items():
         object.__setattr__(made, key, value)
@@ -102,7 +84,7 @@ def _with_fields(cls: Any, /, **fields: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class TupleForm(Form):
+class TupleForm:
     """A tuple, or a NamedTuple."""
 
     cls: type
@@ -119,37 +101,32 @@ class TupleForm(Form):
     def path(self, key: str) -> str:
         return f".{key}" if self.is_named else f"[{key}]"
 
-    def test(self, value: str, cls: str) -> str:
+    def test(self, value: str, objects: Objects) -> str:
         if self.is_named:  # also a plain tuple, but none whose fields have other names
-            test = f"($type({value}) is $tuple or $isinstance({value}, {cls}))"
+            test = f"($type({value}) is $tuple or $isinstance({value}, {objects.ref(self.name, self.cls)}))"
         else:
             test = f"$isinstance({value}, ($tuple, $list))"
         return f"{test} and $len({value}) == {len(self.keys)}"
 
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, (tuple, list)) and len(value) == len(self.keys)
-
     def item(self, value: str, key: str) -> str:
         return f"{value}[{self.keys.index(key)}]"
 
+    def build(self, objects: Objects, fields: Mapping[str, str]) -> str:
+        items = f"({''.join(f'{code}, ' for code in fields.values())})"
+        return f"$tuple.__new__({objects.ref(self.name, self.cls)}, {items})" if self.is_named else items
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, (tuple, list)) and len(value) == len(self.keys)
+
     def get(self, value: Any, key: str) -> Any:
         return value[self.keys.index(key)]
-
-    def build(self, cls: str, fields: Mapping[str, str]) -> str:
-        items = "".join(f"{code}, " for code in fields.values())
-        return f"$tuple.__new__({cls}, ({items}))" if self.is_named else f"({items})"
 
     def assemble(self, fields: Mapping[str, Any]) -> Any:
         return tuple.__new__(self.cls, fields.values())
 
 
-def _set(keys: Sequence[str]) -> str:
-    """A set as Python source, the same in each process: the `repr` of a set is not."""
-    return f"{{{', '.join(map(repr, keys))}}}" if keys else "$set()"
-
-
 @dataclass(frozen=True)
-class DictForm(Form):
+class DictForm:
     """A dict of fixed keys, some of which may be absent."""
 
     keys: tuple[str, ...]
@@ -167,49 +144,42 @@ class DictForm(Form):
     def path(self, key: str) -> str:
         return f"[{key!r}]"
 
-    def test(self, value: str, cls: str) -> str:
-        required = [key for key in self.keys if key not in self.absent]
+    def test(self, value: str, objects: Objects) -> str:
+        keys = f"{{{', '.join(map(repr, self.keys))}}}" if self.keys else "$set()"  # in this order in each process
         test = f"$isinstance({value}, $dict) and {value}.keys() "
         if not self.absent:
-            return f"{test}== {_set(self.keys)}"
+            return f"{test}== {keys}"
         # None in the place of a value that is not there would be taken for one that is not there.
         none = "".join(f" and {value}.get({key!r}, 0) is not None" for key in self.keys if key in self.absent)
-        given = "".join(f" and {key!r} in {value}" for key in required)
-        return f"{test}<= {_set(self.keys)}{given}{none}"
-
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, dict) and value.keys() <= set(self.keys)
+        given = "".join(f" and {key!r} in {value}" for key in self.keys if key not in self.absent)
+        return f"{test}<= {keys}{given}{none}"
 
     def item(self, value: str, key: str) -> str:
         return f"{value}.get({key!r})" if key in self.absent else f"{value}[{key!r}]"
 
-    def get(self, value: Any, key: str) -> Any:
-        return value.get(key)
-
-    def build(self, cls: str, fields: Mapping[str, str]) -> str:
+    def build(self, objects: Objects, fields: Mapping[str, str]) -> str:
         present = [f"{key!r}: {code}" for key, code in fields.items() if key not in self.absent]
         maybe = [f"**({{}} if ($value := {fields[key]}) is None else {{{key!r}: $value}})" for key in self.keys
                  if key in self.absent]  # fmt: skip
         return f"{{{', '.join([*present, *maybe])}}}"
 
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, dict) and value.keys() <= set(self.keys)
+
+    def get(self, value: Any, key: str) -> Any:
+        return value.get(key)
+
     def assemble(self, fields: Mapping[str, Any]) -> Any:
         return dict(fields)
 
 
+Form = DataclassForm | TupleForm | DictForm
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Codecs: how a value of a type that the dispatcher does not have travels as a value of a type that it has
-# A codec is Python source: expressions that generated functions hold (`customops._codegen.rich`), and that `lowered`
+# A codec is Python source: expressions that generated functions hold (`_codegen.lowering`), and that `lowered`
 # evaluates for a default value. ``lower`` is the way to the dispatcher, ``restore`` the way back.
-
-
-class Objects(Protocol):
-    """Where the source of a codec finds the objects that it names."""
-
-    #: The op, for messages.
-    op: str
-
-    def ref(self, name: str, value: Any) -> str:
-        """A name for an object, starting with `name`."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +208,58 @@ class Codec:
 AS_IT_IS = Codec()
 
 
+@dataclass(frozen=True)
+class Template(Codec):
+    """A codec whose source is the same for all ops: ``{value}`` stands for the value, ``{ref}`` for an object."""
+
+    expected: str = ""
+    condition: str = ""
+    lowered: str = "{value}"
+    restored: str = "{value}"
+    ref: tuple[str, Any] = ("", None)
+
+    def _fill(self, text: str, value: str, objects: Objects) -> str:
+        if "{ref}" in text:
+            text = text.replace("{ref}", objects.ref(*self.ref))
+        return text.replace("{value}", value)
+
+    def test(self, value: str, objects: Objects) -> str:
+        return self._fill(self.condition, value, objects)
+
+    def lower(self, value: str, objects: Objects) -> str:
+        return self._fill(self.lowered, value, objects)
+
+    def restore(self, value: str, path: str, objects: Objects) -> str:
+        return self._fill(self.restored, value, objects)
+
+
+#: A dtype in a list: the dispatcher hands it over as a number where there may be no list.
+DTYPE = Template(restored="{ref}({value})", ref=("Dtype", dtype_from))
+
+DEVICE = Template(
+    "a torch.device, or the name of one",
+    condition="$isinstance({value}, ({ref}, $str, $int))",
+    lowered="{ref}({value})",
+    ref=("Device", torch.device),
+)
+
+#: A returned tensor that may be None travels as a list with one item or none.
+MAYBE_TENSOR = Template(
+    "a Tensor or None",
+    condition="({value} is None or $isinstance({value}, $Tensor))",
+    lowered="([] if {value} is None else [{value}])",
+    restored="({value}[0] if {value} else None)",
+)
+
+#: A returned string travels as the numbers of its characters: compilers know no op that returns a string.
+TEXT = Template(
+    "a str",
+    condition="$isinstance({value}, $str)",
+    lowered="[$ord($char) for $char in {value}]",
+    restored="''.join([$chr($char) for $char in {value}])",
+)
+
+
 class Choices(dict[Any, Any]):
     """Lowered value -> the value it stands for. For others, which calls through ``torch.ops`` may have, it raises."""
 
@@ -246,23 +268,15 @@ class Choices(dict[Any, Any]):
         self.path, self.op = path, op
 
     def __missing__(self, value: Any) -> Any:
-        raise ArgumentError(
-            "not one of the values that are allowed",
-            op=self.op,
-            argument=self.path,
-            expected=one_of(self),
-            got=repr(value),
-        )
-
-
-#: How many choices a message shows.
-_SHOWN = 16
+        problem = "not one of the values that are allowed"
+        raise ArgumentError(problem, op=self.op, argument=self.path, expected=one_of(self), got=repr(value))
 
 
 def one_of(values: Iterable[Any], show: Callable[[Any], str] = repr) -> str:
+    """The values for a message, which shows 16 of them."""
     texts = [show(value) for value in values]
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return f"one of {', '.join(texts[:_SHOWN])}{more}"
+    more = f" and {len(texts) - 16} more" if len(texts) > 16 else ""
+    return f"one of {', '.join(texts[:16])}{more}"
 
 
 @dataclass(frozen=True)
@@ -329,11 +343,11 @@ class EnumCodec(Codec):
 
     @property
     def choices(self) -> Mapping[Any, Any]:
-        if self._has_own_values and issubclass(self.cls, Flag):  # also combinations of the members
+        if not self._has_own_values:
+            return dict(self.cls.__members__)  # with aliases: programs of before may hold a name that was replaced
+        if issubclass(self.cls, Flag):  # also combinations of the members
             return {}
-        if self._has_own_values:
-            return {each._value_: each for each in self.cls}
-        return dict(self.cls.__members__)  # with aliases: programs of before may hold a name that was replaced
+        return {each._value_: each for each in self.cls}
 
     def test(self, value: str, objects: Objects) -> str:
         return f"$type({value}) is {objects.ref(self.cls.__name__, self.cls)}"
@@ -375,80 +389,19 @@ class SequenceCodec(Codec):
         item = self.item.restore("$item", path, objects)
         items = value if item == "$item" else f"[{item} for $item in {value}]"
         if self.length is not None:
-            return f"{objects.ref('Items', Items(self.length, path, objects.op))}({items})"
+            return f"{objects.ref('Items', functools.partial(_items, self.length, path, objects.op))}({items})"
         if self.container is list:
             return items
         container = "$tuple" if self.container is tuple else objects.ref(self.container.__name__, self.container)
         return f"{container}({items})"
 
 
-@dataclass(frozen=True)
-class Items:
-    """Makes a tuple of a length. The dispatcher does not look at lengths."""
-
-    length: int
-    path: str
-    op: str
-
-    def __call__(self, items: list[Any]) -> tuple[Any, ...]:
-        if len(items) != self.length:
-            raise ArgumentError(
-                "the length is wrong", op=self.op, argument=self.path, expected=f"{self.length} items", got=brief(items)
-            )
-        return tuple(items)
-
-
-@dataclass(frozen=True)
-class DtypeCodec(Codec):
-    """A dtype in a list: the dispatcher hands it over as a number where there may be no list."""
-
-    def restore(self, value: str, path: str, objects: Objects) -> str:
-        return f"{objects.ref('Dtype', dtype_from)}({value})"
-
-
-@dataclass(frozen=True)
-class DeviceCodec(Codec):
-    """A device, or its name."""
-
-    expected = "a torch.device, or the name of one"
-
-    def test(self, value: str, objects: Objects) -> str:
-        return f"$isinstance({value}, ({objects.ref('Device', torch.device)}, $str, $int))"
-
-    def lower(self, value: str, objects: Objects) -> str:
-        return f"{objects.ref('Device', torch.device)}({value})"
-
-
-@dataclass(frozen=True)
-class MaybeTensor(Codec):
-    """A returned tensor that may be None travels as a list with one item or none."""
-
-    expected = "a Tensor or None"
-
-    def test(self, value: str, objects: Objects) -> str:
-        return f"({value} is None or $isinstance({value}, $Tensor))"
-
-    def lower(self, value: str, objects: Objects) -> str:
-        return f"([] if {value} is None else [{value}])"
-
-    def restore(self, value: str, path: str, objects: Objects) -> str:
-        return f"({value}[0] if {value} else None)"
-
-
-@dataclass(frozen=True)
-class Text(Codec):
-    """A returned string travels as the numbers of its characters: compilers know no op that returns a string."""
-
-    expected = "a str"
-
-    def test(self, value: str, objects: Objects) -> str:
-        return f"$isinstance({value}, $str)"
-
-    def lower(self, value: str, objects: Objects) -> str:
-        return f"[$ord($char) for $char in {value}]"
-
-    def restore(self, value: str, path: str, objects: Objects) -> str:
-        return f"''.join([$chr($char) for $char in {value}])"
+def _items(length: int, path: str, op: str, items: list[Any]) -> tuple[Any, ...]:
+    """A tuple of a length. The dispatcher does not look at lengths."""
+    if len(items) != length:
+        expected = f"{length} items"
+        raise ArgumentError("the length is wrong", op=op, argument=path, expected=expected, got=brief(items))
+    return tuple(items)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -535,15 +488,12 @@ class Group:
 
     def take_apart(self, value: Any) -> Values:
         """The values of the leaves, as they stand in `value`; each is None where that is None."""
+        parts: Values = {} if self.given is None else {self.given.name: value is not None}
         if value is None:
-            return dict.fromkeys([leaf.name for leaf in self.leaves]) | (self._given(False))
-        parts = self._given(True)
+            return dict.fromkeys([leaf.name for leaf in self.leaves]) | parts
         for key, node in self.fields.items():
             parts |= node.take_apart(self.form.get(value, key))
         return parts
-
-    def _given(self, is_given: bool) -> Values:
-        return {} if self.given is None else {self.given.name: is_given}
 
 
 @dataclass(frozen=True)
@@ -615,8 +565,7 @@ def split(items: Iterable[Any], lengths: Iterable[int]) -> Iterator[list[Any]]:
 
 Node = Leaf | Group | Either | Nested
 
-
-_BY_NAME, _BY_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass  # as a Leaf
@@ -627,16 +576,13 @@ class Parameter:
     kind: Any  # of `inspect.Parameter`
     node: Node
     default: Any = REQUIRED
-
-    @property
-    def is_plain(self) -> bool:
-        """Is it one argument of the schema, of the same name, order and values?"""
-        return self.node.is_plain and (self.kind is _BY_NAME or self.kind is _BY_KEYWORD)
+    #: Is it one argument of the schema, of the same name, order and values?
+    is_plain: bool = True
 
     @property
     def by_keyword(self) -> bool:
         """Is it passed by its name alone?"""
-        return self.kind is _BY_KEYWORD or self.kind is inspect.Parameter.VAR_KEYWORD
+        return self.kind in BY_KEYWORD
 
     @property
     def stars(self) -> str:
@@ -653,7 +599,3 @@ class Signature:
     result: Node | None
     #: Is the result just what the op returns?
     returns_plainly: bool
-
-    @property
-    def is_plain(self) -> bool:
-        return self.returns_plainly and False not in [parameter.is_plain for parameter in self.parameters]

@@ -40,50 +40,40 @@ def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
 
 def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> None:
     """Raise SchemaError unless `schema` has the shape its `Tag.inplace` or `Tag.out` promises."""
-    problem = None
+    problem, outs, returns = None, schema.mutated, [ret.type for ret in schema.returns]
+    aliases = [ret.alias for ret in schema.returns]
     if Tag.inplace in tags:
-        problem = _inplace_problem(schema)
+        first = schema.positional[0] if schema.positional else None
+        if first is None:
+            problem = "torch.Tag.inplace needs a positional argument of type Tensor to write to"
+        elif first.type != "Tensor":
+            what = f"{first.name!r} is {first.type}"
+            problem = f"torch.Tag.inplace: the first positional argument must be a Tensor, {what}"
+        elif outs != (first,):
+            only = f"the first argument {first.name!r} alone, not {[a.name for a in outs]}"
+            problem = f"torch.Tag.inplace: mutates_args must hold {only}"
+        elif returns != ["Tensor"] or aliases != [first.alias]:
+            problem = (
+                f"torch.Tag.inplace: the one return must alias the first argument {first.name!r}: "
+                "the return annotation is torch.Tensor, in a manual schema Tensor(a!)"
+            )
     elif Tag.out in tags:
-        problem = _out_problem(schema)
+        wrong = next((a for a in outs if not a.kwarg_only or a.type != "Tensor"), None)
+        if not outs:
+            problem = "torch.Tag.out needs at least one mutated argument: name it in mutates_args"
+        elif wrong is not None and not wrong.kwarg_only:
+            problem = f"torch.Tag.out: the mutated argument {wrong.name!r} must be keyword-only (after the *)"
+        elif wrong is not None:
+            problem = f"torch.Tag.out only supports Tensor outputs: {wrong.name!r} is {wrong.type}"
+        elif returns != ["Tensor"] * len(outs) or aliases != [a.alias for a in outs]:
+            names = ", ".join(a.name for a in outs)
+            annotation = "torch.Tensor" if len(outs) == 1 else "a tuple of torch.Tensor, one each"
+            problem = (
+                f"torch.Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation "
+                f"is {annotation}, each aliasing its argument"
+            )
     if problem:
         raise SchemaError(problem, got=str(schema), **context)
-
-
-def _inplace_problem(schema: Schema) -> str | None:
-    if not schema.positional:
-        return "torch.Tag.inplace needs a positional argument of type Tensor to write to"
-    first = schema.positional[0]
-    if first.type != "Tensor":
-        return f"torch.Tag.inplace: the first positional argument must be a Tensor, {first.name!r} is {first.type}"
-    if schema.mutated != (first,):
-        names = [a.name for a in schema.mutated]
-        return f"torch.Tag.inplace: mutates_args must hold the first argument {first.name!r} alone, not {names}"
-    if [r.type for r in schema.returns] != ["Tensor"] or schema.returns[0].alias != first.alias:
-        return (
-            f"torch.Tag.inplace: the one return must alias the first argument {first.name!r}: "
-            "the return annotation is torch.Tensor, in a manual schema Tensor(a!)"
-        )
-    return None
-
-
-def _out_problem(schema: Schema) -> str | None:
-    outs = schema.mutated
-    if not outs:
-        return "torch.Tag.out needs at least one mutated argument: name it in mutates_args"
-    for out in outs:
-        if not out.kwarg_only:
-            return f"torch.Tag.out: the mutated argument {out.name!r} must be keyword-only (after the *)"
-        if out.type != "Tensor":
-            return f"torch.Tag.out only supports Tensor outputs: {out.name!r} is {out.type}"
-    if [r.type for r in schema.returns] != ["Tensor"] * len(outs) or [r.alias for r in schema.returns] != [
-        a.alias for a in outs
-    ]:
-        names = ", ".join(a.name for a in outs)
-        return (
-            f"torch.Tag.out: the returns must be the mutated arguments ({names}) in order: the return annotation is "
-            f"{'torch.Tensor' if len(outs) == 1 else 'a tuple of torch.Tensor, one each'}, each aliasing its argument"
-        )
-    return None
 
 
 def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
@@ -106,12 +96,13 @@ _TAGS = {
 }
 
 
-def with_layout(tags: tuple[torch.Tag, ...], layout: Any, op: str) -> tuple[torch.Tag, ...]:
-    """The tags of an op, with that of a layout if there is one.
+def tags_of(given: Tags, layout: Any, op: str) -> tuple[torch.Tag, ...]:
+    """The tags of an op that torch.compile may rely on, with that of a layout if there is one.
 
     Raises:
-        DefinitionError: there is no such layout, or a tag says another one.
+        DefinitionError, TagError: as `normalize_tags`; or there is no such layout, or a tag says another one.
     """
+    tags = with_pt2_compliant(normalize_tags(given))
     if layout is None:
         return tags
     if not isinstance(layout, str) or layout not in _TAGS:

@@ -44,15 +44,11 @@ def literal(value: Any) -> str | None:
 
 def quoted(value: Any) -> str:
     """A string, or the text of an object, as a string of a schema."""
-    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _octal(c)) for c in str(value)) + '"'
-
-
-def _octal(char: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in char.encode())
-
-
-def dtype_text(value: torch.dtype) -> str:
-    return str(value).removeprefix("torch.")
+    characters = [
+        _ESCAPES.get(char) or (char if char.isprintable() else "".join([f"\\{byte:03o}" for byte in char.encode()]))
+        for char in str(value)
+    ]
+    return f'"{"".join(characters)}"'
 
 
 def dtype_from(value: Any) -> Any:
@@ -65,14 +61,9 @@ def enum_text(value: torch.layout | torch.memory_format) -> str:
     return str(_torch.schema.enum_to_number(value))
 
 
-def layout_from(value: Any) -> Any:
-    """The layout behind the number by which the dispatcher holds it."""
-    return _torch.schema.enum_from_number("Layout", value) if isinstance(value, int) else value
-
-
-def memory_format_from(value: Any) -> Any:
-    """The memory format behind the number by which the dispatcher holds it."""
-    return _torch.schema.enum_from_number("MemoryFormat", value) if isinstance(value, int) else value
+def enum_from(kind: str) -> Callable[[Any], Any]:
+    """What makes a layout or memory format of the number by which the dispatcher holds it."""
+    return lambda value: _torch.schema.enum_from_number(kind, value) if isinstance(value, int) else value
 
 
 def plain_number(value: Any) -> int | float:
@@ -90,12 +81,12 @@ def int_problem(value: Any) -> str | None:
 
 
 def float_problem(value: int | float) -> str | None:
-    """Why a number cannot be a float, or None."""
+    """The same for a float."""
     return "the number is too large for a float" if isinstance(value, int) and abs(value) > sys.float_info.max else None
 
 
 def str_problem(value: str) -> str | None:
-    """Why a schema cannot hold a string, or None."""
+    """The same for a string."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -104,7 +95,7 @@ def str_problem(value: str) -> str | None:
 
 
 def device_problem(value: torch.device | str) -> str | None:
-    """Why something is no device, or None."""
+    """The same for a device, or the name of one."""
     try:
         torch.device(value)
     except RuntimeError:
@@ -272,9 +263,9 @@ def _rows() -> Iterable[TypeRow]:
     yield TypeRow(
         "ScalarType",
         (torch.dtype,),
-        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `codecs.DtypeCodec`
+        forms=(*_ALONE, "[]"),  # a list or None comes as numbers: see `structure.DTYPE`
         defaults=(torch.dtype,),
-        write_default=dtype_text,
+        write_default=lambda dtype: str(dtype).removeprefix("torch."),
         read_default=dtype_from,
         list_defaults=True,
         unchanged=(torch.dtype,),
@@ -292,26 +283,17 @@ def _rows() -> Iterable[TypeRow]:
         stub="torch.device | str",
         stub_return="torch.device",
     )
-    yield TypeRow(
-        "Layout",
-        (torch.layout,),
-        defaults=(torch.layout,),
-        write_default=enum_text,
-        read_default=layout_from,
-        list_defaults=True,
-        unchanged=(torch.layout,),
-        stub="torch.layout",
-    )
-    yield TypeRow(
-        "MemoryFormat",
-        (torch.memory_format,),
-        defaults=(torch.memory_format,),
-        write_default=enum_text,
-        read_default=memory_format_from,
-        list_defaults=True,
-        unchanged=(torch.memory_format,),
-        stub="torch.memory_format",
-    )
+    for cls, name in ((torch.layout, "Layout"), (torch.memory_format, "MemoryFormat")):
+        yield TypeRow(
+            name,
+            (cls,),
+            defaults=(cls,),
+            write_default=enum_text,
+            read_default=enum_from(name),
+            list_defaults=True,
+            unchanged=(cls,),
+            stub=f"torch.{cls.__name__}",
+        )
     yield TypeRow("Generator", (torch.Generator,), stub="torch.Generator")
     # Its hint has the name of the class that torch knows (`opaque_type_name`).
     yield TypeRow("customops.Named", unchanged=(Named,), stub="customops.Named")
@@ -336,30 +318,14 @@ def item_type(type_: str) -> str | None:
 # Hints ----------------------------------------------------------------------------------------------------------
 
 
-def param_hints(row: TypeRow) -> dict[Any, str]:
-    """The hints by which a parameter can have the type of a row, and the schema type that each stands for."""
-    return _hints(row, row.forms, _sequences_of)
-
-
-def return_hints(row: TypeRow) -> dict[Any, str]:
-    """The same for a return."""
-    return _hints(row, row.return_forms, _lists_of)
-
-
-def _sequences_of(hint: Any) -> tuple[Any, ...]:
-    return (typing.Sequence[hint], List[hint], collections.abc.Sequence[hint], list[hint])
-
-
-def _lists_of(hint: Any) -> tuple[Any, ...]:
-    return (List[hint], list[hint])
-
-
-def _hints(row: TypeRow, forms: Iterable[str], lists_of: Callable[[Any], tuple[Any, ...]]) -> dict[Any, str]:
+def hints_of(row: TypeRow, *, returns: bool = False) -> dict[Any, str]:
+    """The hints by which a parameter, or a return, can have the type of a row; the schema type that each stands for."""
+    lists: list[Any] = [List, list] if returns else [typing.Sequence, List, collections.abc.Sequence, list]
     table: dict[Any, str] = {}
-    for form in forms:
+    for form in row.return_forms if returns else row.forms:
         hints = list(row.hints)
         for part in re.findall(r"\?|\[\]", form):
-            hints = [each for hint in hints for each in ((Optional[hint],) if part == "?" else lists_of(hint))]
+            hints = [Optional[x] for x in hints] if part == "?" else [each[x] for x in hints for each in lists]
         table |= dict.fromkeys(hints, row.schema + form)
     return table
 
@@ -371,21 +337,16 @@ SUPPORTED_PARAM_TYPES: dict[Any, str] = {}
 SUPPORTED_RETURN_TYPES: dict[Any, str] = {}
 
 for _row in ROWS.values():
-    SUPPORTED_PARAM_TYPES |= param_hints(_row)
-    SUPPORTED_RETURN_TYPES |= return_hints(_row)
-
-
-def lookup(table: dict[Any, str], annotation: Any) -> str | None:
-    """The schema type of a hint, or None."""
-    try:
-        return table.get(annotation)
-    except TypeError:  # an unhashable annotation is no key of the table
-        return None
+    SUPPORTED_PARAM_TYPES |= hints_of(_row)
+    SUPPORTED_RETURN_TYPES |= hints_of(_row, returns=True)
 
 
 def param_type(annotation: Any) -> str | None:
     """The schema type of a hint of a parameter, or None."""
-    known = lookup(SUPPORTED_PARAM_TYPES, annotation)
+    try:
+        known = SUPPORTED_PARAM_TYPES.get(annotation)
+    except TypeError:  # an unhashable annotation is no key of the table
+        known = None
     if known is None and not (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
         # Enums are opaque types of some versions of torch. Here all have the same schema, with the member's name.
         return _torch.schema.opaque_type_name(annotation)
@@ -403,7 +364,11 @@ def hint_of(type_: str) -> Any:
 
 def return_type(annotation: Any) -> str | None:
     """The schema type of a hint of a return, or None."""
-    return lookup(SUPPORTED_RETURN_TYPES, annotation) or _torch.schema.opaque_type_name(annotation, as_return=True)
+    try:
+        known = SUPPORTED_RETURN_TYPES.get(annotation)
+    except TypeError:
+        known = None
+    return known or _torch.schema.opaque_type_name(annotation, as_return=True)
 
 
 def tuple_to_list(tuple_type: Any) -> Any:
@@ -418,7 +383,7 @@ def tuple_to_list(tuple_type: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Default values of arguments: which ones a type takes, and their forms in a schema, in the dispatcher and in a kernel
-# The row of the type says it for a single value (`types`); here are None and lists.
+# The row of the type says it for a single value; here are None and lists.
 
 
 def default_problem(type_: str, default: Any) -> str | None:

@@ -25,9 +25,9 @@ from customops._schema.model import REQUIRED, Argument
 from customops._schema.parse import from_dispatcher
 from customops._schema.structure import (
     AS_IT_IS,
+    DEVICE,
     Codec,
     DataclassForm,
-    DeviceCodec,
     DictForm,
     Either,
     EnumCodec,
@@ -205,7 +205,7 @@ def values_of(type_: str, codec: Codec, device: str | torch.device) -> Strategy 
         return st.sampled_from(codec.values)
     if isinstance(codec, EnumCodec):  # with the combinations of flags
         return st.sampled_from(codec.cls)
-    if isinstance(codec, DeviceCodec):
+    if codec is DEVICE:
         return st.sampled_from([str(device), torch.device(device)])
     if isinstance(codec, SequenceCodec):
         lists = _lists(type_, values_of(item_type(type_) or "", codec.item, device))

@@ -69,9 +69,9 @@ def test_what_holds_tensors(type_: str, is_tensor: bool, is_tensor_list: bool) -
     assert (argument.is_tensor, argument.is_tensor_list) == (is_tensor, is_tensor_list)
     assert argument.holds_tensors == (is_tensor or is_tensor_list)
     schema = parse(f"(int n, *, {type_} x) -> Tensor")
-    assert schema.takes_tensors == argument.holds_tensors
-    assert [a.name for a in schema.keyword_only_tensors] == ["x"] * argument.holds_tensors
-    assert parse(f"({type_} x) -> Tensor").keyword_only_tensors == ()
+    assert bool(schema.tensors) == argument.holds_tensors
+    assert [a.name for a in schema.operands] == ["n"] + ["x"] * argument.holds_tensors
+    assert [a.name for a in parse(f"({type_} x) -> Tensor").operands] == ["x"]
 
 
 @pytest.mark.parity(23)

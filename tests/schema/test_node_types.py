@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from customops import Keys
-from customops._schema.default_advice import may_be_none, part_with, type_of
+from customops._schema.advice import may_be_none, part_with, type_of
 from customops._schema.infer import read
 from customops._schema.structure import Group, Node
 from customops.errors import SchemaError

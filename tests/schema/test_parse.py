@@ -106,9 +106,10 @@ def test_alias_of_a_return() -> None:
 
 
 def test_alias_text() -> None:
-    assert str(Alias.parse("e|c|d|a|b")) == "a|b|c|d|e"
-    assert str(Alias.parse("a!")) == "a!"
-    assert Alias.parse("a! -> a|b") == Alias(frozenset("a"), write=True)
+    several, written, both = parse("(Tensor(e|c|d|a|b) x, Tensor(a!) y, Tensor(a! -> a|b) z) -> ()").arguments
+    assert str(several.alias) == "a|b|c|d|e"
+    assert str(written.alias) == "a!"
+    assert both.alias == Alias(frozenset("a"), write=True)
 
 
 @pytest.mark.parity(17)

@@ -36,7 +36,7 @@ LAYOUT = TypeRow(
     (torch.layout,),
     defaults=(torch.layout,),
     write_default=types.enum_text,
-    read_default=types.layout_from,
+    read_default=types.enum_from("Layout"),
     unchanged=(torch.layout,),
 )
 
@@ -49,9 +49,9 @@ def add_row(monkeypatch: pytest.MonkeyPatch) -> AddRow:
 
     def add(row: TypeRow) -> None:
         monkeypatch.setitem(ROWS, row.schema, row)
-        for hint, type_ in types.param_hints(row).items():
+        for hint, type_ in types.hints_of(row).items():
             monkeypatch.setitem(types.SUPPORTED_PARAM_TYPES, hint, type_)
-        for hint, type_ in types.return_hints(row).items():
+        for hint, type_ in types.hints_of(row, returns=True).items():
             monkeypatch.setitem(types.SUPPORTED_RETURN_TYPES, hint, type_)
 
     return add
@@ -133,10 +133,10 @@ def test_rows_agree_with_the_dispatcher(row: TypeRow) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS.values() if row.hints], ids=lambda row: row.schema)
 def test_hints_come_from_the_rows(row: TypeRow) -> None:
-    hints = types.param_hints(row)
+    hints = types.hints_of(row)
     assert hints.items() <= types.SUPPORTED_PARAM_TYPES.items()
     assert {hint for hint, type_ in types.SUPPORTED_PARAM_TYPES.items() if types.row_of(type_) is row} == set(hints)
-    assert types.return_hints(row).items() <= types.SUPPORTED_RETURN_TYPES.items()
+    assert types.hints_of(row, returns=True).items() <= types.SUPPORTED_RETURN_TYPES.items()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_hints_come_from_the_rows(row: TypeRow) -> None:
     ],
 )
 def test_forms(form: str, hints: list[Any]) -> None:
-    table = types.param_hints(TypeRow("T", (int,), forms=(form,)))
+    table = types.hints_of(TypeRow("T", (int,), forms=(form,)))
     assert {table[hint] for hint in hints} == {f"T{form}"}
 
 
