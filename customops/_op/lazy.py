@@ -157,7 +157,7 @@ class LazyOp(CustomOpDef[P, R]):
 
     def _declare(self) -> None:
         self._lazy.removed = None
-        self._torch_view = _torch.library.announce(self._lazy.qualname, self)
+        self._torch_view = _torch.library.claim(self._lazy.qualname, self)
         names.declare(self._lazy.qualname, self)
 
     def _remember(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,7 +221,7 @@ class LazyOp(CustomOpDef[P, R]):
                 vars(self).update(before)
                 for added in vars(self).keys() - before.keys():
                     del vars(self)[added]
-                self._torch_view = _torch.library.announce(lazy.qualname, self)
+                self._torch_view = _torch.library.claim(lazy.qualname, self)
                 self._owner.enter(self, nothing)
                 raise
             finally:

@@ -137,7 +137,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
         return self
 
-    _torch.dynamo.get_of_itself(__get__)
+    _torch.dynamo.gets_of_themselves.append(__get__)
 
     __signature__ = _SignatureOfOp()
 

@@ -79,6 +79,3 @@ class Dispatched:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return _torch.library.overload_of(self.name.packet, self.name.overload)(*args, **kwargs)
-
-
-_torch.inductor.write_direct_calls(may_be_direct, direct_call)
