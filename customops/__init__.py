@@ -9,15 +9,21 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from customops import _versions as _versions  # first: it refuses a torch that is too old
+from customops import _torch
+from customops import _versions as _versions  # it refuses a torch that is too old
 from customops import errors as errors
 from customops import schema as schema
+from customops._dispatch import current_kernel as _current_kernel
+from customops._dispatch import fingerprint as _fingerprint
+from customops._dispatch import names as _names
+from customops._dispatch import operator as _operator
 from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
 from customops._op.undefined import Undefined
+from customops._rules import graph_calls as _graph_calls
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
@@ -136,6 +142,19 @@ def __getattr__(name: str) -> Any:
     near = did_you_mean(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 
+
+_torch.install(
+    before_use=_names.before_use,
+    looks_up=_names.look_up,
+    definition_begins=_names.being_defined.add,
+    definition_ends=_names.torch_defined,
+    kernel_registered=_operator.forget_fast_paths,
+    library_loaded=_operator.library_loaded,
+    profiling_changed=_current_kernel.profiling_changed,
+    fingerprint=_fingerprint.fingerprint,
+    may_be_direct=_graph_calls.may_be_direct,
+    direct_call=_graph_calls.direct_call,
+)
 
 if os.environ.get("CUSTOMOPS_LOG"):
     importlib.import_module("customops.logging._calls").log_as_environment_says()

@@ -1,4 +1,4 @@
-"""The versions of torch that customops is for. This module is imported first, and uses nothing but public names."""
+"""The versions of torch that customops is for. Nothing uses torch before this, which uses public names alone."""
 
 from __future__ import annotations
 

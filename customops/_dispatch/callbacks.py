@@ -20,7 +20,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 Fn = Callable[..., Any]
-
 #: What is passed by name to callbacks that may take it by position, too.
 _NAMED_BY_US = {"ctx", "inputs", "output", "keyword_only_inputs"}
 
@@ -56,33 +55,33 @@ def _own_signature(fn: Fn, op: str, role: str) -> inspect.Signature | None:
 def bind_kernel(fn: Fn, schema: Schema, op: str, role: str, /, *before: str, warn: bool = False) -> Fn:
     """`fn`, to be called with every argument: positional ones by position, keyword-only ones by name.
 
-    It may leave out arguments with a default, as where the dispatcher calls it: see `Shorter`. With `warn`, its author
-    is told. Arguments called `before` come before those of the op.
+    It may leave out arguments with a default: see `WithoutDefaults`. With `warn`, its author is told. Arguments called
+    `before` come before those of the op.
 
     Raises:
         CallbackError: it cannot be called so.
     """
     positional = [argument.name for argument in schema.positional]
-    if not schema.keyword_only and _has_parameters(fn, (*before, *positional)):
-        return fn
+    if type(fn) is types.FunctionType and not schema.keyword_only and not hasattr(fn, "__signature__"):
+        code = fn.__code__  # of most functions it is known without a signature, which is slow
+        varied = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount
+        if not varied and code.co_varnames[: code.co_argcount] == (*before, *positional):
+            return fn
     signature = _own_signature(fn, op, role)
     left_out = _left_out(signature, schema, before) if signature is not None else ()
-    if left_out:
-        shorter = WithoutDefaults(fn, schema, op, role, left_out)
-        if warn:
-            warnings.warn(shorter.warning(), UserWarning, stacklevel=user_stacklevel())
-        return shorter
-    bind(fn, op, role, *before, *positional, **{argument.name: argument.name for argument in schema.keyword_only})
-    return fn
-
-
-def _has_parameters(fn: Fn, names: tuple[str, ...]) -> bool:
-    """Is `fn` a plain function with just these parameters? (Of most it is known without a signature, which is slow.)"""
-    if type(fn) is not types.FunctionType or hasattr(fn, "__signature__"):
-        return False
-    code = fn.__code__
-    varied = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return not varied and not code.co_kwonlyargcount and code.co_varnames[: code.co_argcount] == names
+    if not left_out:
+        names = {argument.name: argument.name for argument in schema.keyword_only}
+        bind(fn, op, role, *before, *positional, **names)
+        return fn
+    shorter = WithoutDefaults(fn, schema, op, role, left_out)
+    if warn:
+        warnings.warn(
+            f"{op}: the {role} {where(fn)} has no parameter for {', '.join(each.name for each in left_out)}. It is "
+            "called without it, and raises if a call passes another value than the default.",
+            UserWarning,
+            stacklevel=user_stacklevel(),
+        )
+    return shorter
 
 
 def _left_out(signature: inspect.Signature, schema: Schema, before: tuple[str, ...]) -> tuple[Argument, ...]:
@@ -121,31 +120,20 @@ class WithoutDefaults:
 
     def shorten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that `fn` takes, out of all."""
-        for argument, value in zip(self.left_out, args[self.positional :], strict=False):
-            self._must_be_default(argument, value)
+        given = dict(zip([a.name for a in self.left_out], args[self.positional :], strict=False)) | kwargs
         for argument in self.left_out:
-            if argument.kwarg_only:
-                self._must_be_default(argument, kwargs[argument.name])
+            value = given.get(argument.name, argument.default)
+            if not _equal(value, argument.default):
+                raise RegistrationError(  # Dynamo hides a TypeError
+                    f"the {self.role} has no parameter for an argument that was given",
+                    op=self.op,
+                    argument=argument.name,
+                    expected=f"the default, {argument.default!r}",
+                    got=repr(value),
+                    where=where(self.fn),
+                    fix=f"add the parameter {argument.name} to {name_of(self.fn)}",
+                )
         return args[: self.positional], {name: value for name, value in kwargs.items() if name not in self.missing}
-
-    def _must_be_default(self, argument: Argument, value: Any) -> None:
-        if not _equal(value, argument.default):
-            raise RegistrationError(  # Dynamo hides a TypeError
-                f"the {self.role} has no parameter for an argument that was given",
-                op=self.op,
-                argument=argument.name,
-                expected=f"the default, {argument.default!r}",
-                got=repr(value),
-                where=where(self.fn),
-                fix=f"add the parameter {argument.name} to {name_of(self.fn)}",
-            )
-
-    def warning(self) -> str:
-        names = ", ".join(argument.name for argument in self.left_out)
-        return (
-            f"{self.op}: the {self.role} {where(self.fn)} has no parameter for {names}. It is called without it, "
-            "and raises if a call passes another value than the default."
-        )
 
 
 def _equal(value: Any, default: Any) -> bool:

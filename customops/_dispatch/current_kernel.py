@@ -42,7 +42,6 @@ class Observable(Protocol):
 
 #: Those who observe now, the innermost first.
 _observers: list[Observer] = []
-
 _observables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -145,21 +144,16 @@ class CurrentKernel:
 # Names of kernels in profiles: ``ns::op[cuda: file.py:12]``, inside what the profiler shows for the op
 
 
-def name_in_profiles(current: CurrentKernel) -> str:
-    """``mylib::scale[cuda: ops.py:12]``; "default" stands for the kernel of all devices without one of their own."""
-    place = os.path.basename(location_of(current.registered))
-    return f"{current.op}[{current.device_type or 'default'}: {place}]"
-
-
 class _Naming:
-    """Observes while a profiler records."""
+    """Observes while a profiler records; "default" stands for the kernel of all devices without one of their own."""
 
     def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
-        named_range, name = _torch.thread_state.named_range, name_in_profiles(current)
+        place = os.path.basename(location_of(current.registered))
+        name = f"{current.op}[{current.device_type or 'default'}: {place}]"
 
         @functools.wraps(fn, updated=())
         def named(*args: Any, **kwargs: Any) -> Any:
-            with named_range(name):
+            with _torch.thread_state.named_range(name):
                 return fn(*args, **kwargs)
 
         return named

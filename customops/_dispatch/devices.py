@@ -12,10 +12,8 @@ from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 
 DeviceTypes = str | Sequence[str] | None
-
 #: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
 _ANY_DEVICE = "CompositeExplicitAutograd"
-
 #: Device types that are named in messages.
 _KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta")
 
@@ -46,24 +44,21 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
     """
     if device_types is None:
         return (None,)
-    devices: tuple[Any, ...] = (device_types,)
+    given: tuple[Any, ...] = (device_types,)
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
-        devices = tuple(device_types)
-    devices = tuple(dict.fromkeys(_device_type(device) for device in devices))
+        given = tuple(device_types)
+    devices: dict[str | None, None] = {}
+    for device in given:
+        if device in ("default", _ANY_DEVICE):
+            device = None
+        elif isinstance(device, str) and _torch.dispatcher.is_dispatch_key(device):
+            device = _torch.dispatcher.device_of_key(device) or device
+        if device is not None:
+            _check_device(device, op)
+        devices[device] = None
     if not devices:
         raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
-    for device_type in devices:
-        if device_type is not None:
-            _check_device(device_type, op)
-    return devices
-
-
-def _device_type(given: Any) -> Any:
-    if given in ("default", _ANY_DEVICE):
-        return None
-    if isinstance(given, str) and _torch.dispatcher.is_dispatch_key(given):
-        return _torch.dispatcher.device_of_key(given) or given
-    return given
+    return tuple(devices)
 
 
 def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
@@ -71,16 +66,15 @@ def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
     types = tuple(types) if isinstance(types, Iterable) and not isinstance(types, str) else (types,)
     if not types:
         raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')
-    return tuple(dict.fromkeys(_dispatch_key(each, op) for each in types))
-
-
-def _dispatch_key(type_: Any, op: str) -> str:
-    if type_ == "default":
-        return _ANY_DEVICE
-    if isinstance(type_, str) and _torch.dispatcher.is_dispatch_key(type_):
-        return type_
-    _check_device(type_, op, "types")
-    return _torch.dispatcher.device_key(type_)
+    keys: dict[str, None] = {}
+    for each in types:
+        if each == "default":
+            each = _ANY_DEVICE
+        elif not (isinstance(each, str) and _torch.dispatcher.is_dispatch_key(each)):
+            _check_device(each, op, "types")
+            each = _torch.dispatcher.device_key(each)
+        keys[each] = None
+    return tuple(keys)
 
 
 def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:

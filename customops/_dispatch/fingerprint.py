@@ -36,18 +36,9 @@ from customops._torch.library import OpOverload, OpOverloadPacket
 
 #: Packages whose functions and classes go by their names: they change with their version alone, or never.
 _BY_NAME = {"torch", "numpy", "triton", "customops", "typing_extensions", *sys.stdlib_module_names} - {"test"}
-
 #: Types of values that `repr` tells apart.
 _PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, slice, range}
-_PLAIN_OF_TORCH: tuple[type, ...] = (
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    torch.Tag,
-)
-
+_PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tag)
 #: Types whose objects are taken apart here; objects of their subclasses have a class and attributes besides.
 _BUILT_IN: tuple[type, ...] = (tuple, list, dict, set, frozenset, float, int, complex, str, bytes)
 
@@ -57,14 +48,8 @@ _ANYTHING = frozenset(
     __globals__ __builtins__ getmodule""".split()
 )
 
-#: The size of an object that has nothing but attributes; one of a class written in C is larger.
-_PYTHON_SIZE = type("_", (), {}).__basicsize__
-_SLOT_SIZE = tuple.__itemsize__  # of a pointer
-
-#: What the class of an object with slots has for them: their names say it all.
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+#: What a named tuple has for each of its fields.
 _TUPLE_GETTER = type(collections.namedtuple("_", "a").a)  # type: ignore[attr-defined]
-
 #: So many values are looked at before a function is taken for one that cannot be digested.
 _MOST = 20_000
 
@@ -104,7 +89,6 @@ class _Undigestible(Exception):
 
 
 log = logging.getLogger("customops")
-
 #: What was logged.
 _told: set[str] = set()
 
@@ -152,20 +136,7 @@ class _Walk:
             raise _Undigestible("sys.modules may be used")
         self.seen[id(value)] = len(self.kept)
         self.kept.append(value)
-        self._add_new(value)
-
-    def _text(self, text: str) -> None:
-        self.hash.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
-
-    def _all(self, kind: str, values: Iterable[Any]) -> None:
-        values = list(values)
-        self._text(f"{kind} {len(values)}")
-        for value in values:
-            self.add(value)
-
-    def _add_new(self, value: Any) -> None:
-        name = _name_of(value)
-        parts = _torch.dynamo.parts_of(value)
+        name, parts = _name_of(value), _torch.dynamo.parts_of(value)
         if parts is not None:
             self._all("triton kernel", parts)
         elif name is not None:
@@ -173,7 +144,12 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif isinstance(value, types.CodeType):
-            self._add_code(value)
+            code = value
+            self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
+            self.add(code.co_code)
+            for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+                self._all("names", names)
+            self._all("constants", code.co_consts)
         elif isinstance(value, functools.partial):
             self._all("partial", (value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
@@ -190,17 +166,32 @@ class _Walk:
             self._all("pattern", (value.pattern, value.flags))
         elif isinstance(value, types.MappingProxyType):
             self.add(dict(value))
-        elif isinstance(value, _SLOTS):
+        elif isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):  # of a class with slots
             self._text(f"slot {value.__name__}")
         elif isinstance(value, type):
-            self._add_class(value)
+            self._text(f"class {value.__qualname__}")
+            self._all("bases", (type(value), *value.__bases__))
+            self.add({name: member for name, member in vars(value).items() if name not in _NOT_OF_CLASS})
         elif isinstance(value, enum.Enum):
             self._text(f"enum {value!r}")
             self.add(type(value))
         elif isinstance(value, _BUILT_IN):
             self._add_built_in(value)
-        else:
-            self._add_object(value)
+        else:  # an object of a class in Python, by its class and attributes
+            state = _state_of(value)
+            if state is None or isinstance(value, (torch.Tensor, torch.nn.Module)):
+                raise _Undigestible(f"it holds an object of {type(value).__module__}.{type(value).__qualname__}")
+            self.add(type(value))
+            self.add(state)
+
+    def _text(self, text: str) -> None:
+        self.hash.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+
+    def _all(self, kind: str, values: Iterable[Any]) -> None:
+        values = list(values)
+        self._text(f"{kind} {len(values)}")
+        for value in values:
+            self.add(value)
 
     def _add_built_in(self, value: Any) -> None:
         """A tuple, dict, number, ...; or an object of a subclass of one, which is of more than its elements."""
@@ -226,18 +217,12 @@ class _Walk:
         name, code, uses = _name_of_function(function), function.__code__, uses_in(function.__code__)
         defaults = function.__defaults__ or ()
         first = code.co_argcount - len(defaults)
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
         self._text(name or "function")
         for kind, values in (
             ("defaults", [*zip(code.co_varnames[first:], defaults, strict=False)]),
             ("keyword-only defaults", [*(function.__kwdefaults__ or {}).items()]),
-            (
-                "closure",
-                [
-                    (variable, each)
-                    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=False)
-                    for each in _contents(cell)
-                ],
-            ),
+            ("closure", [(variable, each) for variable, cell in cells for each in _contents(cell)]),
         ):
             self._text(f"{kind} {len(values)}")
             for variable, value in values:
@@ -261,9 +246,16 @@ class _Walk:
             if isinstance(method, types.FunctionType) and _name_of_function(method) is None:
                 self._text(name)
                 self.add(method)
+        package = function.__globals__.get("__package__") or function.__globals__.get("__name__", "").rpartition(".")[0]
         for each in uses.imports:
             self._text(each.variable)
-            self._add_used(_imported(each, function.__globals__), each.variable, uses)
+            name = importlib.util.resolve_name("." * each.dots + each.module, package) if each.dots else each.module
+            if name not in sys.modules:
+                raise _Undigestible(f"it imports {name}, which is not loaded")
+            value = sys.modules[name]
+            if each.attribute is not None:
+                value = _attribute_of(value, each.attribute, sys.modules.get(f"{name}.{each.attribute}"))
+            self._add_used(value, each.variable, uses)
 
     def _add_used(self, value: Any, name: str, uses: Uses) -> None:
         """A value; or of a module, what a function looks up there that has it by this name."""
@@ -283,53 +275,28 @@ class _Walk:
             self._text(attribute)
             self._add_used(_attribute_of(value, attribute), attribute, uses)
 
-    def _add_code(self, code: types.CodeType) -> None:
-        self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
-        self.add(code.co_code)
-        for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-            self._all("names", names)
-        self._all("constants", code.co_consts)
-
-    def _add_class(self, cls: type) -> None:
-        self._text(f"class {cls.__qualname__}")
-        self._all("bases", (type(cls), *cls.__bases__))
-        self.add({name: member for name, member in vars(cls).items() if _is_of_class(name)})
-
-    def _add_object(self, value: Any) -> None:
-        """An object of a class in Python, by its class and attributes."""
-        state = _state_of(value)
-        if state is None or isinstance(value, (torch.Tensor, torch.nn.Module)):
-            raise _Undigestible(f"it holds an object of {type(value).__module__}.{type(value).__qualname__}")
-        self.add(type(value))
-        self.add(state)
-
 
 def _state_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, or None if there may be more to it: its class, or a base, is written in C."""
     cls = type(value)
     if cls is _TUPLE_GETTER:
         return {"index": value.__reduce__()[1][0]}
-    slots = [name for base in cls.__mro__ for name in _slots_of(base)]
+    slots: list[str] = []
+    for base in cls.__mro__:
+        names = vars(base).get("__slots__", ())
+        slots += (names,) if isinstance(names, str) else names
+    slots = [name for name in slots if name not in ("__dict__", "__weakref__")]
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     by_attributes = hasattr(value, "__dict__") or bool(attributes)
     is_ours = cls.__module__.partition(".")[0] == "customops"
-    is_small = cls.__basicsize__ <= _PYTHON_SIZE + len(slots) * _SLOT_SIZE
+    # An object that has nothing but attributes is no larger than these; one of a class written in C is.
+    is_small = cls.__basicsize__ <= type("_", (), {}).__basicsize__ + len(slots) * tuple.__itemsize__
     if not by_attributes or not (is_ours or is_small or not _is_by_name(cls.__module__)):
         return None
     return {**getattr(value, "__dict__", {}), **attributes}
 
 
-def _slots_of(cls: type) -> Iterable[str]:
-    slots = vars(cls).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else slots
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def _is_of_class(name: str) -> bool:
-    """Does a name in a class say what it does?"""
-    return name not in _NOT_OF_CLASS
-
-
+#: Names in a class that do not say what it does.
 _NOT_OF_CLASS = frozenset(
     """__dict__ __weakref__ __doc__ __module__ __annotations__ __annotations_cache__ __annotate__ __annotate_func__
     __firstlineno__ __static_attributes__ __orig_bases__""".split()
@@ -376,7 +343,7 @@ def uses_in(code: types.CodeType) -> Uses:
         next_kind, next_name = steps[i + 1]
         if next_kind == "attribute":
             of[name].add(next_name)
-        elif next_kind == "constant" and isinstance(next_name, str) and _starts_getattr(steps, i):
+        elif next_kind == "constant" and isinstance(next_name, str) and _is_argument_of_getattr(steps, i):
             names.add(next_name)
             of[name].add(next_name)
             of[next_name].add(None)
@@ -390,6 +357,13 @@ def uses_in(code: types.CodeType) -> Uses:
             for name, used in inner.of.items():
                 of[name] |= used
     return Uses(frozenset(names), dict(of), tuple(imports))
+
+
+def _is_argument_of_getattr(steps: list[tuple[str, Any]], i: int) -> bool:
+    """Are the steps up to the i-th, and the string after it, the first arguments of ``getattr``?"""
+    while i > 0 and steps[i][0] == "attribute":
+        i -= 1
+    return steps[i][0] == "load" and steps[i - 1] in (("load", "getattr"), ("load", "hasattr"))
 
 
 def _steps(code: types.CodeType) -> Iterator[tuple[str, Any]]:
@@ -414,13 +388,6 @@ def _steps(code: types.CodeType) -> Iterator[tuple[str, Any]]:
             yield "other", None
 
 
-def _starts_getattr(steps: list[tuple[str, Any]], i: int) -> bool:
-    """Are the steps up to the i-th, and the string after it, the first arguments of ``getattr``?"""
-    while i > 0 and steps[i][0] == "attribute":
-        i -= 1
-    return steps[i][0] == "load" and steps[i - 1] in (("load", "getattr"), ("load", "hasattr"))
-
-
 def _imports(steps: list[tuple[str, Any]]) -> Iterator[_Import]:
     for i, (kind, module) in enumerate(steps):
         if kind != "IMPORT_NAME":
@@ -433,17 +400,6 @@ def _imports(steps: list[tuple[str, Any]]) -> Iterator[_Import]:
         else:
             for attribute, j in zip(wanted, stores, strict=False):
                 yield _Import(steps[j][1], dots, module, attribute)
-
-
-def _imported(each: _Import, namespace: dict[str, Any]) -> Any:
-    """What an import binds, if the module is loaded."""
-    package = namespace.get("__package__") or namespace.get("__name__", "").rpartition(".")[0]
-    name = importlib.util.resolve_name("." * each.dots + each.module, package) if each.dots else each.module
-    if name not in sys.modules:
-        raise _Undigestible(f"it imports {name}, which is not loaded")
-    if each.attribute is None:
-        return sys.modules[name]
-    return _attribute_of(sys.modules[name], each.attribute, sys.modules.get(f"{name}.{each.attribute}"))
 
 
 def _attribute_of(module: types.ModuleType, name: str, otherwise: Any = None) -> Any:
@@ -473,18 +429,14 @@ def _name_of(value: Any) -> str | None:
         if of is not None and not isinstance(of, (types.ModuleType, type)):
             return None
     elif not isinstance(value, (type, types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return _name_of_callable_object(value)
+        # An object by which a package in `_BY_NAME` wraps a function of its own, as Triton does.
+        attributes = getattr(value, "__dict__", {})
+        module, name = attributes.get("__module__"), attributes.get("__qualname__")
+        package = type(value).__module__.partition(".")[0]
+        is_own = isinstance(module, str) and _is_by_name(module) and module.partition(".")[0] == package
+        return f"{type(value).__name__} {module} {name}" if is_own and name else None
     module = getattr(value, "__module__", None) or "builtins"
     return f"{type(value).__name__} {module} {value.__qualname__}" if _is_by_name(module) else None
-
-
-def _name_of_callable_object(value: Any) -> str | None:
-    """The name of an object by which a package in `_BY_NAME` wraps a function of its own, as Triton does."""
-    attributes = getattr(value, "__dict__", {})
-    module, name = attributes.get("__module__"), attributes.get("__qualname__")
-    package = type(value).__module__.partition(".")[0]
-    is_own = isinstance(module, str) and _is_by_name(module) and module.partition(".")[0] == package
-    return f"{type(value).__name__} {module} {name}" if is_own and name else None
 
 
 def _name_of_function(function: types.FunctionType) -> str | None:
@@ -495,6 +447,3 @@ def _name_of_function(function: types.FunctionType) -> str | None:
 
 def _is_by_name(module: str) -> bool:
     return module.partition(".")[0] in _BY_NAME
-
-
-_torch.inductor.fingerprint_with(fingerprint)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import keyword
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from customops import _torch
 from customops._dispatch.registrations import lock
-from customops._schema.model import cached_property
 from customops._torch.library import OpOverload, OpOverloadPacket
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 
@@ -22,7 +20,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
 #: Namespaces that are torch's own.
 RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
 
@@ -35,6 +32,21 @@ class _Parts(NamedTuple):
 
 class Name(_Parts):
     """``namespace::name`` or ``namespace::name.overload``."""
+
+    packet: str  #: the name all overloads share
+    local: str  #: the name inside the namespace
+    qualname: str
+
+    def __new__(cls, namespace: str, name: str, overload: str = "") -> Name:
+        self = super().__new__(cls, namespace, name, overload)
+        self.packet = f"{namespace}::{name}"
+        self.local = f"{name}.{overload}" if overload else name
+        self.qualname = f"{namespace}::{self.local}"
+        return self
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Name:  # type: ignore[override]  # `_replace` calls it
+        return cls(*iterable)
 
     @classmethod
     def parse(cls, text: str) -> Name:
@@ -75,33 +87,11 @@ class Name(_Parts):
         return cls(namespace, name, overload)
 
     def check_new(self) -> None:
-        """Raise DefinitionError if no op can be defined by this name, or none that could be found by it.
-
-        Graphs are Python source, with the names in it. And an op is an attribute in ``torch.ops``, beside others.
-        """
-        problem = None
-        for part in self:
-            if keyword.iskeyword(part) or not _torch.schema.is_word_of_schema(part):
-                problem = f"{part!r} is a keyword of Python or of schemas"
-        if _torch.schema.taken_by_torch(self):
-            problem = f"{_torch.schema.taken_by_torch(self)} is something else"
+        """Raise DefinitionError if no op can be defined by this name, or none that could be found by it."""
+        problem = _torch.schema.name_problem(self)
         if problem is not None:
             problem = f"an op cannot have this name: {problem}"
             raise DefinitionError(problem, op=self.qualname, fix="choose another name")
-
-    @cached_property
-    def packet(self) -> str:
-        """The name all overloads share."""
-        return f"{self.namespace}::{self.name}"
-
-    @cached_property
-    def local(self) -> str:
-        """The name inside the namespace."""
-        return f"{self.name}.{self.overload}" if self.overload else self.name
-
-    @cached_property
-    def qualname(self) -> str:
-        return f"{self.namespace}::{self.local}"
 
     def __str__(self) -> str:
         return self.qualname
@@ -127,7 +117,6 @@ def own_name(text: str) -> Name:
 
 
 log = logging.getLogger("customops")
-
 #: The group of entry points: the name is a namespace, the value a module, or a function to be called.
 GROUP = "customops.ops"
 
@@ -175,7 +164,7 @@ def packet_of(qualname: str) -> str:
 _lazy: dict[str, dict[str, Lazy]] = {}
 _callbacks: dict[str, list[Callback]] = {}
 #: Ops that torch.library.custom_op is defining: callbacks come when it is done.
-_being_defined: set[str] = set()
+being_defined: set[str] = set()
 
 
 def declare(qualname: str, op: Lazy) -> None:
@@ -242,7 +231,7 @@ def look_up(packet: str, is_use: bool = True) -> None:
         for qualname in list(_lazy.get(packet, ())):
             op = declared(qualname)  # what came before may have defined it
             if op is not None:
-                (op._taken if packet in _being_defined else op._define)()
+                (op._taken if packet in being_defined else op._define)()
     defined(packet)
 
 
@@ -251,7 +240,7 @@ def defined(packet: str | None) -> None:
     if not _callbacks:
         return
     for each in [packet] if packet is not None else list(_callbacks):
-        if each not in _callbacks or each in _being_defined:
+        if each not in _callbacks or each in being_defined:
             continue
         with lock:
             ready = [callback for callback in _callbacks[each] if is_defined(callback.qualname)]
@@ -262,16 +251,24 @@ def defined(packet: str | None) -> None:
             callback()
 
 
-def _torch_defined(packet: str) -> None:
-    _being_defined.discard(packet)
+def torch_defined(packet: str) -> None:
+    being_defined.discard(packet)
     defined(packet)
 
 
 # Entry points ---------------------------------------------------------------------------------------------------------
 
+
+class _Loading(threading.local):
+    """The namespaces whose entry points this thread is loading."""
+
+    def __init__(self) -> None:
+        self.namespaces: set[str] = set()
+
+
+_loading = _Loading()
 #: Namespace -> entry points that are to be loaded before its first use.
 _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
-_loading = threading.local()
 
 
 def waits(namespace: str) -> bool:
@@ -301,26 +298,27 @@ def use(namespace: str) -> None:
 
     Without the lock: threads that import modules wait for each other already, and two locks could wait crosswise.
     """
-    waiting = (_find() if _entry_points is None else _entry_points).get(namespace)
-    if waiting is None or namespace in _loading_here():
+    all_waiting = _find() if _entry_points is None else _entry_points
+    waiting = all_waiting.get(namespace)
+    if waiting is None or namespace in _loading.namespaces:
         return
-    _loading_here().add(namespace)
+    _loading.namespaces.add(namespace)
     try:
         with _torch.library.without_modes():
             for entry_point in list(waiting):
                 _load(entry_point, waiting)
     finally:
-        _loading_here().discard(namespace)
-    _find().pop(namespace, None)
+        _loading.namespaces.discard(namespace)
+    all_waiting.pop(namespace, None)
     _torch.library.release(namespace)
 
 
-def _loading_here() -> set[str]:
-    """The namespaces whose entry points this thread is loading."""
-    if not hasattr(_loading, "namespaces"):
-        _loading.namespaces = set()
-    namespaces: set[str] = _loading.namespaces
-    return namespaces
+def before_use(namespace: str, is_use: bool) -> None:
+    """Before `torch.ops` makes a namespace, or finds one that is held."""
+    if is_use:
+        use(namespace)
+    elif _entry_points is None:
+        _find()
 
 
 def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.metadata.EntryPoint]) -> None:
@@ -338,15 +336,6 @@ def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.me
         ) from error
     if entry_point in waiting:
         waiting.remove(entry_point)
-
-
-def _before_use(namespace: str, is_use: bool) -> None:
-    (use if is_use else waits)(namespace)
-
-
-_torch.library.follow(_before_use, look_up)
-_torch.library.watch_definitions(_being_defined.add, _torch_defined)
-_torch.library.watch_loading(lambda: defined(None))
 
 
 # The overload that a user means ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator as operators
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +40,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
 Kind = tuple[_torch.thread_state.Look, int, bool, Any]
-
 #: How many kinds of call an op has, and how many of them are looked for in each call.
 _KINDS, _RECENT = 32, 3
 
@@ -71,27 +71,23 @@ class FastPath:
         """The kind of a call with these tensors, which comes first from now on."""
         for kind in self.kinds.get(_key(tensors), ()):
             if kind[0](*tensors):
-                self._comes_first(kind)
+                self.recent = (kind, *(each for each in self.recent if each is not kind))[:_RECENT]
                 return kind
         return None
-
-    def _comes_first(self, kind: Kind) -> None:
-        self.recent = (kind, *(each for each in self.recent if each is not kind))[:_RECENT]
-
-    @property
-    def is_full(self) -> bool:
-        return sum(map(len, self.kinds.values())) >= _KINDS
 
     def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
         """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
         looks_same = None if self.is_full else _torch.thread_state.look_of(tensors)
         if looks_same is None:
             return False
-        needs_grad = any(tensor.requires_grad for tensor in tensors)
-        kind = (looks_same, len(tensors), needs_grad, current_kernel)
+        kind = (looks_same, len(tensors), any(tensor.requires_grad for tensor in tensors), current_kernel)
         self.kinds.setdefault(_key(tensors), []).append(kind)
-        self._comes_first(kind)
+        self.recent = (kind, *self.recent)[:_RECENT]
         return True
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.kinds.values())) >= _KINDS
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -102,16 +98,18 @@ def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 _fast_paths: weakref.WeakValueDictionary[str, FastPath] = weakref.WeakValueDictionary()
 
 
-def _forget_fast_path(qualname: str | None = None) -> None:
+def forget_fast_paths(qualname: str | None = None) -> None:
     """A kernel was registered outside customops, for an op or for any."""
     with lock:
-        for table in [_fast_paths.get(qualname)] if qualname is not None else list(_fast_paths.values()):
-            if table is not None:
-                table.clear()
+        paths = list(_fast_paths.values()) if qualname is None else filter(None, [_fast_paths.get(qualname)])
+        for path in paths:
+            path.clear()
 
 
-_torch.library.watch_registrations(_forget_fast_path)
-_torch.library.watch_loading(_forget_fast_path)
+def library_loaded() -> None:
+    """A library of C++ was loaded, which may define ops and register kernels."""
+    names.defined(None)
+    forget_fast_paths()
 
 
 # An operator in the dispatcher: its overload, and the libraries through which kernels reach it ------------------------
@@ -126,41 +124,6 @@ class Kernel(NamedTuple):
     current_kernel: CurrentKernel | None
     #: Is it the user's own, put at a key of their choice?
     raw: bool
-
-
-#: What the dispatcher says to an argument of another type.
-_WRONG_VALUE = re.compile(
-    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
-)
-
-#: Types of the dispatcher that have the names of functions of Python that make such values.
-_MAKERS = ("int", "float", "bool", "str")
-
-
-def _conversion(wanted: str, name: str, found: str) -> str:
-    """What makes a value of the type that is wanted of one that was found."""
-    wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
-    is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
-    if item == "Tensor":
-        make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
-    elif item in _MAKERS:
-        is_number = found in (*_MAKERS, "Tensor", "list", "tuple") or "numpy" in found
-        make = ("{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})") if is_number else f"a {item}"
-    else:
-        make = f"a value of type {item}"
-    if make.startswith("a "):
-        return f"pass {make}" if not is_list else f"pass a list, each item {make}"
-    if not is_list:
-        return make.format(name)
-    return (
-        f"[{name}]" if found in (item, "int" if item == "float" else item) else f"[{make.format('x')} for x in {name}]"
-    )
-
-
-def _the_one_left(names: Sequence[str], given: dict[str, Any]) -> str | None:
-    """A fix for a name that is not known: the only argument that was not given."""
-    left = [name for name in names if name not in given]
-    return f"did you mean {left[0]}?" if len(left) == 1 else None
 
 
 class OperatorHandle:
@@ -195,6 +158,8 @@ class OperatorHandle:
         #: What is to be undone then, besides what libraries hold.
         self.on_removal: list[Undo] = []
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
+        if library is not None:
+            self.fast_path.clear()  # it may be that of an op that had the name
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.
         self._kernels: dict[str, list[Kernel]] = {}
@@ -256,14 +221,19 @@ class OperatorHandle:
         """
         library, undo = self._library(own_library)
         try:
-            _torch.library.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
+            if library is self.library:  # what comes with the op overrides nothing
+                _torch.library.impl_new(library, self.name.local, fn, key, with_keyset=with_keyset, allow_override=True)
+            else:
+                _torch.library.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         except BaseException:
             undo()
             raise
         kernel = Kernel(fn, with_keyset, current_kernel, raw)
         self._kernels.setdefault(key, []).append(kernel)
+        if library is self.library:  # nothing is remembered of an op that is being defined
+            return undo
         self._forget_dispatch()
-        return undo if undo is nothing else functools.partial(self._take_back, undo, key, kernel)
+        return functools.partial(self._take_back, undo, key, kernel)
 
     def impl_fake(self, fn: Callable[..., Any], source: str, *, own_library: bool = False) -> Undo:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
@@ -337,7 +307,7 @@ class OperatorHandle:
     def _forget_dispatch(self) -> None:
         """Kernels came or went: where a key leads has to be found out anew."""
         self.fast_path.clear()
-        _torch.library.forget_dispatch(self.overload)
+        _torch.library.dispatch_cache(self.overload).clear()
 
     def saw_tangents(self) -> None:
         """From now on look for tangents in each call: it is not called directly any more.
@@ -356,15 +326,15 @@ class OperatorHandle:
         dispatcher could come to are ours: it does not tell which of several it would choose.
         """
         with lock:
-            backend = _torch.dispatcher.plain_backend(keyset, writes=bool(self.schema.mutated))
-            self.fast_path.by_keyset[keyset.raw_repr()] = found = self._find_kernel(backend, ["ADInplaceOrView"])
+            backend = _torch.dispatcher.plain_backend(keyset.raw_repr(), bool(self.schema.mutated))
+            self.fast_path.by_keyset[keyset.raw_repr()] = found = self._find_kernel(backend, dispatched=True)
         return found
 
     def find_past_dispatcher(self, tensors: Sequence[Tensor]) -> Any:
         """The kernel that a call with these tensors may run without the dispatcher, or None."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
-        if _torch.dispatcher.any_dispatch_mode() or _torch.dispatcher.transforms_active():
+        if _torch.dispatcher.mode_count() or _torch.dispatcher.transforms_active():
             return None
         if _torch.thread_state.autocast_is_on():
             return None
@@ -378,42 +348,44 @@ class OperatorHandle:
                 return None
             backend = _torch.dispatcher.plain_tensors(tensors)
             if backend not in path.by_device:
-                path.by_device[backend] = self._find_kernel_of(backend)
+                path.by_device[backend] = self._find_kernel(backend, dispatched=False)
             found = path.by_device[backend]
             return found if found is not None and path.add_kind(tensors, found) else None
 
     def find_fast_path_in_graphs(self, backend: str) -> Any:
         """The same for dense tensors of a device, given by its key. An op with autocast has none."""
         known = self.fast_path.in_graphs
-        if backend in known:
-            return known[backend]
-        with lock:
-            has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
-            found = known[backend] = None if has_autocast else self._find_kernel_of(backend)
-        return found
+        if backend not in known:
+            with lock:
+                has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
+                known[backend] = None if has_autocast else self._find_kernel(backend, dispatched=False)
+        return known[backend]
 
-    def _find_kernel_of(self, backend: str | None) -> Any:
-        """The kernel that a device runs, if there is nothing on the way from a call without keys of modes to it."""
-        above = ["ADInplaceOrView", "Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
-        return self._find_kernel(backend, above)
+    def _find_kernel(self, backend: str | None, *, dispatched: bool) -> Any:
+        """The kernel that a device runs, if all kernels on the way to it are rules'.
 
-    def _find_kernel(self, backend: str | None, above: list[str]) -> Any:
-        """The kernel that a device runs, if all kernels there, at the keys `above` and below are rules'."""
-        if backend is None or self.fast_path.tangents_seen:
+        The way of a call that was dispatched starts at ADInplaceOrView; that of another, without keys of modes, above.
+        """
+        # A kernel that is registered at Meta, as each fake is, makes nothing forgotten.
+        if backend is None or backend == "Meta" or self.fast_path.tangents_seen:
             return None
-        current_kernel = self.kernel_on(backend, above)
+        above = [] if dispatched else ["Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
+        current_kernel = self.kernel_on(backend, ["ADInplaceOrView", *above])
         return current_kernel if current_kernel is not None and current_kernel.direct is not None else None
 
     def kernel_on(self, backend: str, above: Iterable[str] = ()) -> CurrentKernel | None:
         """The kernel that a device runs, or None if one at a key on the way to it is not a rule's."""
         if self.removed is not None:
             return None
-        counts = _torch.dispatcher.count_kernels(self.qualname)
+        registered, found = _torch.dispatcher.registered_at(self.qualname), None
         below = ["CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", backend]  # the last one wins
         for key in (*above, *below):
-            if counts[key] != [kernel.raw for kernel in self._kernels.get(key, ())].count(False):
+            kernels = self._kernels.get(key, ())
+            if len(registered.get(key, ())) != len(kernels) - sum(map(_is_raw, kernels)):
                 return None
-        return next((self._kernels[key][-1].current_kernel for key in reversed(below) if self._kernels.get(key)), None)
+            if kernels and key in below:
+                found = kernels[-1].current_kernel
+        return found
 
     def explain(self, error: RuntimeError, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
@@ -437,10 +409,9 @@ class OperatorHandle:
         given = [*(brief(each, 30) for each in args), *(f"{name}={brief(each, 30)}" for name, each in kwargs.items())]
         argument = next((name for name in kwargs if name not in names), None)
         if argument is not None:
-            problem, fix = (
-                f"there is no argument {argument!r}",
-                did_you_mean(argument, names) or _the_one_left(names[len(args) :], kwargs) or f"leave {argument} out",
-            )
+            problem, fix = f"there is no argument {argument!r}", did_you_mean(argument, names)
+            left = [name for name in names[len(args) :] if name not in kwargs]
+            fix = fix or (f"did you mean {left[0]}?" if len(left) == 1 else f"leave {argument} out")
         elif len(args) > positional:
             problem = f"it takes {positional} by position, and {len(args)} were given"
             argument = next((each.name for each in self.schema.keyword_only if each.name not in kwargs), None)
@@ -466,11 +437,12 @@ class OperatorHandle:
         parts = (part_with(each.node, name) for each in self.spec.signature.parameters) if self.spec.signature else ()
         part = next((each for each in parts if each is not None), None)
         path = name if part is None else part.path
-        problem = (
-            f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"  # as torch
-        )
+        if part is None:  # as torch
+            problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
+        else:
+            problem = "an argument has a value that the signature does not allow"
         return ArgumentError(
-            problem if part is None else "an argument has a value that the signature does not allow",
+            problem,
             op=self.qualname,
             argument=path,
             expected=wanted if part is None else type_of(part) + " | None" * may_be_none(part),
@@ -480,7 +452,8 @@ class OperatorHandle:
 
     def _no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        present = _torch.dispatcher.devices_with_kernel(self.qualname)
+        keys = _torch.dispatcher.registered_at(self.qualname)
+        present = [device for key in keys if (device := _torch.dispatcher.device_of_key(key)) is not None]
         device = _torch.dispatcher.device_of_key(backend)
         register = (
             f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.qualname}", "{backend}", fn)'
@@ -496,6 +469,36 @@ class OperatorHandle:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
         keys = sorted(self._kernels, key=lambda key: key != "Autograd")
         return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
+
+
+_is_raw = operators.attrgetter("raw")
+
+#: What the dispatcher says to an argument of another type.
+_WRONG_VALUE = re.compile(
+    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
+)
+
+#: Types of the dispatcher that have the names of functions of Python that make such values.
+_MAKERS = ("int", "float", "bool", "str")
+
+
+def _conversion(wanted: str, name: str, found: str) -> str:
+    """What makes a value of the type that is wanted of one that was found."""
+    wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
+    is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
+    if item == "Tensor":
+        make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
+    elif item in _MAKERS:
+        is_number = found in (*_MAKERS, "Tensor", "list", "tuple") or "numpy" in found
+        make = ("{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})") if is_number else f"a {item}"
+    else:
+        make = f"a value of type {item}"
+    if make.startswith("a "):
+        return f"pass {make}" if not is_list else f"pass a list, each item {make}"
+    if not is_list:
+        return make.format(name)
+    fits = found in (item, "int" if item == "float" else item)
+    return f"[{name}]" if fits else f"[{make.format('x')} for x in {name}]"
 
 
 def check_library(lib: Library | None, namespace: str, op: str) -> None:

@@ -75,15 +75,12 @@ class WatchDraws(_torch.tensors.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _drops_nothing(func, args, kwargs):
-            raise self.error
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            arguments = func._schema.arguments
+            given = {argument.name: argument.default_value for argument in arguments}
+            given |= dict(zip(given, args, strict=False)) | kwargs
+            # Attention has the tag, too, and a probability that is 0 by default.
+            chances = [given.get(name) for name in ("p", "dropout", "dropout_p")]
+            if not any(isinstance(chance, (int, float)) and chance == 0 for chance in chances):
+                raise self.error
         return func(*args, **kwargs)
-
-
-def _drops_nothing(overload: Any, args: Any, kwargs: Any) -> bool:
-    """Attention has the tag, too, and a probability that is 0 by default."""
-    arguments = overload._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments}
-    given |= dict(zip(given, args, strict=False)) | kwargs
-    chances = [given.get(name) for name in ("p", "dropout", "dropout_p")]
-    return any(isinstance(chance, (int, float)) and chance == 0 for chance in chances)

@@ -72,7 +72,6 @@ class RegistrationGroup(Registration):
 
 
 K = TypeVar("K")
-
 V = TypeVar("V")
 
 
@@ -80,14 +79,26 @@ class _Entry(Registration, Generic[K, V]):
     """The registration of a value for a key; `source` is the ``file:line`` of it, "" for what comes with the op."""
 
     def __init__(self, slots: Slots[K, V], key: K, value: V, source: str = "") -> None:
-        super().__init__()
         self.slots, self.key, self.value, self.source = slots, key, value, source
 
     def unregister(self) -> None:
-        self.slots._unset(self)
+        slots, key = self.slots, self.key
+        entries = slots._entries[key]
+        if self not in entries:
+            return
+        entries.remove(self)
+        if entries:
+            slots.values[key] = entries[-1].value
+        else:
+            del slots.values[key]
+            if slots._uninstall.get(key, nothing) is not nothing:
+                slots._uninstall.pop(key)()
+        slots._changed()
 
     def keep(self) -> None:
-        self.slots._forget_overridden(self)
+        """What it overrides will not be seen again."""
+        entries = self.slots._entries[self.key]
+        del entries[: entries.index(self)]
 
 
 class Slots(Generic[K, V]):
@@ -137,7 +148,7 @@ class Slots(Generic[K, V]):
         try:
             self._ensure(key)
         except BaseException:
-            self._unset(entry)
+            entry.unregister()
             raise
         self._changed()
         return entry
@@ -145,21 +156,3 @@ class Slots(Generic[K, V]):
     def _ensure(self, key: K) -> None:
         if key not in self._uninstall:
             self._uninstall[key] = self._install(key, True)
-
-    def _forget_overridden(self, entry: _Entry[K, V]) -> None:
-        """An entry stays, so what it overrides will not be seen again."""
-        entries = self._entries[entry.key]
-        del entries[: entries.index(entry)]
-
-    def _unset(self, entry: _Entry[K, V]) -> None:
-        key, entries = entry.key, self._entries[entry.key]
-        if entry not in entries:
-            return
-        entries.remove(entry)
-        if entries:
-            self.values[key] = entries[-1].value
-        else:
-            del self.values[key]
-            if self._uninstall.get(key, nothing) is not nothing:
-                self._uninstall.pop(key)()
-        self._changed()

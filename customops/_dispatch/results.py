@@ -71,8 +71,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
 CheckPolicy = Literal["always", "first", "never"]
-
-
 _POLICIES = get_args(CheckPolicy)
 _NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
 
@@ -213,8 +211,13 @@ def alias_error(
     schema: Schema, op: str, result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AliasError:
     """The error for a result that shares memory: which return, and with what."""
-    inputs = list(_named_tensors(schema, args, kwargs))
-    outputs = list(_named_results(schema, result))
+    inputs: list[tuple[str, Tensor]] = []
+    for argument, value in given(schema, args, kwargs):
+        inputs += _labelled(f"argument {argument.shown!r}", value)
+    if not isinstance(result, tuple) or len(schema.returns) == 1:
+        outputs = list(_labelled("the return", result))
+    else:
+        outputs = [named for i, value in enumerate(result) for named in _labelled(f"return {i}", value)]
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
             if tensor is output or _torch.tensors.outputs_share_memory((tensor,), (output,)):
@@ -234,19 +237,6 @@ def given(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[t
     """The arguments of a call, and their values."""
     values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
     return values + [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
-
-
-def _named_tensors(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for argument, value in given(schema, args, kwargs):
-        yield from _labelled(f"argument {argument.shown!r}", value)
-
-
-def _named_results(schema: Schema, result: Any) -> Iterator[tuple[str, Tensor]]:
-    if not isinstance(result, tuple) or len(schema.returns) == 1:
-        yield from _labelled("the return", result)
-        return
-    for i, value in enumerate(result):
-        yield from _labelled(f"return {i}", value)
 
 
 def _labelled(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -168,7 +168,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
         return self
 
-    _torch.dynamo.get_of_itself(__get__)
+    _torch.dynamo.gets_of_themselves.append(__get__)
 
     __signature__ = _SignatureOfOp()
 
@@ -437,7 +437,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     def _declare(self) -> None:
         assert self._declaration is not None
         self._declaration.removed = None
-        self._torch_view = _torch.library.announce(self._qualname, self)
+        self._torch_view = _torch.library.claim(self._qualname, self)
         names.declare(self._qualname, self)
 
     def _defined_here(self) -> bool:
@@ -489,7 +489,7 @@ class CustomOpDef(Described[P], Register[P, R]):
                 remove_observable(self)
                 vars(self).clear()
                 vars(self).update(before)
-                self._torch_view = _torch.library.announce(self._qualname, self)
+                self._torch_view = _torch.library.claim(self._qualname, self)
                 self._owner.enter(self, nothing)
                 raise
             finally:

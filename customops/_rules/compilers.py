@@ -44,7 +44,7 @@ class Equivalent:
     def substitute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool = True) -> Any:
         """What is traced in the place of a call with fake tensors, or NotImplemented: see `substitution`."""
         try:
-            return _torch.inductor_passes.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
+            return _torch.inductor.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
             problem = f"the {self.role} calls the op itself, without end"
             fix = "return NotImplemented for arguments on which the op itself should run"
@@ -240,7 +240,7 @@ class _Replacement(Registration):
         operator = self.rule.operator
         names = [argument.name for argument in self.varied]
         floats = [argument.name for argument in self.varied if argument.type == "float"]
-        pattern = _torch.inductor_passes.Pattern(
+        pattern = _torch.inductor.Pattern(
             operator.qualname,
             _Function("pattern", names, functools.partial(self._call, self.equivalent)),
             _Function("replacement", names, functools.partial(self._call, self.op)),
@@ -249,7 +249,7 @@ class _Replacement(Registration):
             {name: 0.1234567 + i / 1000 for i, name in enumerate(floats)},
             self.has_backward,
         )
-        self.uninstall = _torch.inductor_passes.add_pattern(pattern)
+        self.uninstall = _torch.inductor.add_pattern(pattern)
         operator.on_removal.append(self.uninstall)
 
     def unregister(self) -> None:

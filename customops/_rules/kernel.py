@@ -17,7 +17,7 @@ from torch.nn import functional
 from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.current_kernel import CurrentKernel, profiling_changed
+from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle
@@ -29,8 +29,6 @@ from customops._torch.library import OpOverload
 from customops.errors import KernelError, RegistrationError, UnsupportedError, user_source, user_stacklevel, where
 
 log = logging.getLogger("customops")
-
-_torch.thread_state.when_profiling(profiling_changed)
 
 #: Functions of torch that draw random numbers, and methods of tensors that do.
 _FUNCTIONS = frozenset(

@@ -265,7 +265,7 @@ class _Strategy:
             problem = None
             if self.run is not _sequential:
                 problem = "by a strategy that calls it once for all elements"
-            elif _torch.dispatcher.any_dispatch_mode():
+            elif _torch.dispatcher.mode_count():
                 problem = "while it is traced, or under another dispatch mode"
             if problem is not None:
                 raise UnsupportedError(

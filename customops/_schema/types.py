@@ -53,7 +53,7 @@ def quoted(value: Any) -> str:
 
 def dtype_from(value: Any) -> Any:
     """The dtype behind the number by which the dispatcher holds it."""
-    return _torch.schema.dtype_from_number(value) if isinstance(value, int) else value
+    return _torch.schema.dtypes_by_number()[value] if isinstance(value, int) else value
 
 
 def enum_text(value: torch.layout | torch.memory_format) -> str:

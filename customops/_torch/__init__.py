@@ -5,21 +5,19 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _torch.dispatcher.key_set("CPU")
 
-Importing these modules loads neither Dynamo nor inductor.
+Importing these modules loads neither Dynamo nor inductor, and changes nothing: `patches.install` does.
 """
 
-from customops._torch import probes as _probes
+from customops._torch import probes as probes
 
-_probes.put_in()
+with probes.stand_ins():
+    from customops._torch import autograd as autograd
+    from customops._torch import dispatcher as dispatcher
+    from customops._torch import dynamo as dynamo
+    from customops._torch import inductor as inductor
+    from customops._torch import library as library
+    from customops._torch import schema as schema
+    from customops._torch import tensors as tensors
+    from customops._torch import thread_state as thread_state
 
-from customops._torch import autograd as autograd
-from customops._torch import dispatcher as dispatcher
-from customops._torch import dynamo as dynamo
-from customops._torch import inductor as inductor
-from customops._torch import inductor_passes as inductor_passes
-from customops._torch import library as library
-from customops._torch import schema as schema
-from customops._torch import tensors as tensors
-from customops._torch import thread_state as thread_state
-
-_probes.take_out()
+from customops._torch.patches import install as install

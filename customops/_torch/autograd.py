@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -12,9 +13,8 @@ import torch._functorch.pyfunctorch as _functorch
 import torch.autograd.forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
-from torch.fx.experimental import const_fold
 
-from customops._torch.dispatcher import DispatchKey, any_dispatch_mode, exclude_keys, key_set, transforms_active
+from customops._torch.dispatcher import DispatchKey, exclude_keys, key_set, mode_count, transforms_active
 from customops._torch.tensors import tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
@@ -24,10 +24,8 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: ops have no gradients
 forward_ad: Any = torch.autograd.forward_ad
-
 #: ``increment_version(tensors)``: autograd then knows that they were written.
 increment_version: Callable[[Iterable[torch.Tensor]], None] = _C._increment_version
-
 #: ``any_requires_grad(*args, **kwargs)``: looks into lists one level deep.
 any_requires_grad: Callable[..., bool] = _C._any_requires_grad
 
@@ -49,7 +47,7 @@ def tangents_may_hide() -> bool:
     A graph of Dynamo opens it in C++: when it runs, and when AOTAutograd traces it. Else, looking for tangents is not
     wanted while a mode is active, which would see that.
     """
-    if transforms_active() or not any_dispatch_mode():
+    if transforms_active() or not mode_count():
         return True
     return torch._guards.TracingContext.try_get() is not None
 
@@ -84,13 +82,10 @@ def apply_function(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function.apply(*args, **kwargs)
 
 
-def context_class(function: Any) -> Any:  # of the ``ctx`` of an autograd.Function
-    return function._backward_cls
-
-
+#: The class of the ``ctx`` of an autograd.Function.
+context_class: Callable[[Any], Any] = operator.attrgetter("_backward_cls")
 #: In a backward: will there be another one, through the same graph?
 keeps_graph: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
-
 #: ``saved_tensors_hooks(True)``: the hooks that act on what is saved for backward, or None.
 saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
 
@@ -197,9 +192,6 @@ def set_autograd_fallback(mode: str) -> str:
 
 
 #: Without: torch.vmap over ops does not work
-_const_fold: Any = const_fold
-
-
 def is_captured(tensor: torch.Tensor) -> bool:
     """Does a tensor come from outside of the innermost transform that differentiates? A write to it would be lost."""
     kinds = _C._functorch.TransformType
@@ -232,7 +224,7 @@ def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
 
 
-@functools.cache
+@functools.cache  # not at import: without the name only vmap is lost
 def below_vmap_mode() -> Any:
     """``keyset & below_vmap_mode()``: below the key that sees each call inside vmap."""
     return _C._dispatch_keyset_full_after(DispatchKey.FuncTorchVmapMode)
@@ -257,26 +249,21 @@ class Batch:
         return tree_unflatten(leaves, structure)
 
 
-def _fold_nothing_beside_writes(split: Any) -> Any:
+def fold_nothing_beside_writes(const_fold: Any) -> None:
     """`torch.func.linearize` computes in advance what depends on no tangent: a buffer, before an op writes to it.
 
     Not in a graph with an op that writes and is not torch's own; its own return what they write, but for a few.
     """
+    split = const_fold.split_const_subgraphs
 
     @functools.wraps(split)
     def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (isinstance(module, torch.fx.GraphModule) and any(map(_writes, module.graph.nodes))):
+        ops = [node.target for node in module.graph.nodes] if isinstance(module, torch.fx.GraphModule) else []
+        ours = [op for op in ops if isinstance(op, torch._ops.OpOverload) and op.namespace not in ("aten", "prims")]
+        if not any(op._schema.is_mutable for op in ours):
             return split(module, *args, **kwargs)
         module.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
         module.recompile()
         return module
 
-    return wrapper
-
-
-def _writes(node: Any) -> bool:
-    op = node.target
-    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable and op.namespace not in ("aten", "prims")
-
-
-_const_fold.split_const_subgraphs = _fold_nothing_beside_writes(_const_fold.split_const_subgraphs)
+    const_fold.split_const_subgraphs = wrapper

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
@@ -17,21 +17,24 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: no kernel can be registered or called
 DispatchKey: Any = _C.DispatchKey
-
 DispatchKeySet: Any = _C.DispatchKeySet
-
 #: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
 after_autograd: Any = _C._after_autograd_keyset
-
 after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
-
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
-
-
-def device_key(device_type: str) -> str:
-    """Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows)."""
-    return cast(str, _C._dispatch_key_for_device(device_type))
+#: Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows).
+device_key: Callable[[str], str] = _C._dispatch_key_for_device
+#: Is a text the name of a dispatch key?
+is_dispatch_key: Callable[[str], Any] = _C._parse_dispatch_key
+#: Has the dispatcher an op of this name, or kernels that wait for one?
+is_known: Callable[[str], bool] = _C._dispatch_has_kernel
+#: ``has_kernel(qualname, key)``: is a kernel registered at exactly this dispatch key?
+has_kernel: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
+#: ``computed_kernel(qualname, key)``: what the dispatcher would run at `key` now; has ``call_boxed(keyset, *args)``.
+computed_kernel: Callable[[str, str], Any] = _C._dispatch_get_computed_kernel_for_dispatch_key
+#: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.
+exclude_keys: Any = _C._ExcludeDispatchKeyGuard
 
 
 def is_device_type(text: str) -> bool:
@@ -49,69 +52,36 @@ def device_of_key(key: str) -> str | None:
     return cast(str, _C._get_privateuse1_backend_name()) if key == "PrivateUse1" else key.lower()
 
 
-def devices_with_kernel(qualname: str) -> list[str]:
-    """The device types that an op has a kernel of their own for."""
-    return [device for key in count_kernels(qualname) if (device := device_of_key(key)) is not None]
-
-
-def is_dispatch_key(text: str) -> bool:
-    return bool(_C._parse_dispatch_key(text))
-
-
-def is_known(qualname: str) -> bool:
-    """Has the dispatcher an op of this name, or kernels that wait for one?"""
-    return bool(_C._dispatch_has_kernel(qualname))
-
-
-def has_kernel(qualname: str, key: str) -> bool:
-    """Is a kernel registered at exactly this dispatch key?"""
-    return bool(_C._dispatch_has_kernel_for_dispatch_key(qualname, key))
-
-
 def key_set(key: str) -> Any:
     return DispatchKeySet(getattr(DispatchKey, key))
 
 
 #: Without: modes and transforms around a call are not seen
-#: The dispatch keys of a tensor, and those that are active in this thread whatever the tensors.
-keys_of: Callable[[torch.Tensor], Any] = _C._dispatch_keys
-
-included_keys: Callable[[], Any] = _C._dispatch_tls_local_include_set
-
 #: Is a dispatch key left out in this thread?
 is_excluded: Callable[[Any], bool] = _C._dispatch_tls_is_dispatch_key_excluded
-
-
 is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
-
 #: Context manager in which no ``__torch_function__`` is asked, of modes or of subclasses.
 without_torch_function: Callable[[], Any] = _C.DisableTorchFunction
-
 #: Context manager in which no ``__torch_dispatch__`` is asked.
 without_torch_dispatch: Callable[[], Any] = _C._DisableTorchDispatch
-
 #: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
 profiler: Any = torch.autograd.profiler
-
 #: How many dispatch modes are active in this thread?
 mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
-
 #: The innermost functorch transform that is running, or None.
 innermost_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
+#: Is a functorch transform running?
+transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
 
 #: Without: no kernel can be registered or called
-def plain_backend(keyset: Any, *, writes: bool) -> str | None:
+@functools.cache  # torch looks for the name of a key among those of all keys
+def plain_backend(raw_keyset: int, writes: bool) -> str | None:
     """The key of the one dense device that a key set at Autograd is for, or None if it holds anything else.
 
     Keys that have no part in an op are not in the set: it is what the dispatcher would go through. One at
     ADInplaceOrView has no autograd key: those are left out in inference mode, and below Autograd.
     """
-    return _plain_backend(keyset.raw_repr(), writes)
-
-
-@functools.cache  # torch looks for the name of a key among those of all keys
-def _plain_backend(raw_keyset: int, writes: bool) -> str | None:
     keyset = DispatchKeySet.from_raw_repr(raw_keyset)
     top = keyset.highestPriorityTypeId().name
     if top.startswith("Autograd"):
@@ -137,12 +107,13 @@ def plain_tensors(tensors: Iterable[torch.Tensor]) -> str | None:
     for them runs with autograd on. A tensor also has the key of its device's autocast, which is excluded in a thread
     until autocast is on. Inside ``__torch_dispatch__``, and below ADInplaceOrView, no write is counted.
     """
-    keys = DispatchKeySet.from_raw_repr(0)
-    for tensor in tensors:
-        keys = keys | keys_of(tensor)
     if is_excluded(DispatchKey.ADInplaceOrView):
         return None
-    return _plain_tensors(keys.raw_repr(), included_keys().raw_repr())
+    return _plain_tensors(_keys_of(tensors).raw_repr(), _C._dispatch_tls_local_include_set().raw_repr())
+
+
+def _keys_of(tensors: Iterable[torch.Tensor]) -> Any:
+    return functools.reduce(operator.or_, map(_C._dispatch_keys, tensors), DispatchKeySet.from_raw_repr(0))
 
 
 @functools.cache
@@ -156,18 +127,25 @@ def _plain_tensors(raw_keys: int, raw_included: int) -> str | None:
         keys = keys.remove(getattr(DispatchKey, top))
         top = keys.highestPriorityTypeId().name
     if top.startswith("Autograd"):
-        return plain_backend(keys, writes=True)
+        return plain_backend(keys.raw_repr(), True)
     return top if is_dense(top) and keys == key_set(top) and included == quiet else None
 
 
-def count_kernels(qualname: str) -> dict[str, int]:
-    """How many kernels are registered at each dispatch key, those included that others override; 0 for other keys."""
-    counts: dict[str, int] = collections.defaultdict(int)
+def registered_at(qualname: str) -> dict[str, list[str]]:
+    """Dispatch key or alias -> where kernels of an op were registered, those that others override included."""
+    found: dict[str, list[str]] = {}
     for line in _C._dispatch_dump(qualname).splitlines():
-        before, found, _ = line.partition(": registered at ")
-        if found:
-            counts[before.partition("[")[0].partition(" ")[0]] += 1
-    return counts
+        key, is_kernel, rest = line.partition(": registered at ")
+        if is_kernel and key != "debug":
+            found.setdefault(key.partition("[")[0].partition(" ")[0], []).append(rest.partition(" :: ")[0])
+    return found
+
+
+def in_order(keyset: Any) -> Iterator[str]:
+    """The names of the keys, in the order of the dispatcher."""
+    while (key := keyset.highestPriorityTypeId()) != DispatchKey.Undefined:
+        yield key.name
+        keyset = keyset.remove(key)
 
 
 def runs_python(qualname: str) -> bool:
@@ -177,17 +155,9 @@ def runs_python(qualname: str) -> bool:
     return bool(kernels) and all(":: (none) [" in line for line in kernels)
 
 
-#: Context manager: dispatch as if none of the keys (a DispatchKeySet) were there.
-exclude_keys: Any = _C._ExcludeDispatchKeyGuard
-
-
 #: Without: modes and transforms around a call are not seen
 def functionalizing() -> bool:  # what runs, by AOTAutograd
     return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
-
-
-def any_dispatch_mode() -> bool:
-    return bool(_C._len_torch_dispatch_stack() > 0)
 
 
 def any_mode_of_users() -> bool:
@@ -200,37 +170,17 @@ def any_mode_of_users() -> bool:
 
 
 #: Without: no kernel can be registered or called
-def computed_kernel(qualname: str, key: str) -> Any:
-    """The kernel the dispatcher would run at `key` now; has ``call_boxed(keyset, *args, **kwargs)``."""
-    return _C._dispatch_get_computed_kernel_for_dispatch_key(qualname, key)
-
-
 def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
     """The autograd key at which the dispatcher enters an operator called with `tensors`, or None without one."""
-    keys = DispatchKeySet.from_raw_repr(0)
-    for tensor in tensors:
-        keys = keys | _C._dispatch_keys(tensor)
-    while (key := keys.highestPriorityTypeId()) != DispatchKey.Undefined:
-        if key.name.startswith("Autograd"):
-            return cast(str, key.name)
-        keys = keys.remove(key)
-    return None
-
-
-#: Without: modes and transforms around a call are not seen
-#: Is a functorch transform running?
-transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
-
-
-#: A key of a device that torch itself has no kernels for, so that an operator there runs the kernel for all devices.
-_UNUSED_DEVICE = "Lazy"
+    return next((key for key in in_order(_keys_of(tensors)) if key.startswith("Autograd")), None)
 
 
 def without_device_kernel(overload: Any) -> Callable[..., Any]:
-    """A function that runs the kernel for all devices of an operator, whatever the device of its tensors."""
-    keys = key_set(_UNUSED_DEVICE)
-    redispatch: Callable[..., Any] = functools.partial(overload.redispatch, keys)
-    return redispatch
+    """A function that runs the kernel for all devices of an operator, whatever the device of its tensors.
+
+    For that it redispatches to the key of a device that torch itself has no kernels for.
+    """
+    return functools.partial(overload.redispatch, key_set("Lazy"))
 
 
 def devices_at_hand() -> list[str]:
@@ -255,16 +205,6 @@ class Entry(NamedTuple):
 
 
 #: Without: op.describe() and op.explain() do not work
-def registered_at(qualname: str) -> dict[str, list[str]]:
-    """Dispatch key or alias -> where kernels of an op were registered, those that others override included."""
-    found: dict[str, list[str]] = {}
-    for line in _C._dispatch_dump(qualname).splitlines():
-        key, is_kernel, rest = line.partition(": registered at ")
-        if is_kernel and key != "debug":
-            found.setdefault(key.partition("[")[0].partition(" ")[0], []).append(rest.partition(" :: ")[0])
-    return found
-
-
 def runs_at(qualname: str) -> dict[str, Entry]:
     """Dispatch key -> what runs there, aliases and fallbacks resolved."""
     found = {}
@@ -279,17 +219,7 @@ def runs_at(qualname: str) -> dict[str, Entry]:
 
 def keys_of_call(tensors: Iterable[torch.Tensor]) -> Any:
     """The key set of a call with these tensors in this thread, before keys that fall through are left out."""
-    keys = _C._dispatch_tls_local_include_set()
-    for tensor in tensors:
-        keys = keys | _C._dispatch_keys(tensor)
-    return keys - _C._dispatch_tls_local_exclude_set()
-
-
-def in_order(keyset: Any) -> Iterator[str]:
-    """The names of the keys, in the order of the dispatcher."""
-    while (key := keyset.highestPriorityTypeId()) != DispatchKey.Undefined:
-        yield key.name
-        keyset = keyset.remove(key)
+    return (_C._dispatch_tls_local_include_set() | _keys_of(tensors)) - _C._dispatch_tls_local_exclude_set()
 
 
 def innermost_mode() -> str | None:
@@ -300,11 +230,9 @@ def innermost_mode() -> str | None:
 
 def infra_mode() -> str | None:
     """The class of the mode of compilers that is active: fake, proxy or functional tensors."""
-    for key in ("FUNCTIONAL", "PROXY", "FAKE"):
-        mode = _C._get_dispatch_mode(getattr(_C._TorchDispatchModeKey, key))
-        if mode is not None:
-            return type(mode).__name__
-    return None
+    kinds = _C._TorchDispatchModeKey
+    modes = map(_C._get_dispatch_mode, (kinds.FUNCTIONAL, kinds.PROXY, kinds.FAKE))
+    return next((type(mode).__name__ for mode in modes if mode is not None), None)
 
 
 def transform() -> str | None:

@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from customops._torch.inductor import keep_calls_apart
-from customops._torch.late import when_imported
 from customops.errors import ArgumentError, AutogradError, CustomOpsError, is_users, users_call
 
 _C: Any = torch._C
@@ -27,7 +26,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: compiled code is not compiled anew when an op changes
 _F = TypeVar("_F", bound=Callable[..., Any])
-
 #: The code objects that are marked, by their ids. `torch.compiler.reset` leaves the marks.
 _marked: weakref.WeakValueDictionary[int, types.CodeType] = weakref.WeakValueDictionary()
 
@@ -59,28 +57,17 @@ def while_tracing(fn: _F) -> _F:
     return fn
 
 
-#: Functions of `get_of_itself`.
-_gets_of_themselves: list[Any] = []
+#: The ``__get__`` of classes that return the object itself, so that there is nothing to trace in it. torch 2.11 would
+#: trace it for what an instance holds, too, where Python calls none, and fail.
+gets_of_themselves: list[Any] = []
 
 
-def get_of_itself(get: Callable[..., Any]) -> None:
-    """Tell Dynamo that a ``__get__`` returns its object itself, so that there is nothing to trace in it.
-
-    torch 2.11 would trace it for what an instance holds, too, where Python calls none, and fail.
-    """
-    _gets_of_themselves.append(get)
-
-
-def _leave_out_gets(module: Any) -> None:
+def leave_out_gets(module: Any) -> None:
     is_of_c = getattr(module, "is_wrapper_or_member_descriptor", None)
-    if is_of_c is None or hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):
-        return  # 2.12 and later do as Python does
-    module.is_wrapper_or_member_descriptor = lambda value: (
-        any(value is get for get in _gets_of_themselves) or is_of_c(value)
-    )
-
-
-when_imported("torch._dynamo.variables.user_defined", _leave_out_gets)
+    if is_of_c is not None and not hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):  # since 2.12
+        module.is_wrapper_or_member_descriptor = lambda value: (
+            any(value is get for get in gets_of_themselves) or is_of_c(value)
+        )
 
 
 @while_tracing
@@ -88,8 +75,7 @@ def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, e
     """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
     cls: Any = AutogradError if argument is None else ArgumentError
     error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
-    kind = _plain_kind(cast(Any, cls), True)
-    raise error if kind is None else _as(kind, error)
+    raise _plain(error, breaks=True)
 
 
 def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsError:
@@ -106,11 +92,13 @@ def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsErr
         error.args = (error._message(),)
     if tracer is None or torch._dynamo.config.suppress_errors or _catches(tracer):
         return error
+    return _plain(error, breaks=breaks)
+
+
+def _plain(error: CustomOpsError, *, breaks: bool) -> CustomOpsError:
     kind = _plain_kind(cast(Any, type(error)), breaks)
-    return error if kind is None else _as(kind, error)
-
-
-def _as(kind: Any, error: CustomOpsError) -> CustomOpsError:
+    if kind is None:
+        return error
     said = kind(str(error))
     said.__dict__.update(vars(error), plain=error)
     return cast(CustomOpsError, said)
@@ -170,10 +158,8 @@ def _plain_kind(cls: Any, breaks: bool) -> Any:
 
 
 _PACKAGE = Path(__file__).parents[1]
-
 #: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.
 generations: dict[str, int] = {}
-
 _numbers = itertools.count()
 
 
@@ -202,17 +188,10 @@ def traced(overload: OpOverload, qualname: str) -> bool:
 hidden_files = {str(path) for path in _PACKAGE.rglob("*.py")}
 
 
-def _hide_frames(module: Any) -> None:
+def hide_frames(module: Any) -> None:
     """The line that a graph, a guard or an error names is the user's, not the one in this package that it called."""
-    module.uninteresting_files = functools.partial(_with_hidden_files, module.uninteresting_files)
-
-
-def _with_hidden_files(original: Callable[[], set[str]]) -> set[str]:
-    return original() | hidden_files
-
-
-for _name in ("torch._dynamo.guards", "torch._dynamo.output_graph"):  # the latter has a name of its own for it
-    when_imported(_name, _hide_frames)
+    original = module.uninteresting_files
+    module.uninteresting_files = lambda: original() | hidden_files
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -294,26 +273,17 @@ def parts_of(value: Any) -> Iterable[Any] | None:
     if isinstance(value, sys.modules["triton.runtime.jit"].JITFunction):
         return (value.cache_key, value.params and [(p.name, p.is_constexpr, str(p.annotation)) for p in value.params])
     names = ("fn", "arg_names", "keys", "values", "configs", "kwargs")  # of an autotuner, heuristics, the interpreter
-    return [_plain(getattr(value, name)) for name in names if hasattr(value, name)]
-
-
-def _plain(value: Any) -> Any:
-    """A list of Triton's Configs as what it says."""
-    if isinstance(value, list) and all(hasattr(each, "all_kwargs") for each in value):
-        return [(each.all_kwargs(), each.pre_hook) for each in value]
-    return value
-
-
-@functools.cache
-def _guard_of(device_type: str) -> Any:
-    return getattr(torch.get_device_module(device_type), "device", None)
+    parts = [getattr(value, name) for name in names if hasattr(value, name)]
+    for i, part in enumerate(parts):
+        if isinstance(part, list) and all(hasattr(each, "all_kwargs") for each in part):  # Triton's Configs
+            parts[i] = [(each.all_kwargs(), each.pre_hook) for each in part]
+    return parts
 
 
 def on_device(device: torch.device) -> Any:
     """A context in which `device` is the current one, or None if it is already."""
     module = torch.get_device_module(device.type)
-    current = getattr(module, "current_device", None)
-    if device.index is None or current is None or current() == device.index:
+    current, guard = getattr(module, "current_device", None), getattr(module, "device", None)
+    if device.index is None or current is None or guard is None or current() == device.index:
         return None
-    guard = _guard_of(device.type)
-    return guard(device) if guard is not None else None
+    return guard(device)

@@ -1,17 +1,17 @@
-"""The keys of compile caches, lowerings that inductor lacks, and random ops in compiled graphs."""
+"""Inductor: keys of caches, lowerings, direct calls, out variants, writes in place, patterns, and code for an op."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
 import re
 import sys
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -19,83 +19,65 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from customops._torch.dispatcher import device_key
-from customops._torch.inductor_passes import ops_of_patterns
-from customops._torch.late import followed, when_imported
-from customops._torch.library import torch_op_of
+from customops._torch.library import followed, torch_op_of
+from customops._torch.tensors import TorchDispatchMode, overlap, storage_id, tree_flatten, tree_unflatten
+from customops._torch.thread_state import call_plainly_in_trace
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
 FingerprintOf = Callable[[set[str]], str | None]
-
-_fingerprint_of: FingerprintOf = lambda names: None  # noqa: E731
-
-
-def fingerprint_with(function: FingerprintOf) -> None:
-    """Let the keys of the compile caches hold what `function` says of a graph's ops."""
-    global _fingerprint_of
-    _fingerprint_of = function
+#: Entered by `patches.install`.
+fingerprint_of: FingerprintOf = lambda names: None  # noqa: E731
 
 
-def _add_fingerprints(codecache: Any) -> None:
+def add_fingerprints(codecache: Any) -> None:
     """Put fingerprints in the keys of the caches of AOTAutograd and inductor: torch's hold the names of ops alone.
 
     Both pickle the attributes of this class. The keys of graphs without our ops stay as they are, unless code in them
     may be replaced by one.
     """
+
+    def add(details: Any, gm: Any, *_args: Any, **_kwargs: Any) -> None:
+        fingerprint = fingerprint_of({*_names_in(gm), *ops_of_patterns()}) if gm is not None else None
+        if fingerprint is not None:
+            details.customops_fingerprint = fingerprint
+
     details = codecache.FxGraphHashDetails
-    details.__init__ = followed(details.__init__, _add_fingerprint)
-
-
-def _add_fingerprint(details: Any, gm: Any, *_args: Any, **_kwargs: Any) -> None:
-    fingerprint = _fingerprint_of({*_names_in(gm), *ops_of_patterns()}) if gm is not None else None
-    if fingerprint is not None:
-        details.customops_fingerprint = fingerprint
-
-
-when_imported("torch._inductor.codecache", _add_fingerprints)
+    details.__init__ = followed(details.__init__, add)
 
 
 def _names_in(graph_module: Any) -> Iterator[str]:
     """The names of the ops in a graph and its subgraphs, those that a higher-order op is given too."""
-    for module in graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                for value in (node.target, *node.args, *node.kwargs.values()):
-                    yield from _names_of(value)
+    modules = [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for node in (node for module in modules for node in module.graph.nodes):
+        for value in (node.target, *node.args, *node.kwargs.values()):
+            if isinstance(value, OpOverload):
+                yield value._name
+            elif isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
+                name = value._qualified_op_name
+                yield from (name, *(f"{name}.{overload}" for overload in value.overloads()))
 
 
-def _names_of(value: Any) -> Iterable[str]:
-    if isinstance(value, OpOverload):
-        return (value._name,)
-    if isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
-        name = value._qualified_op_name
-        return (name, *(f"{name}.{overload}" for overload in value.overloads()))
-    return ()
-
-
-def _add_lowering(lowering: Any) -> None:
+def add_storage_offset(lowering: Any) -> None:
     """Give inductor a rule for offsets into a storage that are symbols.
 
     Without one it takes the offset of every view for 0, and the writes of an op to several slices of a tensor all land
     in the first. As its rule for sizes, this one takes what tracing found.
     """
+
+    def storage_offset(_: Any) -> Any:
+        return _expression(torch._inductor.virtualized.V.graph.current_node.meta["val"])
+
     target = torch.ops.aten.sym_storage_offset
     if target.default not in lowering.lowerings:
-        lowering.register_lowering(target, type_promotion_kind=None)(_storage_offset)
-
-
-def _storage_offset(_: Any) -> Any:
-    return _expression(torch._inductor.virtualized.V.graph.current_node.meta["val"])
+        lowering.register_lowering(target, type_promotion_kind=None)(storage_offset)
 
 
 def _expression(number: int | torch.SymInt) -> Any:
     return number.node.expr if isinstance(number, torch.SymInt) else int(number)
 
 
-when_imported("torch._inductor.lowering", _add_lowering)
-
-
-def _correct_as_strided(lowering: Any) -> None:
+def correct_as_strided(lowering: Any) -> None:
     """Before torch 2.13, inductor adds the offset of ``as_strided`` to the start of an input, not of its storage.
 
     If the input has an offset itself, an op that writes to a row of it would write elsewhere.
@@ -106,21 +88,13 @@ def _correct_as_strided(lowering: Any) -> None:
 
     def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         result = original(x, size, stride, storage_offset)
-        if storage_offset is not None:
-            result.data.layout.offset -= _offset_of_input(result.get_name())
+        graph: Any = torch._inductor.virtualized.V.graph.module.graph
+        inputs = [node for node in graph.find_nodes(op="placeholder") if node.target == result.get_name()]
+        if storage_offset is not None and inputs:
+            result.data.layout.offset -= _expression(inputs[0].meta["val"].storage_offset())
         return result
 
     lowering.register_lowering(torch.ops.aten.as_strided.default, type_promotion_kind=None)(as_strided)
-
-
-def _offset_of_input(name: str) -> Any:
-    """The offset of an input of the graph that is compiled; 0 for other buffers."""
-    graph: Any = torch._inductor.virtualized.V.graph.module.graph
-    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if node.target == name]
-    return _expression(values[0].storage_offset()) if values else 0
-
-
-when_imported("torch._inductor.lowering", _correct_as_strided)
 
 
 def keep_calls_apart(overload: OpOverload) -> None:
@@ -135,7 +109,6 @@ def keep_calls_apart(overload: OpOverload) -> None:
 #: Without: decompositions and lowerings are not followed
 #: ``"inductor"`` or ``"export"`` -> op -> what it is taken apart into, or NotImplemented where it is to stay.
 _decompositions: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}}
-
 #: op -> a function of fake tensors, in plain torch code, that inductor lowers in its place; see `_lower`.
 _lowerings: dict[OpOverload, Callable[..., Any]] = {}
 
@@ -160,9 +133,6 @@ def _forget(table: dict[OpOverload, Any], overload: OpOverload, fn: Callable[...
     _tell_inductor(overload)
 
 
-# Inductor -------------------------------------------------------------------------------------------------------
-
-
 def _tell_inductor(overload: OpOverload) -> None:
     """Let the tables of inductor, if it is loaded, say of an op what the tables here say."""
     if (module := sys.modules.get("torch._inductor.decomposition")) is not None:
@@ -178,12 +148,10 @@ def _decomposition_tables(module: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _enter_decomposition(module: Any, overload: OpOverload) -> None:
-    fn = _decompositions["inductor"].get(overload)
     for table in _decomposition_tables(module):
-        if fn is not None:
-            table[overload] = fn
-        else:
-            table.pop(overload, None)
+        table.pop(overload, None)
+        if overload in _decompositions["inductor"]:
+            table[overload] = _decompositions["inductor"][overload]
 
 
 def _enter_lowering(module: Any, overload: OpOverload) -> None:
@@ -196,13 +164,19 @@ def _enter_lowering(module: Any, overload: OpOverload) -> None:
         module.lowerings[overload] = _Lowering(module, overload)
 
 
-def _enter_all(enter: Callable[[Any, OpOverload], None], module: Any) -> None:
+def enter_decompositions(module: Any) -> None:
     for overload in {*_lowerings, *_decompositions["inductor"]}:
-        enter(module, overload)
+        _enter_decomposition(module, overload)
 
 
-when_imported("torch._inductor.decomposition", lambda module: _enter_all(_enter_decomposition, module))
-when_imported("torch._inductor.lowering", lambda module: _enter_all(_enter_lowering, module))
+def enter_lowerings(module: Any) -> None:
+    for overload in {*_lowerings, *_decompositions["inductor"]}:
+        _enter_lowering(module, overload)
+
+
+def enter_in_export(module: Any) -> None:
+    table = module.CustomDecompTable
+    table.__init__ = followed(table.__init__, lambda made: made.decomp_table.update(_decompositions["export"]))
 
 
 class _Lowering:
@@ -217,17 +191,12 @@ class _Lowering:
         lowered = NotImplemented if fn is None else _lower(fn, graph, args, kwargs)
         if lowered is not NotImplemented:
             return lowered
-        with self._without():
-            return graph.call_function(self.overload, args, kwargs)
-
-    @contextlib.contextmanager
-    def _without(self) -> Iterator[None]:
-        """Let inductor find no rule for the op: then it calls the kernel, with inputs as the op's tags want them."""
+        # Where inductor finds no rule for the op, it calls the kernel, with inputs as the op's tags want them.
         tables = list(_decomposition_tables(sys.modules["torch._inductor.decomposition"]))
         fns = [table.pop(self.overload, None) for table in tables]
         del self.module.lowerings[self.overload]
         try:
-            yield
+            return graph.call_function(self.overload, args, kwargs)
         finally:
             self.module.lowerings[self.overload] = self
             for table, fn in zip(tables, fns, strict=True):
@@ -238,44 +207,17 @@ class _Lowering:
 def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
     """Trace plain torch code on the fake tensors of a node, and lower what it does in the place of the node."""
     node = graph.current_node
-    values = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    flat, spec = torch.utils._pytree.tree_flatten(values)
-    places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
-    kept: list[Any] = []
-
-    def on_tensors(*tensors: torch.Tensor) -> Any:
-        leaves = list(flat)
-        for i, tensor in zip(places, tensors, strict=True):
-            leaves[i] = tensor
-        given, named = torch.utils._pytree.tree_unflatten(leaves, spec)
-        result = fn(*given, **named)
-        kept.append(result is NotImplemented)
-        return () if result is NotImplemented else result
-
+    given, named = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    on_tensors, tensors, declined = on_tensors_alone(fn, given, named)
     table = importlib.import_module("torch._inductor.decomposition").select_decomp_table()
     with graph.fake_mode:
-        traced = make_fx(on_tensors, table)(*[flat[i] for i in places])
-    if kept[-1]:
+        traced = make_fx(on_tensors, table)(*tensors)
+    if declined[-1]:
         return NotImplemented
     traced.graph.eliminate_dead_code()  # checks of autograd's, such as is_same_size, which inductor cannot lower
-    boxes, _ = torch.utils._pytree.tree_flatten((args, kwargs))
+    boxes = zip(tree_leaves((args, kwargs)), tree_leaves((given, named)), strict=True)
     inline = importlib.import_module("torch._inductor.codegen.subgraph").inline_subgraph_to_ir_nodes
-    return inline(traced, [boxes[i] for i in places], node.name)
-
-
-# Export ---------------------------------------------------------------------------------------------------------
-
-
-def _change_table(module: Any) -> None:
-    """Let the tables of decompositions that export makes hold ours."""
-    module.CustomDecompTable.__init__ = followed(module.CustomDecompTable.__init__, _add_decompositions)
-
-
-def _add_decompositions(table: Any) -> None:
-    table.decomp_table.update(_decompositions["export"])
-
-
-when_imported("torch.export.decomp_utils", _change_table)
+    return inline(traced, [box for box, value in boxes if isinstance(value, torch.Tensor)], node.name)
 
 
 # What inductor writes for a call of an op of ours in the Python code of a graph ---------------------------------------
@@ -284,12 +226,9 @@ when_imported("torch.export.decomp_utils", _change_table)
 #: Whether a call may be direct: of an op by this name, on a device by its dispatch key, with these arguments, in which
 #: `TENSOR` stands for each tensor.
 MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
-
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
-
 _may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
-
 #: The module, and the function there, that compiled code gets its functions from: ``get(qualname, device)``.
 _source = ("", "")
 
@@ -300,7 +239,7 @@ def write_direct_calls(may_be_direct: MayBeDirect, get: Callable[[str, str], Cal
     _may_be_direct, _source = may_be_direct, (get.__module__, get.__name__)
 
 
-def _change_calls(ir: Any) -> None:
+def call_directly(ir: Any) -> None:
     original = ir.FallbackKernel.codegen
 
     def codegen(self: Any, wrapper: Any) -> None:
@@ -312,17 +251,18 @@ def _change_calls(ir: Any) -> None:
     ir.FallbackKernel.codegen = codegen
 
 
-when_imported("torch._inductor.ir", _change_calls)
-
-
 def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
     """The name of the function to be called, which is written to the head of the code; None for torch's own."""
     graph, overload = ir.V.graph, node.op_overload
     if not isinstance(overload, OpOverload) or graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper:
         return None
-    device = _only_device(node, ir)
-    if device is None or _has_lazy_views(graph):
+    for each in node.inputs:
+        if not isinstance(each, ir.IRNode) or isinstance(each, ir.NonTensorObj) or not each.has_tensor_output():
+            return None
+    types = {each.get_device().type for each in node.inputs}
+    if len(types) != 1 or _has_lazy_views(graph):
         return None
+    device = device_key(types.pop())
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
     if not _may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
         return None
@@ -335,16 +275,6 @@ def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
     wrapper.add_import_once(f"import {module}")
     wrapper.add_import_once(f"{name} = {module}.{function}({overload._name!r}, {device!r})")
     return name
-
-
-def _only_device(node: Any, ir: Any) -> str | None:
-    """The dispatch key of the one device that all tensors of a call are of, or None."""
-    found = set()
-    for each in node.inputs:
-        if not isinstance(each, ir.IRNode) or isinstance(each, ir.NonTensorObj) or not each.has_tensor_output():
-            return None
-        found.add(each.get_device().type)
-    return device_key(found.pop()) if len(found) == 1 else None
 
 
 #: Of graphs that were looked at: may tensors in them be conjugate or negative views?
@@ -377,69 +307,424 @@ def plan_with(functional: OpOverload) -> None:
     _planned.add(functional)
 
 
-def _is_ours(overload: Any) -> bool:
-    return isinstance(overload, OpOverload) and (
-        overload in _planned or hasattr(torch_op_of(overload._name), "_definition")
-    )
+def _is_ours(op: Any) -> bool:
+    return isinstance(op, OpOverload) and (op in _planned or hasattr(torch_op_of(op._name), "_definition"))
 
 
-def _correct(ir: Any) -> None:
+def correct_out_variants(ir: Any) -> None:
     """Let inductor call the out variants of our ops, as it does those of ops with several results."""
     if not hasattr(ir, "ExternKernelMultiOut"):  # before 2.12 inductor calls none
         return
     search: Any = importlib.import_module("torch._library._out_variant")
-    find = search.to_out_variant
-    search.to_out_variant = functools.partial(_find_others, find)
-    multiple = ir.ExternKernelMultiOut
-    multiple.try_create = classmethod(_Create(ir, find, multiple.try_create.__func__))
-    multiple.codegen = functools.partialmethod(_codegen, multiple.codegen)
+    find, multiple = search.to_out_variant, ir.ExternKernelMultiOut
+    create, codegen = multiple.try_create.__func__, multiple.codegen
 
+    def find_of_others(op: Any) -> Any:
+        """None for our ops, while inductor lowers a graph."""
+        is_lowering = hasattr(torch._inductor.virtualized.V.graph, "graph_inputs")
+        return None if is_lowering and _is_ours(op) else find(op)
 
-def _find_others(find: Callable[[Any], Any], op: Any) -> Any:
-    """`to_out_variant`, which while inductor lowers a graph finds none for our ops."""
-    is_lowering = hasattr(torch._inductor.virtualized.V.graph, "graph_inputs")
-    return None if is_lowering and _is_ours(op) else find(op)
-
-
-class _Create:
-    """`ExternKernelMultiOut.try_create`: the node for a call of an out variant, or None where there is none to call."""
-
-    def __init__(self, ir: Any, find: Callable[[Any], Any], original: Callable[..., Any]) -> None:
-        self.ir, self.find, self.original = ir, find, original
-
-    def __call__(self, cls: Any, kernel: Any, example_output: Any, device: Any, *args: Any, **options: Any) -> Any:
+    def try_create(cls: Any, kernel: Any, example_output: Any, device: Any, *args: Any, **options: Any) -> Any:
+        """The node for a call of the out variant, or None where there is none to call."""
         if not _is_ours(kernel):
-            return self.original(cls, kernel, example_output, device, *args, **options)
+            return create(cls, kernel, example_output, device, *args, **options)
         schema = kernel._schema
         if any(argument.is_write for argument in schema.arguments) or schema.name.endswith("_"):
             return None
-        variant = self.find(kernel)
+        variant = find(kernel)
         if variant is None or options.get("unbacked_bindings"):  # sizes that the call itself finds out
             return None
-        options = {key: value for key, value in options.items() if key != "has_unaligned_input"}
+        options.pop("has_unaligned_input", None)
         names = [argument.name for argument in variant._schema.arguments if argument.is_write]
-        call = cls(
-            self.ir.MultiOutputLayout(device=device), kernel, *args, out_op=variant, out_arg_names=names, **options
-        )
+        call = cls(ir.MultiOutputLayout(device=device), kernel, *args, out_op=variant, out_arg_names=names, **options)
         is_one = isinstance(example_output, torch.Tensor)
-        results = [example_output] if is_one else list(example_output)
         made = [
-            self.ir.AllocatingMultiOutput(layout=cls.tensor_to_layout(x), input=call, indices=[(tuple, i)])
-            for i, x in enumerate(results)
+            ir.AllocatingMultiOutput(layout=cls.tensor_to_layout(x), input=call, indices=[(tuple, i)])
+            for i, x in enumerate([example_output] if is_one else example_output)
         ]
         call.out_variant_output_nodes = call.outputs = made
         return made[0] if is_one else tuple(made)
 
+    def write(node: Any, wrapper: Any) -> None:
+        """torch leaves out what the program does not use, but passes it to the call."""
+        removed = torch._inductor.virtualized.V.graph.removed_buffers
+        unused = [out for out in node.out_variant_output_nodes if out.get_name() in removed]
+        removed.difference_update(out.get_name() for out in unused)
+        codegen(node, wrapper)
+        for out in unused:
+            wrapper.codegen_free(out)
 
-def _codegen(node: Any, original: Callable[..., Any], wrapper: Any) -> None:
-    """Write the call of an out variant. torch leaves out what the program does not use, but passes it to the call."""
-    removed = torch._inductor.virtualized.V.graph.removed_buffers
-    unused = [out for out in node.out_variant_output_nodes if out.get_name() in removed]
-    for out in unused:
-        removed.discard(out.get_name())
-    original(node, wrapper)
-    for out in unused:
-        wrapper.codegen_free(out)
+    search.to_out_variant, multiple.try_create, multiple.codegen = find_of_others, classmethod(try_create), write
 
 
-when_imported("torch._inductor.ir", _correct)
+# Writes in place ------------------------------------------------------------------------------------------------------
+# Where inductor decides for one, what the op reads beside must have memory of its own. In a functional graph a copy of
+# an old value is the old value, so inductor drops the copy. Then it looks whether what an op writes is used later, and
+# lets the op write in place if not; it does not look whether the op itself reads it, too.
+
+
+#: Without: in compiled graphs, an op may read what it has already written
+def separate_reads(reinplace: Any) -> None:
+    """Copy what an op of ours reads, where that may be memory that it writes."""
+    original = reinplace.reinplace_inplaceable_ops_core
+    functional = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
+
+    def core(graph: torch.fx.Graph) -> None:
+        for node in list(graph.nodes):
+            op: Any = node.args[0] if node.op == "call_function" and node.target in functional else None
+            if isinstance(op, OpOverload) and hasattr(torch_op_of(op._name.replace("__writes", "")), "_definition"):
+                written, tensors = [*_written(node)], set(_arguments(node, written=True))
+                for read in dict.fromkeys(_arguments(node, written=False)):
+                    if read not in tensors and any(_may_overlap(read.meta["val"], each) for each in written):
+                        _copy(graph, node, read)
+        original(graph)
+
+    reinplace.reinplace_inplaceable_ops_core = core
+
+
+def _arguments(node: torch.fx.Node, *, written: bool) -> Iterator[torch.fx.Node]:
+    """The tensors among the arguments of a call, by what the schema says of them."""
+    overload: Any = node.args[0]
+    for argument in overload._schema.arguments:
+        if argument.is_write is written:
+            values = node.kwargs.get(argument.name)
+            for each in values if isinstance(values, (list, tuple)) else (values,):
+                if isinstance(each, torch.fx.Node) and isinstance(each.meta.get("val"), torch.Tensor):
+                    yield each
+
+
+def _written(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """What a call writes: tensors, or views that are described by their base."""
+    if node.target is torch.ops.higher_order.auto_functionalized:
+        yield from (each.meta["val"] for each in _arguments(node, written=True))
+        return
+    functionalize = torch._higher_order_ops.auto_functionalize
+    overload: Any = node.args[0]
+    names, types = functionalize.get_mutable_args(overload)
+    values: Any = torch.fx.map_arg(dict(node.kwargs), lambda each: each.meta["val"])
+    kwargs = dict(values)
+    bases = list(kwargs.pop("_all_bases"))
+    views = functionalize.read_view_information_from_args(names, types, kwargs, bases)
+    for view in views.values():
+        for each in view if isinstance(view, list) else (view,):
+            if each is not None:
+                yield each.regenerate_view(bases)
+
+
+def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> None:
+    value = read.meta["val"]
+    with graph.inserting_before(node):
+        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
+    with value.fake_mode:
+        copy.meta["val"] = value.clone()
+    node.kwargs = {
+        name: given if name == "_all_bases" else _replaced(given, read, copy) for name, given in node.kwargs.items()
+    }
+
+
+def _replaced(given: Any, old: torch.fx.Node, new: torch.fx.Node) -> Any:
+    if isinstance(given, (list, tuple)):
+        return type(given)(_replaced(each, old, new) for each in given)
+    return new if given is old else given
+
+
+def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """May two tensors of a graph have an element in common?"""
+    if storage_id(one) != storage_id(other):
+        return False
+    numbers = [n for x in (one, other) for n in (x.storage_offset(), *x.shape, *x.stride())]
+    if not all(type(number) is int for number in numbers):
+        return True  # symbols
+    first, first_of_other = (int(x.storage_offset()) * x.element_size() for x in (one, other))
+    return overlap(one, other, first, first_of_other)
+
+
+# Patterns of inductor: plain code in a graph that is replaced by a call of an op --------------------------------------
+
+
+#: Without: plain code is not replaced by ops in compiled graphs
+class Pattern(NamedTuple):
+    """Code to look for, and what takes its place; both are functions of tensors and floats."""
+
+    op: str
+    search: Callable[..., Any]
+    replace: Callable[..., Any]
+    #: Arguments that the code is traced with. Tensors stand for those of their dtype and number of dimensions.
+    examples: Callable[[], Iterable[tuple[Any, ...]]]
+    floats: dict[str, float]  #: arguments that are numbers in the code, with a value that nothing else has
+    has_gradient: Callable[[], bool]
+
+
+_patterns: list[Pattern] = []
+
+
+def add_pattern(pattern: Pattern) -> Callable[[], None]:
+    """Let inductor look for a pattern in graphs; the result ends that."""
+    _patterns.append(pattern)
+    _pass.traced = None
+    return lambda: _remove(pattern)
+
+
+def _remove(pattern: Pattern) -> None:
+    _patterns[:] = [each for each in _patterns if each is not pattern]
+    _pass.traced = None
+
+
+def ops_of_patterns() -> set[str]:
+    """The names of the ops that may come into any graph."""
+    return {pattern.op for pattern in _patterns}
+
+
+class _Pass:
+    """The pass of inductor that replaces the patterns. They are traced when the first graph comes."""
+
+    traced: Any = None
+
+    def apply(self, graph: Any) -> int:
+        if not _patterns:
+            return 0
+        traced = self.traced  # another thread may forget it meanwhile
+        if traced is None:
+            matcher = importlib.import_module("torch._inductor.pattern_matcher")
+            with torch.utils._python_dispatch._disable_current_modes(), torch.random.fork_rng(devices=()):
+                examples = [(pattern, list(pattern.examples())) for pattern in _patterns]
+            # torch 2.11 passes the device of the graph
+            traced = matcher.init_once_fakemode(lambda *_: self._trace_all(matcher, examples))()
+        count: int = traced.apply(graph)
+        return count
+
+    def _trace_all(self, matcher: Any, examples: list[tuple[Pattern, list[tuple[Any, ...]]]]) -> Any:
+        traced = matcher.PatternMatcherPass()
+        for pattern, each in examples:
+            for example in each:
+                try:
+                    _trace(matcher, traced, pattern, example, each)
+                except Exception as error:  # other programs, that may not even have the op, are to be compiled
+                    warnings.warn(
+                        f"{pattern.op}: a pattern of register_replacement cannot be traced, and is left out: {error!r}",
+                        stacklevel=2,
+                    )
+        self.traced = traced
+        return traced
+
+
+_pass = _Pass()
+
+
+def add_pass(joint: Any) -> None:
+    joint.pass_patterns.insert(0, _pass)  # before torch's own, which may take parts of the code
+
+
+def _trace(
+    matcher: Any, traced: Any, pattern: Pattern, example: tuple[Any, ...], examples: list[tuple[Any, ...]]
+) -> None:
+    """Add a pattern as it is in graphs with gradients and in those without. For several samples it may be the same."""
+    for trace in (matcher.joint_fwd_bwd, matcher.fwd_only) if pattern.has_gradient() else (matcher.fwd_only,):
+        matcher.register_replacement(
+            pattern.search,
+            pattern.replace,
+            [_stand_in(each, trace is not matcher.fwd_only) for each in example],
+            trace,
+            traced,
+            extra_check=functools.partial(_fits, pattern, examples),
+            scalar_workaround=pattern.floats,
+            skip_duplicates=True,
+        )
+
+
+def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool:
+    """Is the code that was found one for tensors like those of a sample, and would the op return the same kind?
+
+    torch looks at the operations alone: they may be of other dtypes, broadcast, or have a number where a tensor was.
+    """
+    names = inspect.signature(pattern.search).parameters
+    # torch 2.11 matches numbers as constants, which are not in kwargs; any number gives the same shapes
+    given = [_value_of(match.kwargs.get(name, pattern.floats.get(name))) for name in names]
+    if not any(_are_like(given, example) for example in examples):
+        return False
+    results = [each for each in tree_leaves(pattern.replace(*given)) if isinstance(each, torch.Tensor)]
+    found = [_value_of(node) for node in match.output_nodes()]
+    return len(results) <= len(found) and all(map(_looks_same, results, found))
+
+
+def _looks_same(one: torch.Tensor, other: Any) -> bool:
+    if not isinstance(other, torch.Tensor) or (one.dtype, one.dim()) != (other.dtype, other.dim()):
+        return False
+    lengths = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
+    return all(_is_true(a == b) for a, b in lengths)
+
+
+def _value_of(value: Any) -> Any:
+    return value.meta.get("val") if isinstance(value, torch.fx.Node) else value
+
+
+def _are_like(values: list[Any], examples: tuple[Any, ...]) -> bool:
+    """Are these the same kinds of values as those of a sample, and those sizes equal that are equal there?"""
+    sizes: dict[int, Any] = {}
+    for value, example in zip(values, examples, strict=True):
+        if not isinstance(example, torch.Tensor):
+            if type(value) is not float:
+                return False
+            continue
+        kind = (example.dtype, example.dim(), example.device)
+        if not isinstance(value, torch.Tensor) or (value.dtype, value.dim(), value.device) != kind:
+            return False
+        pairs = zip(value.shape, example.shape, strict=True)
+        if not all(_is_true(sizes.setdefault(wanted, size) == size) for size, wanted in pairs):
+            return False
+    return True
+
+
+def _is_true(condition: Any) -> bool:
+    """Is it known, without a guard on sizes that are symbols?"""
+    symbols = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    return bool(symbols.statically_known_true(condition))
+
+
+def _stand_in(value: Any, requires_grad: bool) -> Any:
+    """A tensor of the same kind without data, made under the fake mode that is active."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(
+        value.size(),
+        value.stride(),
+        dtype=value.dtype,
+        device=value.device,
+        requires_grad=requires_grad and value.is_floating_point(),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Plain torch code that is traced in the place of an operator: what it must not do, and what it has to return
+
+#: Without: decompositions and lowerings are not looked at, and inductor refuses them
+#: Makes the error for a problem, of what was expected and got.
+Fault = Callable[[str, str, str], Exception]
+
+
+def substitute(
+    overload: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fault: Fault, random: bool
+) -> Any:
+    """``fn(*args, **kwargs)`` on fake tensors that are being traced, made a functional operator.
+
+    What `fn` writes to tensors of its own becomes functional. Results that share memory with an argument or with each
+    other become copies. Raises the `fault` if `fn` writes to an argument, uses tensors with data, draws random numbers
+    where they may not be (`random`), or returns other sizes, dtypes or devices than the operator's fake impl.
+    """
+    on_tensors, tensors, declined = on_tensors_alone(fn, args, kwargs)
+    with _Watch(tensors, fault, random):
+        result = call_plainly_in_trace(torch.func.functionalize(on_tensors), *tensors)
+    if declined[-1]:
+        return NotImplemented
+    _compare(result, _expected(overload, args, kwargs), fault)
+    taken = {_memory(tensor) for tensor in tensors}
+    leaves, spec = tree_flatten(result)
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[i] = leaf.clone() if _memory(leaf) in taken else leaf
+            taken.add(_memory(leaves[i]))
+    return tree_unflatten(leaves, spec)
+
+
+def on_tensors_alone(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], list[torch.Tensor], list[bool]]:
+    """`fn` as a function of the tensors among its arguments, these, and whether a call of it gave NotImplemented."""
+    leaves, spec = tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[i] for i in places]
+    declined: list[bool] = []
+
+    def on_tensors(*given: torch.Tensor) -> Any:
+        for i, tensor in zip(places, given, strict=True):
+            leaves[i] = tensor
+        inner_args, inner_kwargs = tree_unflatten(leaves, spec)
+        result = fn(*inner_args, **inner_kwargs)
+        declined.append(result is NotImplemented)
+        return () if declined[-1] else result
+
+    return on_tensors, tensors, declined
+
+
+class _Watch(TorchDispatchMode):
+    """Raises for what a function does that code in the place of an operator may not do."""
+
+    def __init__(self, tensors: list[torch.Tensor], fault: Fault, random: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given = {_memory(tensor) for tensor in tensors}
+        self.fault, self.random = fault, random
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload):
+            self._look(func, args, kwargs)
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
+        return func(*args, **kwargs)
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+        arguments = func._schema.arguments
+        values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
+        written = tree_leaves([values.get(each.name) for each in arguments if each.is_write])
+        if any(isinstance(each, torch.Tensor) and _memory(each) in self.given for each in written):
+            raise self.fault("writes to an argument", "new tensors, and no writes to what it is given", str(func))
+        if not self.random and torch.Tag.nondeterministic_seeded in func.tags:
+            raise self.fault("draws random numbers", "code that does not; a decomposition may", str(func))
+        if func is torch.ops.aten.lift_fresh.default:
+            return  # torch.tensor(...)
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dim():
+                got = f"a tensor with data, of shape {tuple(tensor.shape)}, in {func}"
+                raise self.fault("uses a tensor that is not an argument", "tensors that the op is given", got)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Which memory a tensor lies in: the same number for its views."""
+    return storage_id(tensor) if tensor.layout is torch.strided and not tensor.is_nested else id(tensor)
+
+
+def _expected(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    proxies: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor)]
+    env = leaves[0].fake_mode.shape_env if leaves else None
+    with proxies.disable_proxy_modes_tracing():
+        if env is None:
+            return overload(*args, **kwargs)
+        with env.ignore_fresh_unbacked_symbols():
+            return overload(*args, **kwargs)
+
+
+def _compare(result: Any, expected: Any, fault: Fault) -> None:
+    got_leaves, got_spec = tree_flatten(list(result) if isinstance(result, (list, tuple)) else result)
+    leaves, spec = tree_flatten(list(expected) if isinstance(expected, (list, tuple)) else expected)
+    if got_spec != spec:
+        raise fault("returns another number of results", _count(expected), _count(result))
+    for i, (got, want) in enumerate(zip(got_leaves, leaves, strict=True)):
+        if not _is_like(got, want):
+            where = f"result {i}: " if len(leaves) > 1 else ""
+            raise fault("returns something else than the fake impl", where + _describe(want), where + _describe(got))
+
+
+def _is_like(got: Any, want: Any) -> bool:
+    if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
+        return isinstance(got, torch.Tensor) is isinstance(want, torch.Tensor)
+    same = (got.dtype, got.device, got.dim()) == (want.dtype, want.device, want.dim())
+    return same and not any(map(_differ, got.shape, want.shape))
+
+
+def _differ(size: Any, other: Any) -> bool:
+    """Are two sizes known to differ? Sizes that depend on data are not known."""
+    sizes = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)]
+    return None not in sizes and sizes[0] != sizes[1]
+
+
+def _count(result: Any) -> str:
+    if isinstance(result, (list, tuple)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"1 result ({_describe(result)})"
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"

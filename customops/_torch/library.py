@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
+import operator
 import os
 import sys
 import types
@@ -22,11 +24,23 @@ from torch._ops import _OpNamespace, _refresh_packet
 from torch.library import Library as Library
 
 from customops._torch.dispatcher import has_kernel
-from customops._torch.late import followed as followed
 
 # torch.ops: what is done before an op is found there, and before a namespace is first used ----------------------------
 
 __tracebackhide__ = True  # pytest leaves the frames out
+
+
+def followed(function: Any, then: Callable[..., object]) -> Any:
+    """A function that calls `function`, then `then` with the same arguments."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        then(*args, **kwargs)
+        return result
+
+    return wrapper
+
 
 #: Namespaces of torch's own operators.
 TORCHS = frozenset(
@@ -75,8 +89,8 @@ def namespace_of_ops(name: str) -> Any:
 
 def packet(qualname: str) -> Any:
     """``torch.ops.ns.name`` for an op that is defined, without that being a use of it."""
-    found = namespace_of_ops(qualname.partition("::")[0])
-    name = qualname.partition("::")[2]
+    namespace, _, name = qualname.partition("::")
+    found = namespace_of_ops(namespace)
     return vars(found).get(name) or _OpNamespace.__getattr__(found, name)
 
 
@@ -110,15 +124,7 @@ def watch(name: str) -> None:
         found.__class__ = _Watched
 
 
-_make_namespace = _Ops.__getattr__
-_before_use: Callable[[str, bool], object]
 _looks_up: Callable[[str, bool], object]
-
-
-def _namespace(ops: Any, name: str) -> Any:
-    if not name.startswith("__"):
-        _before_use(name, _is_use(sys._getframe().f_back))
-    return _held.get(name) or vars(ops).get(name) or _make_namespace(ops, name)
 
 
 def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, bool], object]) -> None:
@@ -127,9 +133,15 @@ def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, b
 
     torch looks in ``torch.ops.ns`` for what is no attribute yet; that is when, and the only time, this costs anything.
     """
-    global _before_use, _looks_up
-    _before_use, _looks_up = before_use, looks_up
-    _Ops.__getattr__ = _namespace
+    global _looks_up
+    _looks_up, make_namespace = looks_up, _Ops.__getattr__
+
+    def namespace(ops: Any, name: str) -> Any:
+        if not name.startswith("__"):
+            before_use(name, _is_use(sys._getframe().f_back))
+        return _held.get(name) or vars(ops).get(name) or make_namespace(ops, name)
+
+    _Ops.__getattr__ = namespace
 
 
 def watch_definitions(begins: Callable[[str], object], ends: Callable[[str], object]) -> None:
@@ -163,7 +175,10 @@ _C: Any = torch._C
 #: Without: ops cannot be looked up, replaced or removed
 def is_defined(qualname: str, overload: str = "") -> bool:
     """Does the dispatcher have an op?"""
-    return any(schema.overload_name == overload for schema in _C._jit_get_schemas_for_operator(qualname))
+    return overload in map(_overload_name, _C._jit_get_schemas_for_operator(qualname))
+
+
+_overload_name = operator.attrgetter("overload_name")
 
 
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
@@ -188,22 +203,19 @@ def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return None
 
 
-def name_of_overload(overload: OpOverload) -> str:
-    return overload._name
-
-
 def overload_of(qualname: str, overload: str = "") -> OpOverload:
     """The OpOverload of an op that is defined."""
     return cast(OpOverload, getattr(packet(qualname), overload or "default"))
 
 
-def entry_of(overload: OpOverload) -> Callable[..., Any]:
-    """The C++ function behind an OpOverload."""
-    return overload._op
-
-
+name_of_overload: Callable[[OpOverload], str] = operator.attrgetter("_name")
+#: The C++ function behind an OpOverload.
+entry_of: Callable[[OpOverload], Callable[..., Any]] = operator.attrgetter("_op")
+#: What an overload remembers of which kernel a key leads to, for calls under modes. To be cleared when kernels come or
+#: go: torch does not where a library is destroyed.
+dispatch_cache: Callable[[OpOverload], dict[Any, Any]] = operator.attrgetter("_dispatch_cache")
 #: `Library.impl` as torch has it, for our own registrations.
-_impl: Callable[..., None] = Library.impl
+impl_new: Callable[..., None] = Library.impl
 
 
 def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
@@ -212,10 +224,18 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
 
 
 def watch_registrations(changed: Callable[[str], object]) -> None:
-    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook."""
-    Library.impl = followed(  # type: ignore[method-assign]
-        Library.impl, lambda library, op_name, *_, **__: changed(name_in(library, op_name))
-    )
+    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook.
+
+    Not for one at Meta, as each fake is: calls with data never come there.
+    """
+
+    @functools.wraps(impl_new)
+    def watched(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        impl_new(library, op_name, fn, dispatch_key, **options)
+        if dispatch_key != "Meta":
+            changed(name_in(library, op_name))
+
+    cast(Any, Library).impl = watched
 
 
 def watch_loading(loaded: Callable[[], object]) -> None:
@@ -303,12 +323,8 @@ def install_view_fallback(library: Library, name: str) -> None:
 
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
     """Install a kernel, in the place of one that is there."""
-    is_new = f"{library.ns}::{name}" in library._op_defs  # only what came with the op has gone through its library
-    if is_new or not has_kernel(f"{library.ns}::{name}", key):
-        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
-        return
-    with _overriding_quietly():
-        _impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
+    with _overriding_quietly() if has_kernel(f"{library.ns}::{name}", key) else contextlib.nullcontext():
+        impl_new(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
 
 
 @contextlib.contextmanager
@@ -317,14 +333,6 @@ def _overriding_quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         yield
-
-
-def forget_dispatch(overload: OpOverload) -> None:
-    """Drop what an overload remembers of which kernel a key leads to: kernels came or went.
-
-    torch keeps it for calls under modes, and does not drop it where a library is destroyed.
-    """
-    overload._dispatch_cache.clear()
 
 
 def retire_overload(overload: OpOverload, error: Exception) -> None:
@@ -420,8 +428,7 @@ class _Retired:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._error
 
-    def redispatch_boxed(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._error
+    redispatch_boxed = __call__
 
 
 def forget_signature(qualname: str, overload: str) -> None:
@@ -434,9 +441,8 @@ def forget_signature(qualname: str, overload: str) -> None:
 
 
 #: Without: torch's register_* functions, given a name, do not reach ops of customops; fakes are not found
-def torch_library_of(qualname: str) -> Library | None:
-    """The Library through which `torch.library.custom_op` (or we) defined `qualname`, or None."""
-    return _torch_custom_ops.OPDEF_TO_LIB.get(qualname)
+#: The Library through which `torch.library.custom_op` (or we) defined an op, or None.
+torch_library_of: Callable[[str], Library | None] = _torch_custom_ops.OPDEF_TO_LIB.get
 
 
 class _TorchView(_torch_custom_ops.CustomOpDef):
@@ -474,19 +480,15 @@ def made_by_torch(qualname: str) -> TorchOp | None:
     return TorchOp(op._init_fn, op._abstract_fn, op._backward_fn)
 
 
-def claim(qualname: str, op: Any, library: Library) -> object:
+def claim(qualname: str, op: Any, library: Library | None = None) -> object:
     """Enter an op of ours in torch's tables of custom ops, for as long as the object returned is kept.
 
     Then torch's ``register_*`` functions call our methods when given the name, `has_fake_kernel` asks ``_abstract_fn``
     instead of taking the raising default fake for a real one, and a later `torch.library.custom_op` of the same name
-    replaces ours instead of failing.
+    replaces ours instead of failing. An op that is not defined yet has no library.
     """
-    _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
-    return announce(qualname, op)
-
-
-def announce(qualname: str, op: Any) -> object:
-    """`claim` for an op that is not defined yet."""
+    if library is not None:
+        _torch_custom_ops.OPDEF_TO_LIB[qualname] = library
     view = _torch_custom_ops.OPDEFS[qualname] = _TorchView(op)
     return view
 
@@ -513,14 +515,12 @@ def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: 
 
 
 register_torch_dispatch: Callable[..., None] = Library._register_torch_dispatch_rule
-
 register_effect: Callable[..., None] = Library._register_effectful_op
 
 
 def set_fake_source(qualname: str, source: str) -> None:
     """Tell torch's registry where the fake that a trampoline now calls was written."""
-    record = fake_record(qualname)
-    if record is not None:
+    if (record := fake_record(qualname)) is not None:
         record.source = source
 
 

@@ -11,6 +11,7 @@ tested, each missing name is a class that cannot be called: the package loads, a
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -42,14 +43,17 @@ class Probe(NamedTuple):
 @functools.cache
 def probes() -> tuple[Probe, ...]:
     """A probe for each ``#: Without`` of the modules here."""
-    paths = sorted(Path(__file__).parent.glob("*.py"))
-    return tuple(probe for path in paths for probe in _probes_of(path.stem, path.read_text(encoding="utf-8")))
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
+    calls = [node for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Call)]
+    patches = {ast.unparse(call.args[1]): _text(call.args[0]) for call in calls if ast.unparse(call.func) == "Patch"}
+    return tuple(probe for module, source in sources.items() for probe in _probes_of(module, source, patches))
 
 
-def _probes_of(module: str, source: str) -> Iterator[Probe]:
+def _probes_of(module: str, source: str, patches: dict[str, str]) -> Iterator[Probe]:
+    handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
     starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := _WITHOUT.match(line))}
     names: dict[tuple[Any, ...], set[str]] = {}
-    for line, name in _Uses(ast.parse(source)).found:
+    for line, name in _Uses(ast.parse(source), handlers).found:
         start = max((i for i in starts if i <= line), default=None)
         if start is None:
             raise AssertionError(f"line {line} of {module}: no comment says what does not work without {name}")
@@ -61,16 +65,14 @@ def _probes_of(module: str, source: str) -> Iterator[Probe]:
 class _Uses(ast.NodeVisitor):
     """Collects the private names of torch that a module uses, and the lines where."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, handlers: dict[str, str]) -> None:
+        self.handlers = handlers  # functions of the module -> the module of torch that `patches` calls them with
         self.found: list[tuple[int, str]] = []
         self.known: dict[str, str] = {}  # names of Python -> dotted names of torch
-        self.handlers: dict[str, str] = {}  # functions that `when_imported` calls -> the module that they get
         self.optional: set[str] = set()
         calls = [(ast.unparse(node.func), node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)]
         for function, arguments in calls:
-            if function == "when_imported":
-                self.handlers[ast.unparse(arguments[1])] = _text(arguments[0])
-            elif function == "hasattr" or (function == "getattr" and len(arguments) == 3):
+            if function == "hasattr" or (function == "getattr" and len(arguments) == 3):
                 self.optional.add(_text(arguments[1]))
         self.visit(tree)
 
@@ -138,25 +140,24 @@ def is_too_new_for(probe: Probe, release: tuple[int, int] | None) -> bool:
 
 def missing(probe: Probe) -> list[str]:
     """The names of a probe that this torch does not have. Loads what it looks at, Dynamo too."""
-    return [name for name in probe.names if not _exists(name)]
+    return [name for name in probe.names if _first_missing(name, load=True)[1]]
 
 
-def _exists(name: str) -> bool:
-    found: Any = importlib.import_module("torch")
-    parts = name.split(".")
-    for i, part in enumerate(parts[1:], 2):
+def _first_missing(name: str, *, load: bool) -> tuple[Any, str]:
+    """What lacks the first part of a dotted name that is not there, and that part. A module to be loaded is there."""
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        if not hasattr(found, part) and isinstance(found, types.ModuleType) and hasattr(found, "__path__"):
+            module = f"{found.__name__}.{part}"
+            if importlib.util.find_spec(module) is not None:
+                if not load:
+                    break
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(module)
         if not hasattr(found, part):
-            try:
-                importlib.import_module(".".join(parts[:i]))
-            except ImportError:
-                return False
-        if not hasattr(found, part):
-            return False
+            return found, part
         found = getattr(found, part)
-    return True
-
-
-_put_in: list[tuple[Any, str]] = []
+    return found, ""
 
 
 class _Missing(type):
@@ -182,33 +183,18 @@ def _stand_in(name: str, without: str) -> Any:
     return _Missing(name.rpartition(".")[2], (), {"_name": name, "_without": without})
 
 
-def put_in() -> None:
-    """Let names be there that this torch does not have, if it is newer than those tested."""
-    release = _versions.release(torch.__version__)
-    if release is not None and release <= _versions.NEWEST:
-        return
-    for probe in probes():
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
+    """Names are there that this torch does not have, if it is newer than those tested; then torch is as it was."""
+    release, put_in = _versions.release(torch.__version__), []
+    for probe in probes() if release is None or release > _versions.NEWEST else ():
         for name in probe.names:
-            parent, missing = _first_missing(name)
+            parent, missing = _first_missing(name, load=False)
             if missing:
                 setattr(parent, missing, _stand_in(name, probe.without))
-                _put_in.append((parent, missing))
-
-
-def take_out() -> None:
-    """Leave torch as it was."""
-    while _put_in:
-        delattr(*_put_in.pop())
-
-
-def _first_missing(name: str) -> tuple[Any, str]:
-    """What lacks the first part of a dotted name that is not there, and that part. A module to be loaded is there."""
-    found: Any = torch
-    for part in name.split(".")[1:]:
-        if not hasattr(found, part):
-            is_package = isinstance(found, types.ModuleType) and hasattr(found, "__path__")
-            if is_package and importlib.util.find_spec(f"{found.__name__}.{part}") is not None:
-                break
-            return found, part
-        found = getattr(found, part)
-    return found, ""
+                put_in.append((parent, missing))
+    try:
+        yield
+    finally:
+        for place in put_in:
+            delattr(*place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import keyword
+import operator
 import typing
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -27,15 +29,11 @@ parse_schema: Callable[[str], Any] = _C.parse_schema
 
 
 @functools.cache
-def _dtypes_by_number() -> dict[int, torch.dtype]:
+def dtypes_by_number() -> dict[int, torch.dtype]:
+    """The dtypes by the numbers by which schemas hold them (6 -> torch.float32)."""
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     schemas = {dtype: f"f(ScalarType x={str(dtype).removeprefix('torch.')}) -> ()" for dtype in dtypes}
     return {_C.parse_schema(text).arguments[0].default_value: dtype for dtype, text in schemas.items()}
-
-
-def dtype_from_number(number: int) -> torch.dtype:
-    """The dtype behind the number by which schemas hold it (6 -> torch.float32)."""
-    return _dtypes_by_number()[number]
 
 
 @functools.cache
@@ -70,26 +68,27 @@ def enum_to_number(value: torch.layout | torch.memory_format) -> int:
     return names.index(str(value).removeprefix("torch."))
 
 
-@functools.lru_cache(maxsize=64)  # most parts are of namespaces
-def is_word_of_schema(part: str) -> bool:
-    """May a part of the name of an op be spelled so, or is it a keyword of torch's parser? ("" stands for no part.)"""
-    try:
-        _C.parse_schema(f"{part or 'op'}() -> ()")
-    except RuntimeError:
-        return False
-    return True
+def name_problem(name: tuple[str, str, str]) -> str | None:
+    """Why no op can be defined by ``(namespace, name, overload)``, or found by it; None if one can.
 
-
-def taken_by_torch(name: tuple[str, str, str]) -> str | None:
-    """The part of ``(namespace, name, overload)`` by which `torch.ops` has an attribute that is no op, or None."""
+    Graphs are Python source, with the names in it. And an op is an attribute in ``torch.ops``, beside others.
+    """
     namespace, op, overload = name
+    for part in name:
+        try:
+            _C.parse_schema(f"{part or 'op'}() -> ()")
+            is_word = not keyword.iskeyword(part)
+        except RuntimeError:
+            is_word = False
+        if not is_word:
+            return f"{part!r} is a keyword of Python or of schemas"
     of_namespaces, of_packets = _attributes_in_ops()
     found = vars(torch.ops).get(namespace) or inspect.getattr_static(torch.ops, namespace, None)
     if found is not None and not isinstance(found, _OpNamespace):
-        return f"torch.ops.{namespace}"
+        return f"torch.ops.{namespace} is something else"
     if op in of_namespaces:
-        return f"torch.ops.{namespace}.{op}"
-    return f"torch.ops.{namespace}.{op}.{overload}" if overload in of_packets else None
+        return f"torch.ops.{namespace}.{op} is something else"
+    return f"torch.ops.{namespace}.{op}.{overload} is something else" if overload in of_packets else None
 
 
 @functools.cache
@@ -114,17 +113,13 @@ def opaque_type_name(annotation: Any, *, as_return: bool = False) -> str | None:
     annotation = typing.get_origin(annotation) or annotation
     if not isinstance(annotation, type):  # torch logs a warning for anything else
         return None
-    newer, older = _OPAQUE_PREDICATES["return" if as_return else "parameter"]
+    # The older names log a deprecation on 2.15, the newer ones are not on 2.13.
+    newer, older = ("is_custom_class", "is_opaque_type")
+    if as_return:
+        newer, older = ("is_opaque_symbolic_type", "is_opaque_reference_type")
     known = getattr(_opaque, newer, None) or getattr(_opaque, older)
     info = _opaque.get_opaque_obj_info(annotation) if known(annotation) else None
     return info.class_name if info is not None else None
-
-
-#: The older names log a deprecation on 2.15, the newer ones are not on 2.13.
-_OPAQUE_PREDICATES = {
-    "parameter": ("is_custom_class", "is_opaque_type"),
-    "return": ("is_opaque_symbolic_type", "is_opaque_reference_type"),
-}
 
 
 #: The base that torch wants of a class whose objects are inputs of graphs.
@@ -146,9 +141,7 @@ def group_name_type() -> Any | None:
     return importlib.import_module("torch.distributed.distributed_c10d").GroupName
 
 
-#: Without: no op can be defined from a schema
-def schema_of(op: OpOverload) -> Any:
-    return op._schema
+schema_of: Callable[[OpOverload], Any] = operator.attrgetter("_schema")
 
 
 # Tags of ops, those among them that only newer versions of torch have -------------------------------------------------
@@ -168,8 +161,8 @@ class _LaterTag:
     def __str__(self) -> str:
         return f"Tag.{self.name}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (Tag, self.name)
+    def __reduce__(self) -> str:  # pickled by its name in this module, as `Tag` is
+        return f"Tag.{self.name}"
 
 
 class _Tags:
@@ -182,12 +175,8 @@ class _Tags:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.Tag, name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _tags, ()
-
-
-def _tags() -> Any:
-    return Tag
+    def __reduce__(self) -> str:
+        return "Tag"
 
 
 def _is_here(name: str) -> bool:
@@ -209,8 +198,13 @@ def is_tag(value: object) -> TypeGuard[torch.Tag]:
 
 def for_dispatcher(tags: Iterable[Any]) -> tuple[torch.Tag, ...]:
     """The tags of an op that this torch knows. Before 2.13 inductor finds out variants by another tag."""
-    known = (torch.Tag.out_variant if tag is Tag.out and not isinstance(tag, torch.Tag) else tag for tag in tags)
-    return tuple(dict.fromkeys(tag for tag in known if isinstance(tag, torch.Tag)))
+    known: dict[torch.Tag, None] = {}
+    for tag in tags:
+        if isinstance(tag, torch.Tag):
+            known[tag] = None
+        elif tag is Tag.out:
+            known[torch.Tag.out_variant] = None
+    return tuple(known)
 
 
 def of_op(tags: Iterable[Any], overload: Any) -> list[torch.Tag]:

@@ -19,28 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 
-from customops._torch.late import when_imported
-
 # Fake tensors, pytrees and AOTAutograd, as the checks use them --------------------------------------------------------
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: opcheck does not work
 _fake_tensor: Any = torch._subclasses.fake_tensor
-
 #: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
 NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
-
 NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
-
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
-
 tree_flatten = torch.utils._pytree.tree_flatten
-
 tree_unflatten = torch.utils._pytree.tree_unflatten
-
 tree_leaves = torch.utils._pytree.tree_leaves
-
 tree_map = torch.utils._pytree.tree_map
 
 
@@ -145,7 +136,7 @@ def quiet_fakes() -> Iterator[None]:
         log.disabled = before
 
 
-def _leave_arguments_out(module: Any) -> None:
+def leave_arguments_out(module: Any) -> None:
     """`make_fx` wants a value for each parameter of the function that an op wraps, those with a default included."""
     tracer = module._MakefxTracer
     trace = tracer._trace_inner
@@ -156,9 +147,6 @@ def _leave_arguments_out(module: Any) -> None:
     tracer._trace_inner = trace_inner
 
 
-when_imported("torch.fx.experimental.proxy_tensor", _leave_arguments_out)
-
-
 # Storages: which tensors share memory, and which hold any -------------------------------------------------------------
 
 _C: Any = torch._C
@@ -167,7 +155,6 @@ _C: Any = torch._C
 #: Without: results that alias an argument are not found
 #: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
 any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
-
 #: How many tensors and Python objects hold the storage at an address.
 storage_uses: Callable[[int], int] = _C._storage_Use_Count
 
@@ -185,19 +172,18 @@ def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> b
 
 def share_data(inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
     """Does an output start at the address of an input or of another output?"""
-    seen = {address for tensor in inputs for address in _address(tensor)}
-    for tensor in outputs:
-        for address in _address(tensor):
-            if address in seen:
-                return True
-            seen.add(address)
+    seen = {_address(tensor) for tensor in inputs}
+    for address in map(_address, outputs):
+        if address is not None and address in seen:
+            return True
+        seen.add(address)
     return False
 
 
-def _address(tensor: torch.Tensor) -> list[int]:
-    """Where the elements of a tensor start; of none, if it has no elements or no storage."""
+def _address(tensor: torch.Tensor) -> int | None:
+    """Where the elements of a tensor start, if it has elements and a storage."""
     start = _C._data_address(tensor) if has_storage(tensor) and tensor.numel() else 0
-    return [start + int(tensor.storage_offset()) * tensor.element_size()] if start else []
+    return start + int(tensor.storage_offset()) * tensor.element_size() if start else None
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -210,17 +196,14 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
     """The strided tensors that hold the values of tensors. Sparse ones share their indices in torch's own ops, too."""
-    return [part for tensor in _tensors(values) for part in sparse_parts(tensor)[-1:] or [tensor] if _is_strided(part)]
-
-
-def _is_strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    parts = [part for tensor in _tensors(values) for part in sparse_parts(tensor)[-1:] or [tensor]]
+    return [part for part in parts if part.layout is torch.strided and not part.is_nested]
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a sparse one is made of, its values last."""
     if tensor.layout is torch.sparse_coo:
-        return coo_parts(tensor)
+        return [tensor._indices(), tensor._values()]  # the public names refuse uncoalesced tensors
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -244,12 +227,8 @@ def wrapped_by(tensor: Any) -> list[torch.Tensor] | None:
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
-def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return [tensor._indices(), tensor._values()]  # the public names refuse uncoalesced tensors
-
-
-def has_storage(tensor: torch.Tensor) -> bool:
-    return bool(_C._has_storage(tensor))
+#: Does a tensor have memory of its own?
+has_storage: Callable[[torch.Tensor], bool] = _C._has_storage
 
 
 # Which elements have bytes in common ----------------------------------------------------------------------------
@@ -391,43 +370,37 @@ def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs
 #: The ops that may be functionalized though they return lists or numbers. torch's form for ops that write can do that,
 #: but is kept from it by a check.
 _allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+#: Let an op that writes, and returns new tensors, lists of them or numbers, be functionalized.
+allow_any_returns: Callable[[OpOverload], None] = _allowed.add
 
 
-def allow_any_returns(overload: OpOverload) -> None:
-    """Let an op that writes, and returns new tensors, lists of them or numbers, be functionalized."""
-    _allowed.add(overload)
+def correct_functionalization(functional: Any) -> None:
+    """Let torch's form for ops that write take `_allowed` ops, and views of inputs that have an offset.
 
-
-def _can_auto_functionalize(original: Callable[[Any], bool], op: Any) -> bool:
-    return original(op) or (isinstance(op, OpOverload) and op in _allowed)
-
-
-def _correct(functional: Any) -> None:
-    functional.try_use_slice = functools.partial(_try_use_slice, functional.try_use_slice)
-    functional.can_auto_functionalize = functools.partial(_can_auto_functionalize, functional.can_auto_functionalize)
-
-
-def _try_use_slice(original: Callable[..., Any], base: Any, tensor: Any) -> Any:
-    """``(dim, start, end)`` of a view that is a slice of its base, or None.
-
-    torch takes the offset of the view into the storage for the offset into the base, which may have one, too: as
+    torch takes the offset of a view into the storage for the offset into the base, which may have one, too: as
     ``kv[1]``, passed to a compiled function. The write then lands elsewhere, or nowhere. Its own answer stays for
     others' ops, whose graphs are to be what they are without this package.
     """
-    found = original(base, tensor)
-    if found is None or not _functionalizing.get():
-        return found
-    known = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true
-    dim, offset = found[0], tensor.storage_offset() - base.storage_offset()
-    step, size = tensor.stride()[dim], tensor.size()[dim]
-    if not known(offset % step == 0):
-        return None
-    start = offset // step
-    inside = known(start >= 0) and known(start + size <= base.size()[dim])
-    return (dim, start, start + size) if inside else None
+    may, slice_of = functional.can_auto_functionalize, functional.try_use_slice
 
+    def can_auto_functionalize(op: Any) -> bool:
+        return may(op) or (isinstance(op, OpOverload) and op in _allowed)
 
-when_imported("torch._higher_order_ops.auto_functionalize", _correct)
+    def try_use_slice(base: Any, tensor: Any) -> Any:
+        """``(dim, start, end)`` of a view that is a slice of its base, or None."""
+        found = slice_of(base, tensor)
+        if found is None or not _functionalizing.get():
+            return found
+        known = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true
+        dim, offset = found[0], tensor.storage_offset() - base.storage_offset()
+        step, size = tensor.stride()[dim], tensor.size()[dim]
+        if not known(offset % step == 0):
+            return None
+        start = offset // step
+        inside = known(start >= 0) and known(start + size <= base.size()[dim])
+        return (dim, start, start + size) if inside else None
+
+    functional.try_use_slice, functional.can_auto_functionalize = try_use_slice, can_auto_functionalize
 
 
 #: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from customops._torch.autograd import forward_ad
 from customops._torch.dispatcher import device_key, exclude_keys, has_kernel, key_set, transforms_active
-from customops._torch.late import followed
+from customops._torch.library import followed
 from customops._torch.tensors import tree_leaves
 
 _C: Any = torch._C
@@ -112,8 +112,6 @@ def casting_key(qualname: str, tensors: Iterable[torch.Tensor]) -> Any:
 
 #: Without: no op can be called without the dispatcher
 _guards: Any = torch._C._dynamo.guards
-
-
 #: ``look(*tensors)``: is the call of the kind that the look was made of? It wants as many tensors.
 Look = Callable[..., bool]
 

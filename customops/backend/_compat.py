@@ -173,7 +173,7 @@ def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) ->
         if (dispatch_key or library.dispatch_key) == "PrivateUse1" and not isinstance(library, Library):
             added(_core.library.name_in(library, op_name))
 
-    replace(undo, "library.Library.impl", _core.late.followed(_core.library.Library.impl, then))
+    replace(undo, "library.Library.impl", _core.library.followed(_core.library.Library.impl, then))
 
 
 def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,137 @@
+"""What customops changes of torch: all of it, in one list. `install` makes the changes; no other module acts on import.
+
+A module of torch that is not loaded yet is changed when it is. Each change asks whether torch needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any, NamedTuple
+
+from customops._torch import autograd, dynamo, inductor, library, probes, tensors, thread_state
+
+
+class Patch(NamedTuple):
+    """A change of a module of torch."""
+
+    module: str
+    change: Callable[[Any], object]  #: called with the module
+    why: str  #: what torch does without it, and the issue there, if one is known
+    until: str | None = None  #: the first torch that does not need it; None: none so far, or it is no fault of torch's
+
+
+PATCHES = (
+    # What torch gets wrong for custom operators
+    Patch(
+        "torch.fx.experimental.const_fold",
+        autograd.fold_nothing_beside_writes,
+        "torch.func.linearize computes a buffer in advance, before an op writes to it",
+    ),
+    Patch(
+        "torch.fx.experimental.proxy_tensor",
+        tensors.leave_arguments_out,
+        "make_fx wants a value for each parameter of the function that an op wraps, those with a default included",
+    ),
+    Patch(
+        "torch._higher_order_ops.auto_functionalize",
+        tensors.correct_functionalization,
+        "a view of an input that has an offset is taken for another slice of it; ops that write return tensors only",
+    ),
+    Patch(
+        "torch._dynamo.variables.user_defined",
+        dynamo.leave_out_gets,
+        "Dynamo traces a __get__ for what an instance holds, where Python calls none, and fails",
+        until="2.12",
+    ),
+    Patch(
+        "torch._inductor.lowering",
+        inductor.add_storage_offset,
+        "inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068)",
+    ),
+    Patch(
+        "torch._inductor.lowering",
+        inductor.correct_as_strided,
+        "inductor counts the offset of as_strided from the start of an input (pytorch/pytorch#175325)",
+        until="2.13",
+    ),
+    Patch(
+        "torch._inductor.fx_passes.reinplace",
+        inductor.separate_reads,
+        "inductor lets an op write over memory that it reads (pytorch/pytorch#198031)",
+    ),
+    Patch(
+        "torch._inductor.ir",
+        inductor.correct_out_variants,
+        "inductor calls out variants, which it has since 2.12, with arguments in another order, or fails",
+    ),
+    Patch(
+        "torch._inductor.codecache",
+        inductor.add_fingerprints,
+        "the keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344)",
+    ),
+    # Where torch has no hook
+    Patch("torch._dynamo.guards", dynamo.hide_frames, "the lines that guards name are those of this package"),
+    Patch("torch._dynamo.output_graph", dynamo.hide_frames, "it has a name of its own for the same function"),
+    Patch("torch._inductor.decomposition", inductor.enter_decompositions, "decompositions are given before it loads"),
+    Patch("torch._inductor.lowering", inductor.enter_lowerings, "lowerings are given before it loads"),
+    Patch("torch.export.decomp_utils", inductor.enter_in_export, "export makes a table of its own each time"),
+    Patch("torch._inductor.fx_passes.joint_graph", inductor.add_pass, "patterns are given before it loads"),
+    Patch("torch._inductor.ir", inductor.call_directly, "calls in graphs go through the dispatcher"),
+)
+
+
+def install(
+    *,
+    before_use: Callable[[str, bool], object],
+    looks_up: Callable[[str, bool], object],
+    definition_begins: Callable[[str], object],
+    definition_ends: Callable[[str], object],
+    kernel_registered: Callable[[str], object],
+    library_loaded: Callable[[], object],
+    profiling_changed: Callable[[bool], object],
+    fingerprint: inductor.FingerprintOf,
+    may_be_direct: inductor.MayBeDirect,
+    direct_call: Callable[[str, str], Callable[..., Any]],
+) -> None:
+    """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""
+    with probes.stand_ins():
+        library.follow(before_use, looks_up)  # torch.ops: `__getattr__`
+        library.watch_definitions(definition_begins, definition_ends)  # torch.library.custom_op: `CustomOpDef.__init__`
+        library.watch_registrations(kernel_registered)  # torch.library.Library: `impl`
+        library.watch_loading(library_loaded)  # torch.ops: `load_library`
+        thread_state.when_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
+        inductor.fingerprint_of = fingerprint
+        inductor.write_direct_calls(may_be_direct, direct_call)
+        sys.meta_path.insert(0, _waiting)
+        for patch in PATCHES:
+            if patch.module in sys.modules:
+                patch.change(sys.modules[patch.module])
+            else:
+                _waiting.changes.setdefault(patch.module, []).append(patch.change)
+
+
+class _Waiting(MetaPathFinder):
+    """Calls functions with modules that are imported later."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, list[Callable[[Any], object]]] = {}
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name not in self.changes:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = library.followed(loader.exec_module, self._loaded)
+        return spec
+
+    def _loaded(self, module: Any) -> None:
+        for change in self.changes.pop(module.__name__, ()):
+            change(module)
+
+
+_waiting = _Waiting()
