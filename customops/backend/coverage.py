@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _torch as _core
+from customops import _torch
 from customops.backend import _compat, fallbacks
 from customops.backend._backend import Backend
 from customops.backend.errors import BackendError
@@ -101,37 +101,30 @@ def _line(error: BaseException) -> str:
 def _check(
     backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
 ) -> tuple[fallbacks.Journal, bool, str | None]:
-    """What ran in the test of an op, whether the CPU can run any of the inputs, and the error that ended it."""
+    """Compare the results of an op for all inputs with the CPU's.
+
+    Returns what ran where, whether the CPU can run any of the inputs, and the error that ended it.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    record = fallbacks.start()
+    record, compared = fallbacks.start(), False
     try:
-        return record, _compare_all(backend, op, dtype, backward, limit), None
+        for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+            try:
+                expected = _outcome(op, here, backward)
+            except Exception:
+                continue  # not an input for the CPU either
+            compared = True
+            got = _outcome(op, there, backward)
+            # The results belong on the device unless the CPU is named, or nothing is: `arange(2)`.
+            leaves = _leaves(there)
+            devices = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
+            used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+            device = backend.name if "cpu" not in devices and backend.name in devices | used else None
+            _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
     except Exception as error:
         return record, False, _line(error)
-
-
-def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
-    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
-    compared = False
-    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
-        try:
-            expected = _outcome(op, here, backward)
-        except Exception:
-            continue  # not an input for the CPU either
-        compared = True
-        got = _outcome(op, there, backward)
-        device = backend.name if _asks_for(there, backend.name) else None
-        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
-    return compared
-
-
-def _asks_for(sample: Any, name: str) -> bool:
-    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
-    leaves = _leaves(sample)
-    named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
-    used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
-    return "cpu" not in named and name in named | used
+    return record, compared, None
 
 
 def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
@@ -150,14 +143,13 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
 
 
 def _equal(there: Any, here: Any) -> bool:
+    def equal(ours: Any, theirs: Any) -> bool:
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
+        return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
+
     ours, theirs = _leaves(there), _leaves(here)
-    return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
-
-
-def _are_equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-        return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
-    return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
+    return len(ours) == len(theirs) and all(map(equal, ours, theirs))
 
 
 def _moved(sample: Any, name: str) -> Any:
@@ -169,14 +161,14 @@ def _moved(sample: Any, name: str) -> Any:
         is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
         return torch.device("cpu") if is_device else value
 
-    leaves, spec = _core.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves, spec = _torch.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _core.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
+    moved.input, moved.args, moved.kwargs = _torch.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
     return moved
 
 
 def _leaves(sample: Any) -> list[Any]:
-    return _core.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return _torch.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
 
 
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
@@ -189,7 +181,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
         result = sample.output_process_fn_grad(result)
     outputs, wanted = (
         [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        for leaves in (_core.tensors.tree_leaves(result), _leaves(sample))
+        for leaves in (_torch.tensors.tree_leaves(result), _leaves(sample))
     )
     if not outputs or not wanted:
         return result, []
@@ -199,7 +191,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
 
 
 def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> None:
-    ours, theirs = _core.tensors.tree_leaves(got), _core.tensors.tree_leaves(expected)
+    ours, theirs = _torch.tensors.tree_leaves(got), _torch.tensors.tree_leaves(expected)
     if len(ours) != len(theirs):
         raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
     for a, b in zip(ours, theirs, strict=True):
@@ -238,7 +230,8 @@ class Row:
 
 def rows(record: fallbacks.Journal) -> list[Row]:
     """Failures first, then what ran on the CPU, most frequent first: the order to write kernels in."""
-    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in record.ops]
+    ops = {*record.native, *record.fallback, *record.failed}
+    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in ops]
     return sorted(found, key=lambda row: (row.error is None, -row.fallback, -row.native, row.op))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from customops import _torch
 from customops.backend import _compat
 from customops.backend.errors import BackendError
 from customops.errors import UnsupportedError
@@ -113,6 +114,11 @@ class Memory:
             fix=f"keep it on the CPU, or call {remedy} before .to({self.name!r})",
         )
 
+    @staticmethod
+    def cannot_pin(op: str) -> UnsupportedError:
+        fix = "make the tensor on the CPU and call .pin_memory()"
+        return UnsupportedError("memory of this device cannot be pinned", op=op, fix=fix)
+
     def over(self, storage: torch.UntypedStorage, index: int) -> Tensor:
         """All bytes of a storage of the device."""
         empty = self.empty((0,), (1,), torch.uint8, index)
@@ -125,7 +131,7 @@ class Memory:
         storages: dict[int, torch.UntypedStorage] = {}
         lent = []
         for tensor in tensors:
-            key = _compat.storage_id(tensor)
+            key = _torch.tensors.storage_id(tensor)
             if key not in storages:
                 whole = self.over(tensor.untyped_storage(), tensor.get_device())
                 storages[key] = _compat.as_cpu(whole).untyped_storage()
@@ -139,11 +145,11 @@ class Memory:
         """Does one of these lie in the memory of another one, which is written?"""
         by_storage = collections.defaultdict(list)
         for tensor in written:
-            by_storage[_compat.storage_id(tensor)].append(tensor)
+            by_storage[_torch.tensors.storage_id(tensor)].append(tensor)
         return any(
-            other is not tensor and _compat.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
+            other is not tensor and _torch.tensors.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
             for tensor in tensors
-            for other in by_storage.get(_compat.storage_id(tensor), ())
+            for other in by_storage.get(_torch.tensors.storage_id(tensor), ())
         )
 
     def lend(self, tensor: Tensor) -> Tensor:
@@ -247,9 +253,7 @@ class Essentials:
                 fix=f"keep it on the CPU, or call .to_dense() before .to({name!r})",
             )
         if pin_memory:
-            raise UnsupportedError(
-                "memory of this device cannot be pinned", op=name, fix="make the tensor on the CPU, call .pin_memory()"
-            )
+            raise self.memory.cannot_pin(name)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
 
     def copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -303,7 +307,7 @@ class Essentials:
             self.user_kernels[f"aten::{op}"] for op in ("_copy_from", "empty_strided")
         )
         if is_users or not is_plain:
-            return _compat.redispatch_to_cpu(_TO_COPY, tensor, **options)  # type: ignore[no-any-return]
+            return _TO_COPY.redispatch(_compat.CPU_KEYS, tensor, **options)  # type: ignore[no-any-return]
         host = self.memory.lend(tensor)
         memory_format = options.get("memory_format") or torch.preserve_format
         copy = host.to(options.get("dtype") or host.dtype, copy=True, memory_format=memory_format)
@@ -333,9 +337,9 @@ class PinnedMemory:
         if self.refusal is not None:
             raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.refusal)
         copy = tensor.clone(memory_format=torch.preserve_format)
-        key = _compat.storage_id(copy)
+        key = _torch.tensors.storage_id(copy)
         self._pinned[key] = weakref.ref(copy.untyped_storage(), lambda _: self._pinned.pop(key, None))
         return copy
 
     def is_pinned(self, tensor: Tensor, device: torch.device | None = None) -> bool:
-        return self.refusal is None and _compat.storage_id(tensor) in self._pinned
+        return self.refusal is None and _torch.tensors.storage_id(tensor) in self._pinned

@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing.reductions
 from torch import Tensor
 
+from customops import _torch
 from customops.backend import _compat, kernels, memory
 from customops.backend._backend import Backend
 from customops.backend.device_module import DeviceModule
@@ -155,9 +156,6 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
 # Places where torch ends the process, or says nothing helpful, for a device that has no C++ part: each replaces one
 # attribute of torch with a function that asks whether our device is meant, and else does as before
 
-#: kDLExtDev of DLPack: what torch exports a PrivateUse1 tensor as.
-_DLPACK_EXTENSION = 12
-
 #: What is replaced, as a path below `torch`, by which method of `Patches`.
 REPLACED = {
     "UntypedStorage.new": "storage_like",
@@ -261,7 +259,7 @@ class Patches:
     def dlpack_device(self, original: Any, tensor: Tensor) -> Any:
         # torch compares with the literal "privateuse1" (pytorch PR 195815), and fails for any device that has a name.
         plain = type(tensor) in (Tensor, torch.nn.Parameter)
-        return (_DLPACK_EXTENSION, tensor.get_device()) if plain else original(tensor)
+        return (_compat.EXTENSION, tensor.get_device()) if plain else original(tensor)
 
     # torch.accelerator ------------------------------------------------------------------------------------------
 
@@ -337,7 +335,7 @@ class BackendOptions:
                 fix="leave registering it to register_backend",
             )
         for key in FALLBACKS:
-            if _compat.has_fallback(key):
+            if _compat.has_fallback(_compat.parse_key(key)):
                 raise BackendError(
                     f"somebody has registered a fallback for all ops at {key}, and torch takes one",
                     fix="destroy that library, or leave the device to it",
@@ -455,7 +453,7 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
 
     def library(namespace: str, key: str = "") -> Any:
         made = _compat.Library(namespace, "IMPL", key)
-        undo.callback(_compat.destroy_library, made)
+        undo.callback(_torch.library.destroy_library, made)
         return made
 
     def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -464,23 +462,23 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
-            op=_compat.full_name(op),
+            op=_torch.library.name_of_overload(op),
             fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
         )
 
     aten = library("aten")
-    own = {op: _compat.outside_dynamo_method(getattr(essentials, method)) for op, method in memory.ESSENTIAL.items()}
+    own = {op: _compat.outside_dynamo(getattr(essentials, method)) for op, method in memory.ESSENTIAL.items()}
     own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in memory.METADATA}
     for op, kernel in own.items():
-        _compat.impl(aten, op, kernel, "PrivateUse1")
+        _torch.library.impl(aten, op, kernel, "PrivateUse1")
     for op in SUBSTITUTES:  # torch has kernels for some of these, which raise
         substitute = _compat.find_op(op)
         if substitute is not None:
-            _compat.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
+            _torch.library.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
     # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
     for key in ("Conjugate", "Negative"):
         for op in ("_copy_from", "_copy_from_and_resize"):
-            _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
+            _torch.library.impl(aten, op, torch.library.fallthrough_kernel, key)
     library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
     for key in REFUSED:
         library("_", key).fallback(_compat.outside_dynamo(refuse))
@@ -489,14 +487,14 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
     for key, why in (("CPU", refusal), ("PrivateUse1", "pin the CPU tensor, before .to(device)")):
         pinned = memory.PinnedMemory(options.name, why)
         for op, method in memory.PINNING.items():
-            _compat.impl(aten, op, _compat.outside_dynamo_method(getattr(pinned, method)), key)
+            _torch.library.impl(aten, op, _compat.outside_dynamo(getattr(pinned, method)), key)
 
     # Without this, every op under autocast fails.
     library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
     for op in (*kernels.LOWER_PRECISION, *kernels.FLOAT32):
         overload, dtype = _compat.find_op(f"aten::{op}"), torch.float32 if op in kernels.FLOAT32 else None
         if overload is not None:
-            _compat.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
+            _torch.library.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
     user_kernels.own = {f"aten::{op}": kernel for op, kernel in own.items()}
     user_kernels.own |= dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
 

@@ -31,7 +31,7 @@ from customops.checks._check import EFFORTS, Check, Effort
 from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
 from customops.checks._trial import FAILS, Case, Trial, resolve
-from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
+from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.state import Settings
 from customops.errors import CheckError, brief, is_users, users_frames, where
 from customops.testing.isolation import IsolationError, in_fork
@@ -119,7 +119,22 @@ def check(
     """
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
-    chosen, not_chosen = _chosen(only, skip, effort, has_reference=reference is not None)
+    skipped, not_chosen = _known("skip", skip), []
+    if only is not None:
+        chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
+        not_chosen.append(f"all checks but {', '.join(chosen)} (only=)")
+    else:
+        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
+        rows = {name: row for name, row in CHECKS.items() if name not in skipped}
+        is_chosen = {n: r.effort in allowed or (reference is not None and r.takes_reference) for n, r in rows.items()}
+        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
+        for least in EFFORTS:
+            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
+                not_chosen.append(f'{", ".join(names)} (effort="{least}" runs them)')
+    if skipped:
+        not_chosen.append(f"{', '.join(skipped)} (skip=)")
+    if effort != "thorough":
+        not_chosen.append('some of the inputs that can be derived (effort="thorough" tries all)')
     trials = trials_of(op, samples, reference)
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
     steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
@@ -204,30 +219,6 @@ def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference:
                 got=in_short(error, 300),
             ) from error
     return trial
-
-
-def _chosen(
-    only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort, *, has_reference: bool
-) -> tuple[dict[str, Check], list[str]]:
-    """The checks to run, and what is said of the others."""
-    skipped = _known("skip", skip)
-    left_out: list[str] = []
-    if only is not None:
-        chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
-        left_out.append(f"all checks but {', '.join(chosen)} (only=)")
-    else:
-        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
-        rows = {name: row for name, row in CHECKS.items() if name not in skipped}
-        is_chosen = {n: row.effort in allowed or (has_reference and row.takes_reference) for n, row in rows.items()}
-        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
-        for least in EFFORTS:
-            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
-                left_out.append(f'{", ".join(names)} (effort="{least}" runs them)')
-    if skipped:
-        left_out.append(f"{', '.join(skipped)} (skip=)")
-    if effort != "thorough":
-        left_out.append('some of the inputs that can be derived (effort="thorough" tries all)')
-    return chosen, left_out
 
 
 def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
@@ -355,7 +346,16 @@ class Run:
         """What was found, and what was left out; of a run in another process, what that sent."""
         if self.given is not None:
             return self.given
-        failures = [self._failure(check, fault) for (check, _), fault in self.faults.items()]
+        failures = []
+        for (check, _), fault in self.faults.items():
+            case, error = fault.cases[0], fault.error
+            if case.kind in _REFUSE:
+                error.fix = f"{error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
+            if check in _OF_FAKES and error.where is None and self.custom_op is not None:
+                fake = self.custom_op._rules.fake.fn
+                error.where = None if fake is None else where(fake)
+            args, kwargs, count = case.trial.args, case.trial.kwargs, len(fault.cases)
+            failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
 
     # Inputs -------------------------------------------------------------------------------------------------
@@ -367,7 +367,28 @@ class Run:
             settings = Settings.now()
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
             settings.restore()
-            self._add_rejected(probed)
+            seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
+            for rejection in probed.rejected:
+                case, error = rejection.case, rejection.kernel_error
+                if case.kind == "sample":
+                    if not isinstance(error, CheckError):
+                        problem = "the operator itself fails on its sample"
+                        error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
+                    self._fault(INPUTS, error, case, seconds)
+                elif isinstance(error, SystemExit):
+                    self._fault(INPUTS, self._exit(), case, seconds)
+                elif is_alias(error):
+                    fault = CheckError(
+                        "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
+                        op=self.op,
+                        got=in_short(error),
+                        expected="new tensors, as the schema says, or none for these inputs",
+                        fix="return a clone() there; or check the inputs first, "
+                        "and refuse these with an error that says so",
+                    )
+                    self._fault(INPUTS, fault, case, seconds)
+                else:
+                    self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
             if probed.is_late:
                 self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
             yield from probed.accepted
@@ -385,30 +406,6 @@ class Run:
                 self.announce(INPUTS, self.probed)
                 yield case
             self.probed += 1
-
-    def _add_rejected(self, probed: Probed) -> None:
-        seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
-        for rejection in probed.rejected:
-            case, error = rejection.case, rejection.kernel_error
-            if case.kind == "sample":
-                if not isinstance(error, CheckError):
-                    problem = "the operator itself fails on its sample"
-                    error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
-                self._fault(INPUTS, error, case, seconds)
-            elif isinstance(error, SystemExit):
-                self._fault(INPUTS, self._exit(), case, seconds)
-            elif is_alias(error):
-                fault = CheckError(
-                    "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
-                    op=self.op,
-                    got=in_short(error),
-                    expected="new tensors, as the schema says, or none for these inputs",
-                    fix="return a clone() there; or check the inputs first, "
-                    "and refuse these with an error that says so",
-                )
-                self._fault(INPUTS, fault, case, seconds)
-            else:
-                self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
 
     def _exit(self) -> CheckError:
         return CheckError(
@@ -479,16 +476,6 @@ class Run:
         if shrunk is not fault.cases[0]:
             fails(shrunk.trial)
             fault.error, fault.cases[0] = latest[-1], shrunk
-
-    def _failure(self, name: str, fault: _Fault) -> Failure:
-        case = fault.cases[0]
-        if case.kind in _REFUSE:
-            fault.error.fix = f"{fault.error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
-        if name in _OF_FAKES and fault.error.where is None and self.custom_op is not None:
-            fake = self.custom_op._rules.fake.fn
-            fault.error.where = None if fake is None else where(fake)
-        args, kwargs = case.trial.args, case.trial.kwargs
-        return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 
 
 def _told_by(error: CheckError) -> tuple[str, str]:
