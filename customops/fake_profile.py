@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
 File = str | os.PathLike[str] | IO[bytes]
 _FILES = "a path, or a binary buffer"
 
@@ -85,7 +84,6 @@ class OpProfile:
 
 #: Profiles of ops by name, ``ns.name.overload``.
 Profiles = Mapping[str, Iterable[OpProfile]]
-
 _Inputs = tuple[TensorMetadata | None, ...]
 
 
@@ -295,12 +293,8 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
         raise
     except Exception as error:
         raise ProfileError("the text holds no profiles", got=brief(error, 200)) from error
-    raise ProfileError(
-        "Unable to load outdated profile: it was written under another version of torch",
-        expected=get_torch_version(),
-        got=version,
-        fix="record the profiles again",
-    )
+    problem = "Unable to load outdated profile: it was written under another version of torch"
+    raise ProfileError(problem, expected=get_torch_version(), got=version, fix="record the profiles again")
 
 
 def _parse(text: str) -> Any:

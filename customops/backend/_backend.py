@@ -150,12 +150,8 @@ class Backend:
         try:
             return host.numpy()
         except TypeError as error:
-            raise DtypeError(
-                "NumPy has no such dtype",
-                op="numpy()",
-                got=str(tensor.dtype),
-                fix="backend.host(x) is a CPU tensor over the same memory; or x.float()",
-            ) from error
+            fix = "backend.host(x) is a CPU tensor over the same memory; or x.float()"
+            raise DtypeError("NumPy has no such dtype", op="numpy()", got=str(tensor.dtype), fix=fix) from error
 
     def wrap(self, value: Tensor | Array, index: int | str | torch.device = 0) -> Tensor:
         """A tensor of this device that shares the memory of a CPU tensor or NumPy array. Nothing is copied.

@@ -95,12 +95,10 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
     missing = [f"torch.{path}" for path in (*NEEDED, *paths) if lookup(path) is None]
     missing += [f"aten::{op}" for op in ops if not missing and find_op(f"aten::{op}") is None]
     if missing:
-        raise BackendError(
-            "this torch cannot have a device from Python",
-            expected=", ".join(missing),
-            got=f"torch {torch.__version__} without these names",
-            fix="use a torch that has them; customops was tested with 2.11 to 2.15",
-        )
+        problem = "this torch cannot have a device from Python"
+        got = f"torch {torch.__version__} without these names"
+        fix = "use a torch that has them; customops was tested with 2.11 to 2.15"
+        raise BackendError(problem, expected=", ".join(missing), got=got, fix=fix)
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:
         raise BackendError(
@@ -171,11 +169,7 @@ _installed: dict[str, Any] = {}
 
 
 def install_hooks() -> None:
-    """Tell torch that the device is there. It cannot be undone, but be done before the device has a name.
-
-    Raises:
-        BackendError: somebody else has. Then nothing is changed.
-    """
+    """Tell torch that the device is there, before it has a name; raise if somebody else has. It cannot be undone."""
 
     def yes(self: Any, *_: Any) -> bool:
         return True
@@ -205,7 +199,6 @@ def outside_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 #: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
 _CPU, EXTENSION = 1, 12
-
 #: The start of a capsule's struct in units of 64 bits: the pointer to the data, then device type and index in one.
 _pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.POINTER(ctypes.c_int64)
@@ -223,11 +216,7 @@ _ANY_DEVICE = frozenset(_DEVICES)
 
 
 def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive.
-
-    Raises:
-        BufferError: it is no plain memory of the CPU.
-    """
+    """The memory of a CPU tensor as one of the device, which keeps it alive; BufferError if it is none of the CPU."""
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
     if fields[1] != _HOST:
@@ -237,11 +226,7 @@ def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits.
-
-    Raises:
-        BufferError: it is no plain memory of the device.
-    """
+    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits; BufferError if elsewhere."""
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
     if fields[1] not in _ANY_DEVICE:

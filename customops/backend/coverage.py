@@ -28,8 +28,7 @@ from customops.backend.errors import BackendError
 from customops.backend.registration import get_backend
 from customops.testing.isolation import in_fork
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU
+# How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU ------------------
 
 #: Ops whose results are whatever the memory held.
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -208,8 +207,7 @@ def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> No
             raise AssertionError(f"{a!r} instead of {b!r}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The coverage report of a device: a script or torch's op tests are run, and what ran where is put into words
+# The coverage report of a device: a script or torch's op tests are run, and what ran where is put into words ----------
 
 
 @dataclass(frozen=True)
@@ -236,11 +234,7 @@ def rows(record: fallbacks.Journal) -> list[Row]:
 
 
 def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fallbacks.Journal, BaseException | None]:
-    """Run a file or module as a program, which registers a device; what it raised is returned with the rest.
-
-    Raises:
-        BackendError: there is no such program, or it registers none.
-    """
+    """Run a file or module as a program, which registers a device; what it raised is returned with the rest."""
     _check_exists(target)
     record = fallbacks.start()
     error: BaseException | None = None

@@ -25,8 +25,7 @@ from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import user_stacklevel
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call
+# How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call -------------
 
 #: Arguments that are CPU tensors by right, whatever their shape.
 ON_CPU = {
@@ -73,7 +72,6 @@ class FallbackPlan:
 
 #: How kernels of the CPU say so.
 _REFUSED = re.compile(r"not implemented for '|doesn't support tensors of type")
-
 _FLOATING = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 _INTEGERS = {dtype: torch.float64 for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
 _BOOLS = {torch.bool: torch.uint8}
@@ -91,10 +89,7 @@ _OTHERS: dict[str, dict[torch.dtype, torch.dtype]] = {
 
 
 def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``compute(args, kwargs)`` would be, if the CPU had it; NotImplemented where no dtype can be wider.
-
-    What the op writes to is resized, where it has to be, and written.
-    """
+    """What ``compute(args, kwargs)`` would return and write, if the CPU had it; NotImplemented if nothing is wider."""
     dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
     widened = False
 
@@ -169,8 +164,7 @@ def start() -> Journal:
     return open_journals[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What runs where the device has no kernel: the CPU's kernel on the same memory, counted, or an error
+# The fallback ---------------------------------------------------------------------------------------------------------
 
 Policy = Literal["cpu", "warn", "error"]
 

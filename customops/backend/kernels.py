@@ -20,8 +20,7 @@ from customops.backend.errors import BackendError, KernelResultError, KernelType
 from customops.backend.fallbacks import Fallback, FallbackPlan, as_meta, mapped
 from customops.errors import UnsupportedError, user_source, where
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them
+# Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them --------
 
 #: The ops that autocast runs in its dtype: products, which the lower precision is for.
 LOWER_PRECISION = (
@@ -50,7 +49,6 @@ def casting_kernel(op: Any, name: str, dtype: torch.dtype | None) -> Callable[..
 # User kernels of the device: installed and removed, with a check of their results in each call ------------------------
 
 Fn = Callable[..., Any]
-
 #: The dispatch key above kernels of the device, where a kernel of a composite has a part.
 _ABOVE = "AutogradPrivateUse1"
 
@@ -64,11 +62,8 @@ CHOICE = "scaled_dot_product_attention"
 
 def no_fallback(*_: Any, **__: Any) -> Any:
     """What runs where a kernel of the fused op, or of its backward, returns NotImplemented."""
-    raise UnsupportedError(
-        "the CPU has no such op to fall back to",
-        op=FUSED,
-        fix="say before what the kernel takes, backend.kernel(op, dtypes=...), or raise in it",
-    )
+    fix = "say before what the kernel takes, backend.kernel(op, dtypes=...), or raise in it"
+    raise UnsupportedError("the CPU has no such op to fall back to", op=FUSED, fix=fix)
 
 
 class KernelHandle:
@@ -158,19 +153,13 @@ class UserKernels:
         if found is None:
             namespace, _, rest = op.rpartition("::")
             overloads = _compat.overload_names(f"{namespace or 'aten'}::{rest.partition('.')[0]}")
-            raise UnknownOpError(
-                "there is no such op",
-                op=op,
-                expected="namespace::name.overload, as in aten::add.out" if "::" not in op else None,
-                fix=f"one of {', '.join(overloads[:6])}" if overloads else None,
-            )
+            expected = "namespace::name.overload, as in aten::add.out" if "::" not in op else None
+            fix = f"one of {', '.join(overloads[:6])}" if overloads else None
+            raise UnknownOpError("there is no such op", op=op, expected=expected, fix=fix)
         return found
 
     def register(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> KernelHandle:
-        """Make `fn` the kernel of an op, its result checked.
-
-        For other dtypes than these, and where it returns NotImplemented, what ran before runs.
-        """
+        """Make `fn`, its result checked, the kernel of an op for these dtypes; for others, what ran before runs."""
         only = frozenset(dtypes) if dtypes is not None else None
         plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         open_journals = fallbacks.open_journals
@@ -216,12 +205,8 @@ class UserKernels:
         if not callable(fn):
             raise BackendError("a kernel is a function", op=name, got=repr(fn))
         if (name, key) in self.installed:
-            raise BackendError(
-                "there is a kernel already",
-                op=name,
-                where=self.installed[name, key][0],
-                fix="call .remove() on what registering it returned",
-            )
+            fix = "call .remove() on what registering it returned"
+            raise BackendError("there is a kernel already", op=name, where=self.installed[name, key][0], fix=fix)
         namespace, _, local = name.partition("::")
         is_of_device = key == "PrivateUse1"
         above = [_ABOVE] if is_of_device and _is_composite(name) else []
@@ -310,10 +295,7 @@ def _kernel_above(op: Any) -> Fn:
 
 
 def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Give outs without elements the sizes that the op computes: ``out=torch.empty(0)`` stands for any.
-
-    Where torch does not know the sizes before the op runs, the kernel does.
-    """
+    """Give outs without elements, as ``out=torch.empty(0)``, the sizes that the op computes, where torch knows them."""
     metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
     try:
         plan.op(*mapped(as_meta, args), **metas)
@@ -328,10 +310,7 @@ def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, An
 def check_result(
     fallback: Fallback, plan: FallbackPlan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
 ) -> Any:
-    """What the op returns, once what the kernel returned fits the schema and the device of the inputs.
-
-    For what the kernel has written to, it need not say that it returns it.
-    """
+    """What the op returns: what the kernel returned, if it fits the schema and the device, and what it has written."""
 
     def error(expected: str, value: Any, fix: str | None = None) -> KernelResultError:
         got = f"a tensor on {value.device}" if isinstance(value, Tensor) else type(value).__name__

@@ -108,11 +108,9 @@ class Memory:
             kind, remedy = f"layout {tensor.layout}", ".to_dense()"
         elif tensor.is_quantized:
             remedy = ".dequantize()"
-        return UnsupportedError(
-            f"a device written in Python holds strided tensors of plain dtypes: not {kind}",
-            got=f"a tensor for {self.name!r}",
-            fix=f"keep it on the CPU, or call {remedy} before .to({self.name!r})",
-        )
+        problem = f"a device written in Python holds strided tensors of plain dtypes: not {kind}"
+        fix = f"keep it on the CPU, or call {remedy} before .to({self.name!r})"
+        return UnsupportedError(problem, got=f"a tensor for {self.name!r}", fix=fix)
 
     @staticmethod
     def cannot_pin(op: str) -> UnsupportedError:
@@ -175,12 +173,9 @@ class Memory:
     def check_index(self, index: int) -> int:
         if 0 <= index < self.device_count:
             return index
-        raise BackendError(
-            "there is no such device",
-            expected=f"{self.name}:0 to {self.name}:{self.device_count - 1}",
-            got=f"{self.name}:{index}",
-            fix="register_backend(..., device_count=...)",
-        )
+        expected = f"{self.name}:0 to {self.name}:{self.device_count - 1}"
+        fix = "register_backend(..., device_count=...)"
+        raise BackendError("there is no such device", expected=expected, got=f"{self.name}:{index}", fix=fix)
 
 
 # The kernels without which there is no device: making, copying and resizing tensors, and views ----------------------
@@ -207,10 +202,8 @@ ESSENTIAL = {
 
 #: Ops of pinned memory, by the method of `PinnedMemory`.
 PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
-
 #: All that have to be there.
 NEEDED_OPS = (*METADATA, *ESSENTIAL, *PINNING)
-
 _TO_COPY: Any = _compat.find_op("aten::_to_copy")
 
 
@@ -247,11 +240,9 @@ class Essentials:
     ) -> Tensor:
         name = self.memory.name
         if layout not in (None, torch.strided):
-            raise UnsupportedError(
-                f"a device written in Python holds strided tensors: not layout {layout}",
-                op=name,
-                fix=f"keep it on the CPU, or call .to_dense() before .to({name!r})",
-            )
+            problem = f"a device written in Python holds strided tensors: not layout {layout}"
+            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
+            raise UnsupportedError(problem, op=name, fix=fix)
         if pin_memory:
             raise self.memory.cannot_pin(name)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))

@@ -35,7 +35,6 @@ from customops.errors import UnsupportedError
 
 #: What PrivateUse1 is called until somebody renames it.
 UNNAMED = "privateuseone"
-
 #: Device types that torch has code for. ("maia", "fpga" and the like are only reserved, and can be had.)
 TAKEN = frozenset("cpu cuda hip xpu mps mtia hpu xla ipu meta lazy vulkan mkldnn ideep opengl opencl".split())
 
@@ -66,11 +65,9 @@ def check_name(name: object) -> None:
     if current == name:
         return
     if current != UNNAMED:
-        raise BackendError(
-            f"the name of the device has already been set to {current!r}, once for this process",
-            got=repr(name),
-            fix="use one name in a process; run_isolated of customops.testing starts another one",
-        )
+        problem = f"the name of the device has already been set to {current!r}, once for this process"
+        fix = "use one name in a process; run_isolated of customops.testing starts another one"
+        raise BackendError(problem, got=repr(name), fix=fix)
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
     taken += [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
     if taken:
@@ -122,10 +119,8 @@ def check_methods(methods: Iterable[str], unsupported_dtype: Any, *, name: str |
         for cls in METHODS[method]:
             for attribute in [name] if method == "module" else [name, f"is_{name}"]:
                 if hasattr(cls, attribute):
-                    raise BackendError(
-                        f"The custom device module of {cls} has already been registered with {attribute}",
-                        fix="call it once, or leave this class out",
-                    )
+                    problem = f"The custom device module of {cls} has already been registered with {attribute}"
+                    raise BackendError(problem, fix="call it once, or leave this class out")
 
 
 def check_dtypes(option: str, dtypes: Iterable[object]) -> None:
@@ -145,10 +140,8 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
     name = _compat.backend_name()
     function = getattr(getattr(torch, name, None), func_name, None)
     if function is None:
-        raise BackendError(
-            f"Try to call torch.{name}.{func_name}: there is none",
-            fix=f"register_backend makes torch.{name}; or define {func_name} in the module given to torch",
-        )
+        fix = f"register_backend makes torch.{name}; or define {func_name} in the module given to torch"
+        raise BackendError(f"Try to call torch.{name}.{func_name}: there is none", fix=fix)
     return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
 
 
@@ -182,7 +175,6 @@ ACCELERATOR = {
 
 #: The same, where torch has it: from 2.13 and 2.15 on.
 NEWER = {"emptyHostCache": "empty_cache", "getDefaultGenerator": "default_generator"}
-
 #: All that have to be there.
 REPLACED_PATHS = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATOR))
 
@@ -238,20 +230,14 @@ class Patches:
             return original(tensor, **options)
 
     def resize_storage(self, original: Any, storage: Any, *args: Any) -> Any:
-        raise UnsupportedError(
-            "storage of a device written in Python cannot be resized",
-            op="UntypedStorage.resize_",
-            got=str(storage.device),
-            fix="resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)",
-        )
+        problem = "storage of a device written in Python cannot be resized"
+        fix = "resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)"
+        raise UnsupportedError(problem, op="UntypedStorage.resize_", got=str(storage.device), fix=fix)
 
     def share_memory(self, original: Any, storage: Any) -> Any:
-        raise UnsupportedError(
-            "memory of a device written in Python is not shared with other processes",
-            op="share_memory_",
-            got=f"a tensor on {storage.device}",
-            fix="share a tensor of the CPU; one of the device that is sent to a process arrives as a copy",
-        )
+        problem = "memory of a device written in Python is not shared with other processes"
+        fix = "share a tensor of the CPU; one of the device that is sent to a process arrives as a copy"
+        raise UnsupportedError(problem, op="share_memory_", got=f"a tensor on {storage.device}", fix=fix)
 
     def is_shared(self, original: Any, storage: Any) -> bool:
         return False
@@ -276,21 +262,15 @@ class Patches:
         """There is no cache."""
 
     def refuse_statistics(self, *_: Any) -> Any:
-        raise UnsupportedError(
-            "a device written in Python counts its memory, and keeps no other statistics",
-            op="torch.accelerator",
-            fix=f"torch.{self.name}.memory_allocated()",
-        )
+        problem = "a device written in Python counts its memory, and keeps no other statistics"
+        raise UnsupportedError(problem, op="torch.accelerator", fix=f"torch.{self.name}.memory_allocated()")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What `register_backend` was called with, and whether it can be done
+# What `register_backend` was called with, and whether it can be done --------------------------------------------------
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
-
 #: The dispatch keys of what a device written in Python cannot hold.
 REFUSED = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1")
-
 #: The dispatch keys that get a fallback for all ops.
 FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 
@@ -329,17 +309,13 @@ class BackendOptions:
         check_methods(self.methods, None, name=self.name)
         check_dtypes("amp_dtypes", self.amp_dtypes)
         if hasattr(torch, self.name):
-            raise BackendError(
-                f"torch.{self.name} is there already, and a device has one module",
-                got=repr(getattr(torch, self.name)),
-                fix="leave registering it to register_backend",
-            )
+            problem = f"torch.{self.name} is there already, and a device has one module"
+            fix = "leave registering it to register_backend"
+            raise BackendError(problem, got=repr(getattr(torch, self.name)), fix=fix)
         for key in FALLBACKS:
             if _compat.has_fallback(_compat.parse_key(key)):
-                raise BackendError(
-                    f"somebody has registered a fallback for all ops at {key}, and torch takes one",
-                    fix="destroy that library, or leave the device to it",
-                )
+                problem = f"somebody has registered a fallback for all ops at {key}, and torch takes one"
+                raise BackendError(problem, fix="destroy that library, or leave the device to it")
         other = torch.accelerator.current_accelerator()
         if other is not None and other.type != self.name and torch.accelerator.is_available() and not force:
             raise BackendError(
@@ -349,8 +325,7 @@ class BackendOptions:
             )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# `register_backend`, and tensors of the device on their way to another process
+# `register_backend`, and tensors of the device on their way to another process ----------------------------------------
 
 #: The device of this process.
 _registered: Backend | None = None
@@ -406,12 +381,9 @@ def register_backend(
             _registered = _register(options)
         elif options != _registered._options:
             check_spelling(name)
-            raise BackendError(
-                "this process has a device already, with other options",
-                expected=repr(_registered._options),
-                got=repr(options),
-                fix="get_backend() returns it; run_isolated of customops.testing starts another process",
-            )
+            problem = "this process has a device already, with other options"
+            fix = "get_backend() returns it; run_isolated of customops.testing starts another process"
+            raise BackendError(problem, expected=repr(_registered._options), got=repr(options), fix=fix)
         return _registered
 
 
@@ -512,11 +484,7 @@ def reduce(storage: torch.UntypedStorage) -> Any:
 
 
 def rebuild(name: str, index: int, host: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage of the device, from what `reduce` sent.
-
-    Raises:
-        BackendError: this process has no such device.
-    """
+    """A storage of the device, from what `reduce` sent."""
     if _registered is None or _registered.name != name:
         raise BackendError(
             f"a tensor of the device {name!r} was sent to a process that has not made this device",

@@ -50,27 +50,20 @@ _REFUSE = {
     "constraints= of register_samples keeps them from being tried",
 }
 _REFUSE["broadcast"] = _REFUSE["size"]
-
 #: How far a run is, of how much, and what it does next.
 Step = tuple[int, int, str]
-
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
-
 #: How many inputs of a sample are accepted at most.
 _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
-
 #: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-
 #: Seconds after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
-
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
 _TIMEOUT = 600.0  #: seconds for a whole run
 _CRASHES = 8  #: after so many nothing is derived any more
-
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
 
@@ -155,11 +148,7 @@ def is_isolated(isolate: bool | None, trial: Trial) -> bool:
 
 
 def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
-    """The calls that samples stand for.
-
-    Raises:
-        UsageError: there are none, or one does not fit the operator.
-    """
+    """The calls that samples stand for; UsageError where there are none, or one does not fit the operator."""
     overload = resolve(op)
     if samples is None:
         samples = op.samples() if isinstance(op, CustomOpDef) else ()
@@ -167,23 +156,17 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
         samples = [samples]
     trials = [_trial(overload, op, sample, reference) for sample in samples]
     if not trials:
-        raise UsageError(
-            "there are no samples to derive inputs from",
-            op=str(overload.name()),
-            argument="samples",
-            fix="check(op, [(x, y)]), or attach some with @op.register_samples",
-        )
+        problem = "there are no samples to derive inputs from"
+        fix = "check(op, [(x, y)]), or attach some with @op.register_samples"
+        raise UsageError(problem, op=str(overload.name()), argument="samples", fix=fix)
     return trials
 
 
 def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:
     if not isinstance(sample, (tuple, list)):
-        raise UsageError(
-            "a sample is a tuple of arguments, or (args, kwargs)",
-            argument="samples",
-            got=type(sample).__name__,
-            fix="for an operator of one argument write check(op, [(x,)])",
-        )
+        got = type(sample).__name__
+        fix = "for an operator of one argument write check(op, [(x,)])"
+        raise UsageError("a sample is a tuple of arguments, or (args, kwargs)", argument="samples", got=got, fix=fix)
     if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
         trial = Trial(overload, *lowered(op, tuple(sample[0]), dict(sample[1])), reference=reference)
     else:
@@ -232,11 +215,7 @@ def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _follow(steps: Iterable[Step], name: str, shown: bool | None) -> None:
-    """Go through the steps, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr.
-
-    Args:
-        shown: None shows it on terminals only, after two seconds.
-    """
+    """Go through the steps, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
     start, last, before, width = time.monotonic(), 0.0, "", 0
     try:
@@ -408,12 +387,8 @@ class Run:
             self.probed += 1
 
     def _exit(self) -> CheckError:
-        return CheckError(
-            "the operator exits the program, with sys.exit()",
-            op=self.op,
-            where=self.source,
-            fix="raise another error: SystemExit passes by `except Exception`",
-        )
+        fix = "raise another error: SystemExit passes by `except Exception`"
+        return CheckError("the operator exits the program, with sys.exit()", op=self.op, where=self.source, fix=fix)
 
     # Checks -------------------------------------------------------------------------------------------------
 
@@ -511,11 +486,9 @@ def isolated(run: Run) -> Iterator[Step]:
     if not hasattr(os, "fork"):
         raise UsageError("isolate=True needs os.fork, which this platform lacks", argument="isolate")
     if torch.cuda.is_initialized():
-        raise UsageError(
-            "isolate=True forks the process, which CUDA does not survive once it is in use",
-            argument="isolate",
-            fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
-        )
+        problem = "isolate=True forks the process, which CUDA does not survive once it is in use"
+        fix = "call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU"
+        raise UsageError(problem, argument="isolate", fix=fix)
     _torch.tensors.fake_mode()  # loads what each fork would load for itself
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "step"
@@ -555,13 +528,9 @@ def _child(run: Run, place: Path) -> Any:
     except Exception:
         raise
     except BaseException as error:  # the operator's
-        raise CheckError(
-            f"the operator raises {type(error).__name__}, which ends the program",
-            op=run.op,
-            got=brief(error),
-            where=raised_at(error),
-            fix=f"raise another error: {type(error).__name__} passes by `except Exception`",
-        ) from None
+        problem = f"the operator raises {type(error).__name__}, which ends the program"
+        fix = f"raise another error: {type(error).__name__} passes by `except Exception`"
+        raise CheckError(problem, op=run.op, got=brief(error), where=raised_at(error), fix=fix) from None
     return run.outcome()
 
 

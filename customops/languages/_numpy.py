@@ -88,10 +88,6 @@ def _tensor(fn: Callable[..., Any], value: Any, hint: Any) -> Any:
             return torch.from_numpy(value)
         except (TypeError, ValueError) as error:
             problem = f"no tensor can be this array: {' '.join(str(error).split())}"
-    raise KernelError(
-        problem,
-        op=name_of(fn),
-        got=f"dtype {value.dtype}, shape {value.shape}, strides {value.strides}",
-        where=where(fn),
-        fix="return array.copy(), or array.astype(...) for the dtype",
-    )
+    got = f"dtype {value.dtype}, shape {value.shape}, strides {value.strides}"
+    fix = "return array.copy(), or array.astype(...) for the dtype"
+    raise KernelError(problem, op=name_of(fn), got=got, where=where(fn), fix=fix)
