@@ -120,13 +120,11 @@ def _fake_of(op: str, schema: Schema, profiles: Iterable[OpProfile]) -> Callable
         found = _inputs(TensorMetadata.maybe_from_tensor(value) for value in (*args, *kwargs.values()))
         outputs = recorded.get(found, set())
         if len(outputs) != 1:
-            raise MissingOpProfile(
-                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
-                op=op,
-                expected=" or ".join(map(_show, recorded)) or "nothing: there is no profile",
-                got=_show(found),
-                fix=fix,
+            expected = " or ".join(map(_show, recorded)) or "nothing: there is no profile"
+            problem = (
+                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs"
             )
+            raise MissingOpProfile(problem, op=op, expected=expected, got=_show(found), fix=fix)
         (output,) = outputs
         if isinstance(output, TensorMetadata):
             return _make_tensor(output)

@@ -245,9 +245,8 @@ def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequenc
 
 
 def _bad_status(qualname: str, status: Any) -> FailuresDictError:
-    return FailuresDictError(
-        f"in the failures file, got status={status}", op=qualname, expected=", ".join(TEST_OPTIONS)
-    )
+    problem = f"in the failures file, got status={status}"
+    return FailuresDictError(problem, op=qualname, expected=", ".join(TEST_OPTIONS))
 
 
 def read(path: str) -> str:

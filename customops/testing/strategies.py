@@ -229,10 +229,7 @@ _BY_POSITION = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
 
 
 class Plan:
-    """The parameters of an op, the user's strategies for some, ours for the others, and what the user wants of tensors.
-
-    It is made before anything is drawn, so that what is wrong is said where `arguments` is called.
-    """
+    """An op's parameters, strategies for them, and options of tensors: all that can be wrong is found in making it."""
 
     shapes: Strategy
     dtypes: Strategy
@@ -296,9 +293,8 @@ class Plan:
         known = [path for each in self.parameters for path in _paths(each.node)]
         for path in by_path:
             if path not in known:
-                raise ArgumentError(
-                    "no such parameter", op=self.op, argument=path, expected=f"some of {', '.join(known) or 'none'}"
-                )
+                expected = f"some of {', '.join(known) or 'none'}"
+                raise ArgumentError("no such parameter", op=self.op, argument=path, expected=expected)
         return by_path
 
     def strategy(self, option: Any, of_one: Callable[[Any], Strategy]) -> Strategy:
