@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
 File = str | os.PathLike[str] | IO[bytes]
 _FILES = "a path, or a binary buffer"
 
@@ -85,7 +84,6 @@ class OpProfile:
 
 #: Profiles of ops by name, ``ns.name.overload``.
 Profiles = Mapping[str, Iterable[OpProfile]]
-
 _Inputs = tuple[TensorMetadata | None, ...]
 
 
@@ -122,13 +120,11 @@ def _fake_of(op: str, schema: Schema, profiles: Iterable[OpProfile]) -> Callable
         found = _inputs(TensorMetadata.maybe_from_tensor(value) for value in (*args, *kwargs.values()))
         outputs = recorded.get(found, set())
         if len(outputs) != 1:
-            raise MissingOpProfile(
-                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
-                op=op,
-                expected=" or ".join(map(_show, recorded)) or "nothing: there is no profile",
-                got=_show(found),
-                fix=fix,
+            expected = " or ".join(map(_show, recorded)) or "nothing: there is no profile"
+            problem = (
+                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs"
             )
+            raise MissingOpProfile(problem, op=op, expected=expected, got=_show(found), fix=fix)
         (output,) = outputs
         if isinstance(output, TensorMetadata):
             return _make_tensor(output)
@@ -295,12 +291,8 @@ def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
         raise
     except Exception as error:
         raise ProfileError("the text holds no profiles", got=brief(error, 200)) from error
-    raise ProfileError(
-        "Unable to load outdated profile: it was written under another version of torch",
-        expected=get_torch_version(),
-        got=version,
-        fix="record the profiles again",
-    )
+    problem = "Unable to load outdated profile: it was written under another version of torch"
+    raise ProfileError(problem, expected=get_torch_version(), got=version, fix="record the profiles again")
 
 
 def _parse(text: str) -> Any:

@@ -93,7 +93,7 @@ class Watching:
             if said is not None and said.status == "skip":
                 continue
             with quiet():
-                (outcome,) = checked(call, [check])
+                outcome = checked(call, check)
                 # An op that gives back what it got once cannot be called again, which is no fault of it.
                 is_over = outcome.status == "failed" and why_unchecked(call) is not None
             if is_over:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from customops import _torch
 from customops.backend import _compat, kernels
 from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
 from customops.backend.fallbacks import Policy, check_policy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
-Op: TypeAlias = "str | _compat.OpOverload"
+Op: TypeAlias = "str | _torch.library.OpOverload"
 
 
 class Backend:
@@ -85,11 +86,11 @@ class Backend:
             BackendError: the op returns something other than views of its arguments.
         """
         found = self._kernels.find(op)
-        if any(value.alias_info is None for value in _compat.schema_of(found).returns):
+        if any(value.alias_info is None for value in _torch.schema.schema_of(found).returns):
             raise BackendError(
                 "a view kernel is for an op that returns nothing but views of its arguments, as Tensor(a) -> Tensor(a)",
-                op=_compat.full_name(found),
-                got=str(_compat.schema_of(found)),
+                op=_torch.library.name_of_overload(found),
+                got=str(_torch.schema.schema_of(found)),
                 fix="backend.kernel(op)",
             )
         kernel = _compat.kernel_of_the_cpu(found)
@@ -99,7 +100,9 @@ class Backend:
         """Under ``torch.autocast(name)``, cast floating-point inputs of `op` to `dtype`, or to the autocast dtype."""
         found = self._kernels.find(op)
         if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise BackendNameError("autocast casts to a dtype", op=_compat.full_name(found), got=repr(dtype))
+            raise BackendNameError(
+                "autocast casts to a dtype", op=_torch.library.name_of_overload(found), got=repr(dtype)
+            )
         kernel = kernels.casting_kernel(found, self.name, dtype)
         return self._kernels.install(found, "AutocastPrivateUse1", kernel, kernel)
 
@@ -127,7 +130,7 @@ class Backend:
             expected, got = "a tensor", type(tensor).__name__
         elif tensor.device.type != self.name:
             expected, got, fix = "a tensor of this device", f"one on {tensor.device}", f"x.to({self.name!r})"
-        elif _compat.is_abstract(tensor) or _compat.is_functional(tensor):
+        elif _torch.tensors.is_abstract(tensor) or _compat.is_functional(tensor):
             expected, got = "a tensor with memory", f"{type(tensor).__name__}, while tracing"
         else:
             return
@@ -141,18 +144,13 @@ class Backend:
         """
         host = self.host(tensor)
         if host.is_conj() or host.is_neg():
-            raise UnsupportedError(
-                "NumPy has no lazily conjugated or negated arrays", op="numpy()", fix="x.resolve_conj().resolve_neg()"
-            )
+            problem = "NumPy has no lazily conjugated or negated arrays"
+            raise UnsupportedError(problem, op="numpy()", fix="x.resolve_conj().resolve_neg()")
         try:
             return host.numpy()
         except TypeError as error:
-            raise DtypeError(
-                "NumPy has no such dtype",
-                op="numpy()",
-                got=str(tensor.dtype),
-                fix="backend.host(x) is a CPU tensor over the same memory; or x.float()",
-            ) from error
+            fix = "backend.host(x) is a CPU tensor over the same memory; or x.float()"
+            raise DtypeError("NumPy has no such dtype", op="numpy()", got=str(tensor.dtype), fix=fix) from error
 
     def wrap(self, value: Tensor | Array, index: int | str | torch.device = 0) -> Tensor:
         """A tensor of this device that shares the memory of a CPU tensor or NumPy array. Nothing is copied.
@@ -172,25 +170,21 @@ class Backend:
             flags = getattr(array, "flags", None)
             if flags is not None and not flags.writeable:
                 fix = "wrap(array.copy())"
-                raise BackendError(
-                    "wrap() shares memory, which ops may write to", got="a read-only NumPy array", fix=fix
-                )
+                problem = "wrap() shares memory, which ops may write to"
+                raise BackendError(problem, got="a read-only NumPy array", fix=fix)
             try:
                 host = torch.from_numpy(array)
             except (TypeError, ValueError) as error:
                 got = f"{type(array).__name__}: {error}"
                 raise BackendError("wrap() takes a CPU tensor or a writable NumPy array", got=got) from error
             return self._memory.adopt(host, index)
-        if _compat.is_functional(value) or (type(value) is not Tensor and _compat.is_abstract(value)):
+        if _compat.is_functional(value) or (type(value) is not Tensor and _torch.tensors.is_abstract(value)):
             raise WrongDeviceError("wrap() takes memory", op=self.name, got=f"a {type(value).__name__}, while tracing")
         try:
             return self._memory.adopt(self._memory.plain(value), index)
         except UnsupportedError as error:
-            raise WrongDeviceError(
-                "wrap() takes plain memory of the CPU",
-                op=self.name,
-                got=f"a tensor on {value.device}, {value.layout}, {value.dtype}",
-            ) from error
+            got = f"a tensor on {value.device}, {value.layout}, {value.dtype}"
+            raise WrongDeviceError("wrap() takes plain memory of the CPU", op=self.name, got=got) from error
 
     def memory_allocated(self, index: int | str | torch.device = 0) -> int:
         """The memory of all live tensors on a device, in bytes."""

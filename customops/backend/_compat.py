@@ -11,6 +11,7 @@ import importlib
 import operator
 import struct
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,20 +22,6 @@ from customops.backend.errors import BackendError
 
 #: Plenty; torch keeps a device's index in eight bits.
 MAX_DEVICES = 64
-
-OpOverload = _core.library.OpOverload
-outside_dynamo = _core.dynamo.outside_dynamo
-schema_of = _core.schema.schema_of
-impl = _core.library.impl
-remember_kernel = _core.library.remember_kernel
-destroy_library = _core.library.destroy_library
-has_kernel = _core.dispatcher.has_kernel
-exclude_keys = _core.dispatcher.exclude_keys
-key_set = _core.dispatcher.key_set
-below_autograd = _core.dispatcher.below_autograd
-is_abstract = _core.tensors.is_abstract
-storage_id = _core.tensors.storage_id
-overlap = _core.tensors.overlap
 
 
 class Library(_core.library.Library):
@@ -86,8 +73,9 @@ _run_backward = _find("autograd.graph._engine_run_backward")
 _schemas_of_op = _find("_C._jit_get_schemas_for_operator")
 _schema_in_dispatcher = _find("_C._dispatch_find_schema_or_throw")
 _all_ops = _find("_C._dispatch_get_all_op_names")
-_has_fallback = _find("_C._dispatch_has_backend_fallback")
-_parse_key = _find("_C._parse_dispatch_key")
+#: Has somebody registered a fallback for all ops at a dispatch key?
+has_fallback: Callable[[Any], bool] = _find("_C._dispatch_has_backend_fallback")
+parse_key: Callable[[str], Any] = _find("_C._parse_dispatch_key")
 NEEDED += [  # replaced below, and what torch's functions and those of `_core` that are used here look up when called
     "autograd._engine_run_backward",
     "_C._rename_privateuse1_backend",
@@ -107,12 +95,10 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
     missing = [f"torch.{path}" for path in (*NEEDED, *paths) if lookup(path) is None]
     missing += [f"aten::{op}" for op in ops if not missing and find_op(f"aten::{op}") is None]
     if missing:
-        raise BackendError(
-            "this torch cannot have a device from Python",
-            expected=", ".join(missing),
-            got=f"torch {torch.__version__} without these names",
-            fix="use a torch that has them; customops was tested with 2.11 to 2.15",
-        )
+        problem = "this torch cannot have a device from Python"
+        got = f"torch {torch.__version__} without these names"
+        fix = "use a torch that has them; customops was tested with 2.11 to 2.15"
+        raise BackendError(problem, expected=", ".join(missing), got=got, fix=fix)
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:
         raise BackendError(
@@ -125,7 +111,7 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
 # The dispatcher -------------------------------------------------------------------------------------------------
 
 
-def find_op(qualname: str) -> OpOverload | None:
+def find_op(qualname: str) -> _core.library.OpOverload | None:
     """``ns::name`` or ``ns::name.overload`` to the OpOverload."""
     name, _, overload = qualname.partition(".")
     overload = "" if overload == "default" else overload
@@ -144,26 +130,19 @@ def overload_names(qualname: str) -> list[str]:
     return names
 
 
-def full_name(op: OpOverload) -> str:
-    """``ns::name`` or ``ns::name.overload``, as schemas and this package write it."""
-    return str(op._name)
-
-
 def composites_of_the_cpu() -> list[str]:
     """Ops that torch composes of others for any device, and that the CPU has a kernel for, if only by ``out=``."""
     names = [name for name in _all_ops() if name.startswith("aten::")]
-    with_out = {name.partition(".")[0] for name in names if _is_out(name) and has_kernel(name, "CPU")}
+    outs = {name for name in names if "out" in name.partition(".")[2]}
+    has_kernel = _core.dispatcher.has_kernel
+    with_out = {name.partition(".")[0] for name in outs if has_kernel(name, "CPU")}
     composites = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd")
     return sorted(
         name
         for name in names
         if any(has_kernel(name, key) for key in composites)
-        and (has_kernel(name, "CPU") or (name.partition(".")[0].removesuffix("_") in with_out and not _is_out(name)))
+        and (has_kernel(name, "CPU") or (name.partition(".")[0].removesuffix("_") in with_out and name not in outs))
     )
-
-
-def _is_out(name: str) -> bool:
-    return "out" in name.partition(".")[2]
 
 
 def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) -> None:
@@ -176,13 +155,8 @@ def watch_kernels(undo: contextlib.ExitStack, added: Callable[[str], object]) ->
     replace(undo, "library.Library.impl", _core.library.followed(_core.library.Library.impl, then))
 
 
-def redispatch_to_cpu(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run the CPU's kernel on the tensors as they are: for ops that touch sizes and strides alone."""
-    return op.redispatch(CPU_KEYS, *args, **kwargs)
-
-
 def kernel_of_the_cpu(op: Any) -> Callable[..., Any]:
-    """The same as a kernel of the device."""
+    """A kernel of the device that runs the CPU's on the tensors as they are: for ops that touch sizes and strides."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return op.redispatch(CPU_KEYS, *args, **kwargs)
@@ -190,21 +164,12 @@ def kernel_of_the_cpu(op: Any) -> Callable[..., Any]:
     return outside_dynamo(kernel)
 
 
-def has_fallback(key: str) -> bool:
-    """Has somebody registered a fallback for all ops at a dispatch key?"""
-    return bool(_has_fallback(_parse_key(key)))
-
-
 #: The hook and the guard: torch does not keep them alive.
 _installed: dict[str, Any] = {}
 
 
 def install_hooks() -> None:
-    """Tell torch that the device is there. It cannot be undone, but be done before the device has a name.
-
-    Raises:
-        BackendError: somebody else has. Then nothing is changed.
-    """
+    """Tell torch that the device is there, before it has a name; raise if somebody else has. It cannot be undone."""
 
     def yes(self: Any, *_: Any) -> bool:
         return True
@@ -222,17 +187,18 @@ def install_hooks() -> None:
         _installed[what] = made
 
 
-def outside_dynamo_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`outside_dynamo` for a bound method: it is the function behind it that has a code object."""
-    outside_dynamo(method.__func__)  # type: ignore[attr-defined]
-    return method
+def outside_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, whose frames Dynamo does not trace; of a bound method, the function has the code object."""
+    if isinstance(kernel, types.MethodType):
+        _core.dynamo.outside_dynamo(kernel.__func__)
+        return kernel
+    return _core.dynamo.outside_dynamo(kernel)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------
 
 #: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
-_CPU, _EXTENSION = 1, 12
-
+_CPU, EXTENSION = 1, 12
 #: The start of a capsule's struct in units of 64 bits: the pointer to the data, then device type and index in one.
 _pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.POINTER(ctypes.c_int64)
@@ -245,16 +211,12 @@ def _device_field(type_: int, index: int) -> int:
 
 
 _HOST = _device_field(_CPU, 0)
-_DEVICES = [_device_field(_EXTENSION, index) for index in range(MAX_DEVICES)]
+_DEVICES = [_device_field(EXTENSION, index) for index in range(MAX_DEVICES)]
 _ANY_DEVICE = frozenset(_DEVICES)
 
 
 def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """The memory of a CPU tensor as a tensor of the device. It keeps the CPU tensor alive.
-
-    Raises:
-        BufferError: it is no plain memory of the CPU.
-    """
+    """The memory of a CPU tensor as one of the device, which keeps it alive; BufferError if it is none of the CPU."""
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
     if fields[1] != _HOST:
@@ -264,11 +226,7 @@ def as_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits.
-
-    Raises:
-        BufferError: it is no plain memory of the device.
-    """
+    """The memory of a tensor of the device as a CPU tensor, without its conj and neg bits; BufferError if elsewhere."""
     capsule = _to_dlpack(tensor)
     fields = _pointer_of(capsule, _NAME)
     if fields[1] not in _ANY_DEVICE:

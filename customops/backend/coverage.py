@@ -21,15 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _torch as _core
+from customops import _torch
 from customops.backend import _compat, fallbacks
 from customops.backend._backend import Backend
 from customops.backend.errors import BackendError
 from customops.backend.registration import get_backend
 from customops.testing.isolation import in_fork
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU
+# How much of torch's own op tests (OpInfo) a device passes: each op in a fork, compared with the CPU ------------------
 
 #: Ops whose results are whatever the memory held.
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -101,37 +100,30 @@ def _line(error: BaseException) -> str:
 def _check(
     backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
 ) -> tuple[fallbacks.Journal, bool, str | None]:
-    """What ran in the test of an op, whether the CPU can run any of the inputs, and the error that ended it."""
+    """Compare the results of an op for all inputs with the CPU's.
+
+    Returns what ran where, whether the CPU can run any of the inputs, and the error that ended it.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    record = fallbacks.start()
+    record, compared = fallbacks.start(), False
     try:
-        return record, _compare_all(backend, op, dtype, backward, limit), None
+        for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+            try:
+                expected = _outcome(op, here, backward)
+            except Exception:
+                continue  # not an input for the CPU either
+            compared = True
+            got = _outcome(op, there, backward)
+            # The results belong on the device unless the CPU is named, or nothing is: `arange(2)`.
+            leaves = _leaves(there)
+            devices = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
+            used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+            device = backend.name if "cpu" not in devices and backend.name in devices | used else None
+            _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
     except Exception as error:
         return record, False, _line(error)
-
-
-def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
-    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
-    compared = False
-    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
-        try:
-            expected = _outcome(op, here, backward)
-        except Exception:
-            continue  # not an input for the CPU either
-        compared = True
-        got = _outcome(op, there, backward)
-        device = backend.name if _asks_for(there, backend.name) else None
-        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
-    return compared
-
-
-def _asks_for(sample: Any, name: str) -> bool:
-    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
-    leaves = _leaves(sample)
-    named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
-    used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
-    return "cpu" not in named and name in named | used
+    return record, compared, None
 
 
 def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
@@ -150,33 +142,30 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
 
 
 def _equal(there: Any, here: Any) -> bool:
+    def equal(ours: Any, theirs: Any) -> bool:
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
+        return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
+
     ours, theirs = _leaves(there), _leaves(here)
-    return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
-
-
-def _are_equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-        return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.detach())
-    return not isinstance(ours, (int, float, complex)) or bool(ours == theirs)
+    return len(ours) == len(theirs) and all(map(equal, ours, theirs))
 
 
 def _moved(sample: Any, name: str) -> Any:
-    """A copy of the inputs on the CPU."""
-
     def on_cpu(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().cpu().requires_grad_(value.requires_grad)
         is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
         return torch.device("cpu") if is_device else value
 
-    leaves, spec = _core.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves, spec = _torch.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _core.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
+    moved.input, moved.args, moved.kwargs = _torch.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
     return moved
 
 
 def _leaves(sample: Any) -> list[Any]:
-    return _core.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return _torch.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
 
 
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
@@ -189,7 +178,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
         result = sample.output_process_fn_grad(result)
     outputs, wanted = (
         [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        for leaves in (_core.tensors.tree_leaves(result), _leaves(sample))
+        for leaves in (_torch.tensors.tree_leaves(result), _leaves(sample))
     )
     if not outputs or not wanted:
         return result, []
@@ -199,7 +188,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
 
 
 def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> None:
-    ours, theirs = _core.tensors.tree_leaves(got), _core.tensors.tree_leaves(expected)
+    ours, theirs = _torch.tensors.tree_leaves(got), _torch.tensors.tree_leaves(expected)
     if len(ours) != len(theirs):
         raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
     for a, b in zip(ours, theirs, strict=True):
@@ -216,8 +205,7 @@ def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> No
             raise AssertionError(f"{a!r} instead of {b!r}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The coverage report of a device: a script or torch's op tests are run, and what ran where is put into words
+# The coverage report of a device: a script or torch's op tests are run, and what ran where is put into words ----------
 
 
 @dataclass(frozen=True)
@@ -238,16 +226,13 @@ class Row:
 
 def rows(record: fallbacks.Journal) -> list[Row]:
     """Failures first, then what ran on the CPU, most frequent first: the order to write kernels in."""
-    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in record.ops]
+    ops = {*record.native, *record.fallback, *record.failed}
+    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in ops]
     return sorted(found, key=lambda row: (row.error is None, -row.fallback, -row.native, row.op))
 
 
 def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fallbacks.Journal, BaseException | None]:
-    """Run a file or module as a program, which registers a device; what it raised is returned with the rest.
-
-    Raises:
-        BackendError: there is no such program, or it registers none.
-    """
+    """Run a file or module as a program, which registers a device; what it raised is returned with the rest."""
     _check_exists(target)
     record = fallbacks.start()
     error: BaseException | None = None
@@ -301,9 +286,8 @@ def _require_backend(target: str, error: BaseException | None) -> Backend:
         return backend
     if error is not None:
         raise BackendError(f"{target} ended with {type(error).__name__} before it registered a device") from error
-    raise BackendError(
-        f"{target} registers no device", fix="call register_backend in it, at the top or in make_device()"
-    )
+    fix = "call register_backend in it, at the top or in make_device()"
+    raise BackendError(f"{target} registers no device", fix=fix)
 
 
 def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
@@ -317,7 +301,6 @@ def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
 
 
 def as_json(record: fallbacks.Journal, scores: Iterable[Score]) -> str:
-    """All of it, for other programs."""
     ops = {row.op: {"native": row.native, "fallback": row.fallback, "error": row.error} for row in rows(record)}
     each = [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,18 +15,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from customops import _torch
 from customops._dispatch.results import tensors_in
-from customops._schema.model import Schema
 from customops._schema.parse import from_dispatcher
 from customops.backend import _compat
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
-from customops.errors import UnsupportedError, user_stacklevel
+from customops.errors import user_stacklevel
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call
+# How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call -------------
 
 #: Arguments that are CPU tensors by right, whatever their shape.
 ON_CPU = {
@@ -39,50 +39,30 @@ ON_CPU = {
 RETURNED = {"aten::_copy_from": 1, "aten::_copy_from_and_resize": 1}
 
 
-@dataclass(frozen=True)
 class FallbackPlan:
     """What the schema of an op says about running it on the CPU. Arguments are known by position or name."""
 
-    op: Any
-    name: str
-    schema: Schema
-    run: Callable[..., Any]  #: the op itself, or what stands in for it where the CPU has no kernel
-    is_view: bool
-    writes: tuple[int | str, ...]  #: the mutated arguments
-    outs: tuple[str, ...]
-    tensors: frozenset[int | str]  #: arguments of type Tensor, of which a number has to be made one
-    on_cpu: int | str | None  #: the argument that may be on the CPU
-    device: int | str | None
-    generator: int | str | None
-    draws: bool  #: draws random numbers, and takes no generator
-    returns: tuple[int | str | None, ...]  #: the mutated argument that a return is, or None for a new value
-
-
-def plan_of(op: Any) -> FallbackPlan:
-    """The plan of an op."""
-    schema, name = from_dispatcher(_compat.schema_of(op)), _compat.full_name(op)
-    keys = {a.name: a.name if a.kwarg_only else position for position, a in enumerate(schema.arguments)}
-    of_alias_set = {a.alias: keys[a.name] for a in reversed(schema.mutated)}
-    device = next((keys[a.name] for a in schema.arguments if a.type.startswith("Device")), None)
-    generator = next((keys[a.name] for a in schema.arguments if a.type.startswith("Generator")), None)
-    returns = tuple(of_alias_set.get(r.alias) if r.is_mutated else None for r in schema.returns)
-    takes_numbers = _compat.numbers_are_tensors(name.partition("::")[2].partition(".")[0])
-    tensors = [] if takes_numbers else [keys[a.name] for a in schema.arguments if a.is_tensor]
-    return FallbackPlan(
-        op=op,
-        name=name,
-        schema=schema,
-        run=SUBSTITUTES.get(name, op),
-        is_view=schema.is_view,
-        writes=tuple(keys[argument.name] for argument in schema.mutated),
-        outs=tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor"),
-        tensors=frozenset(tensors),
-        on_cpu=keys[ON_CPU[name]] if name in ON_CPU else None,
-        device=device,
-        generator=generator,
-        draws=generator is None and torch.Tag.nondeterministic_seeded in op.tags,
-        returns=(RETURNED[name],) if name in RETURNED else returns,
-    )
+    def __init__(self, op: Any) -> None:
+        schema, name = from_dispatcher(_torch.schema.schema_of(op)), _torch.library.name_of_overload(op)
+        keys = {a.name: a.name if a.kwarg_only else position for position, a in enumerate(schema.arguments)}
+        self.op, self.name, self.schema, self.is_view = op, name, schema, schema.is_view
+        #: The op itself, or what stands in for it where the CPU has no kernel.
+        self.run: Callable[..., Any] = SUBSTITUTES.get(name, op)
+        self.writes = tuple(keys[a.name] for a in schema.mutated)
+        self.outs = tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor")
+        takes_numbers = _compat.numbers_are_tensors(name.partition("::")[2].partition(".")[0])
+        #: Arguments of type Tensor, of which a number has to be made one.
+        self.tensors = set() if takes_numbers else {keys[a.name] for a in schema.arguments if a.is_tensor}
+        self.on_cpu = keys[ON_CPU[name]] if name in ON_CPU else None  #: the argument that may be on the CPU
+        self.device = next((keys[a.name] for a in schema.arguments if a.type.startswith("Device")), None)
+        self.generator = next((keys[a.name] for a in schema.arguments if a.type.startswith("Generator")), None)
+        #: Does it draw random numbers, and take no generator?
+        self.draws = self.generator is None and torch.Tag.nondeterministic_seeded in op.tags
+        of_alias_set = {a.alias: keys[a.name] for a in reversed(schema.mutated)}
+        #: The mutated argument that a return is, or None for a new value.
+        self.returns = tuple(of_alias_set.get(r.alias) if r.is_mutated else None for r in schema.returns)
+        if name in RETURNED:
+            self.returns = (RETURNED[name],)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -92,7 +72,6 @@ def plan_of(op: Any) -> FallbackPlan:
 
 #: How kernels of the CPU say so.
 _REFUSED = re.compile(r"not implemented for '|doesn't support tensors of type")
-
 _FLOATING = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 _INTEGERS = {dtype: torch.float64 for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}
 _BOOLS = {torch.bool: torch.uint8}
@@ -110,10 +89,7 @@ _OTHERS: dict[str, dict[torch.dtype, torch.dtype]] = {
 
 
 def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``compute(args, kwargs)`` would be, if the CPU had it; NotImplemented where no dtype can be wider.
-
-    What the op writes to is resized, where it has to be, and written.
-    """
+    """What ``compute(args, kwargs)`` would return and write, if the CPU had it; NotImplemented if nothing is wider."""
     dtypes = _FLOATING | _OTHERS.get(plan.name.partition(".")[0], {})
     widened = False
 
@@ -169,10 +145,6 @@ class Journal:
     fallback: collections.Counter[str] = field(default_factory=collections.Counter)
     failed: dict[str, str] = field(default_factory=dict)  #: op -> the first line of its last error
 
-    @property
-    def ops(self) -> list[str]:
-        return sorted({*self.native, *self.fallback, *self.failed})
-
     def add(self, other: Journal) -> None:
         self.native.update(other.native)
         self.fallback.update(other.fallback)
@@ -192,17 +164,15 @@ def start() -> Journal:
     return open_journals[0]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What runs where the device has no kernel: the CPU's kernel on the same memory, counted, or an error
+# The fallback ---------------------------------------------------------------------------------------------------------
 
 Policy = Literal["cpu", "warn", "error"]
 
 
 def check_policy(policy: object) -> Policy:
     if policy not in get_args(Policy):
-        raise BackendNameError(
-            "unknown fallback policy", expected=" or ".join(map(repr, get_args(Policy))), got=repr(policy)
-        )
+        expected = " or ".join(map(repr, get_args(Policy)))
+        raise BackendNameError("unknown fallback policy", expected=expected, got=repr(policy))
     return policy  # type: ignore[return-value]
 
 
@@ -217,7 +187,7 @@ class Fallback:
         #: What counts in its place in some context: of this thread, and of no other.
         self._policy_here: contextvars.ContextVar[Policy | None] = contextvars.ContextVar("policy", default=None)
         self.counts: collections.Counter[str] = collections.Counter()
-        self._plans: dict[Any, FallbackPlan] = {}
+        self.plan: Callable[[Any], FallbackPlan] = functools.cache(FallbackPlan)
         self._warned: set[str] = set()
 
     @property
@@ -232,15 +202,7 @@ class Fallback:
         finally:
             self._policy_here.reset(before)
 
-    def plan(self, op: Any) -> FallbackPlan:
-        plan = self._plans.get(op)
-        if plan is None:
-            plan = self._plans[op] = plan_of(op)
-        return plan
-
     def kernel(self, op: Any) -> Callable[..., Any]:
-        """The fallback as the kernel of one op."""
-
         def kernel(*args: Any, **kwargs: Any) -> Any:
             return self(op, args, kwargs)
 
@@ -249,11 +211,11 @@ class Fallback:
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self.plan(op)
         if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
-            return _compat.redispatch_to_cpu(op, *args, **kwargs)
+            return op.redispatch(_compat.CPU_KEYS, *args, **kwargs)
         record = open_journals[0] if open_journals else None
         try:
             if self.policy != "cpu":
-                fix = f"{self.remedy(plan)}, or fallback_policy = 'cpu'"
+                fix = f"{self.remedy(plan.name)}, or fallback_policy = 'cpu'"
                 if self.policy == "error":
                     problem = f"no kernel for {self.name!r}, and no fallback to the CPU"
                     raise NoKernelError(problem, op=plan.name, fix=fix)
@@ -271,10 +233,8 @@ class Fallback:
             record.fallback[plan.name] += 1
         return result
 
-    def remedy(self, plan: FallbackPlan) -> str:
-        if plan.name.startswith("aten::"):
-            return f"@backend.kernel({plan.name!r})"
-        return f"register_kernel({self.name!r}) on the op"
+    def remedy(self, op: str) -> str:
+        return f"@backend.kernel({op!r})" if op.startswith("aten::") else f"register_kernel({self.name!r}) on the op"
 
 
 @dataclass(slots=True, eq=False)
@@ -303,7 +263,17 @@ class FallbackCall:
                 self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
                 self._lend_all()
         if plan.device is not None or self.index < 0:
-            self._settle_device()
+            # An op that makes a tensor is told where: it makes it on the CPU.
+            device = self._given(plan.device) if plan.device is not None else None
+            self.results_here = device is None or device.type == memory.name
+            if plan.device is not None and self.results_here:
+                self._put(plan.device, torch.device("cpu"))
+            if self.results_here and device is not None and device.index is not None:
+                self.index = memory.check_index(device.index)
+            elif self.index < 0:
+                self.index = memory.current.index
+            if self.kwargs.get("pin_memory"):
+                raise memory.cannot_pin(plan.name)
         if plan.generator is not None and self._given(plan.generator) is None:
             self._put(plan.generator, self.fallback.module.default_generators[self.index])
         fresh = self._fresh_outs(only_empty=True) if plan.outs else {}
@@ -323,8 +293,6 @@ class FallbackCall:
             self._given(key) if key is not None else self._place(value)
             for key, value in zip(returns, result, strict=True)
         )
-
-    # Arguments --------------------------------------------------------------------------------------------------
 
     def _given(self, key: int | str) -> Any:
         if isinstance(key, str):
@@ -380,33 +348,11 @@ class FallbackCall:
         wanted, found, others = f"{self.fallback.name}:{self.index}", "found at least two devices", ""
         if tensor.is_cpu:
             wanted, found, others = self.fallback.name, "one is on the CPU", ", or a CPU tensor of no dimensions"
-        return WrongDeviceError(
-            f"Expected all tensors to be on the same device, but {found}",
-            op=self.plan.name,
-            argument=key if isinstance(key, str) else self.plan.schema.arguments[key].name,
-            expected=f"a tensor on {wanted}{others}",
-            got=None if tensor.is_cpu else f"one on {tensor.device}",
-            fix=f".to({wanted!r})",
-        )
-
-    def _settle_device(self) -> None:
-        """An op that makes a tensor is told where: it makes it on the CPU."""
-        key, device = self.plan.device, None
-        if key is not None:
-            device = self._given(key)
-            self.results_here = device is None or device.type == self.fallback.name
-            if self.results_here:
-                self._put(key, torch.device("cpu"))
-        if self.results_here and device is not None and device.index is not None:
-            self.index = self.fallback.memory.check_index(device.index)
-        elif self.index < 0:
-            self.index = self.fallback.memory.current.index
-        if self.kwargs.get("pin_memory"):
-            raise UnsupportedError(
-                "memory of this device cannot be pinned",
-                op=self.plan.name,
-                fix="make the tensor on the CPU and call .pin_memory()",
-            )
+        problem = f"Expected all tensors to be on the same device, but {found}"
+        argument = key if isinstance(key, str) else self.plan.schema.arguments[key].name
+        expected, fix = f"a tensor on {wanted}{others}", f".to({wanted!r})"
+        got = None if tensor.is_cpu else f"one on {tensor.device}"
+        return WrongDeviceError(problem, op=self.plan.name, argument=argument, expected=expected, got=got, fix=fix)
 
     def _fresh_outs(self, *, only_empty: bool) -> dict[str, Tensor]:
         """Outs of the CPU's own: a lent tensor cannot grow."""
@@ -416,8 +362,6 @@ class FallbackCall:
             if isinstance(out, Tensor) and not (only_empty and out.numel()):
                 fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
         return fresh
-
-    # The call, and its results ----------------------------------------------------------------------------------
 
     def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.plan.draws:
@@ -435,9 +379,8 @@ class FallbackCall:
             if result is not NotImplemented:
                 return result
         if isinstance(error, NotImplementedError) and f"Could not run '{plan.name}'" in text:
-            raise NoKernelError(
-                f"neither {self.fallback.name!r} nor the CPU has a kernel", op=plan.name, fix=self.fallback.remedy(plan)
-            ) from None
+            problem = f"neither {self.fallback.name!r} nor the CPU has a kernel"
+            raise NoKernelError(problem, op=plan.name, fix=self.fallback.remedy(plan.name)) from None
         raise error
 
     def _write_back(self, fresh: dict[str, Tensor]) -> None:

@@ -20,8 +20,7 @@ from customops.backend.errors import BackendError, KernelResultError, KernelType
 from customops.backend.fallbacks import Fallback, FallbackPlan, as_meta, mapped
 from customops.errors import UnsupportedError, user_source, where
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them
+# Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them --------
 
 #: The ops that autocast runs in its dtype: products, which the lower precision is for.
 LOWER_PRECISION = (
@@ -43,14 +42,13 @@ FLOAT32 = (
 
 def casting_kernel(op: Any, name: str, dtype: torch.dtype | None) -> Callable[..., Any]:
     """A kernel for `op` at the device's autocast key; `dtype` None is that of the autocast context."""
-    schema = from_dispatcher(_compat.schema_of(op))
+    schema = from_dispatcher(_torch.schema.schema_of(op))
     return casting(op, schema, name, "AutocastPrivateUse1", lambda: dtype or torch.get_autocast_dtype(name))
 
 
 # User kernels of the device: installed and removed, with a check of their results in each call ------------------------
 
 Fn = Callable[..., Any]
-
 #: The dispatch key above kernels of the device, where a kernel of a composite has a part.
 _ABOVE = "AutogradPrivateUse1"
 
@@ -64,11 +62,8 @@ CHOICE = "scaled_dot_product_attention"
 
 def no_fallback(*_: Any, **__: Any) -> Any:
     """What runs where a kernel of the fused op, or of its backward, returns NotImplemented."""
-    raise UnsupportedError(
-        "the CPU has no such op to fall back to",
-        op=FUSED,
-        fix="say before what the kernel takes, backend.kernel(op, dtypes=...), or raise in it",
-    )
+    fix = "say before what the kernel takes, backend.kernel(op, dtypes=...), or raise in it"
+    raise UnsupportedError("the CPU has no such op to fall back to", op=FUSED, fix=fix)
 
 
 class KernelHandle:
@@ -117,13 +112,11 @@ class UserKernels:
             if op is not None:
                 self._families[_family(name)].append(op)
 
-    # Shortcuts --------------------------------------------------------------------------------------------------
-
     def install_shortcuts(self, undo: contextlib.ExitStack) -> None:
         """Install all of them, until `undo` is closed."""
         undo.callback(self._remove_shortcuts)
         for family, ops in self._families.items():
-            if any(_compat.has_kernel(_compat.full_name(op), "PrivateUse1") for op in ops):
+            if any(_torch.dispatcher.has_kernel(_torch.library.name_of_overload(op), "PrivateUse1") for op in ops):
                 self.counts[family] += 1  # somebody's, from before there was a device
             else:
                 self._install_shortcut(family)
@@ -133,24 +126,22 @@ class UserKernels:
     def _install_shortcut(self, family: str) -> None:
         library = self._shortcuts[family] = _compat.Library("aten", "IMPL")
         for op in self._families[family]:
-            local = _compat.full_name(op).partition("::")[2]
-            _compat.impl(library, local, self.fallback.kernel(op), "PrivateUse1")
+            local = _torch.library.name_of_overload(op).partition("::")[2]
+            _torch.library.impl(library, local, self.fallback.kernel(op), "PrivateUse1")
 
     def _remove_shortcuts(self) -> None:
         while self._shortcuts:
-            _compat.destroy_library(self._shortcuts.popitem()[1])
+            _torch.library.destroy_library(self._shortcuts.popitem()[1])
 
     def _added(self, name: str) -> None:
         self.counts[_family(name)] += 1
         library = self._shortcuts.pop(_family(name), None)
         if library is not None:
-            _compat.destroy_library(library)
-
-    # Kernels ----------------------------------------------------------------------------------------------------
+            _torch.library.destroy_library(library)
 
     def find(self, op: object) -> Any:
         """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
-        if isinstance(op, _compat.OpOverload):
+        if isinstance(op, _torch.library.OpOverload):
             return op
         if not isinstance(op, str):
             raise BackendError("a kernel is for an op", expected="its name or an OpOverload", got=repr(op))
@@ -158,79 +149,14 @@ class UserKernels:
         if found is None:
             namespace, _, rest = op.rpartition("::")
             overloads = _compat.overload_names(f"{namespace or 'aten'}::{rest.partition('.')[0]}")
-            raise UnknownOpError(
-                "there is no such op",
-                op=op,
-                expected="namespace::name.overload, as in aten::add.out" if "::" not in op else None,
-                fix=f"one of {', '.join(overloads[:6])}" if overloads else None,
-            )
+            expected = "namespace::name.overload, as in aten::add.out" if "::" not in op else None
+            fix = f"one of {', '.join(overloads[:6])}" if overloads else None
+            raise UnknownOpError("there is no such op", op=op, expected=expected, fix=fix)
         return found
 
     def register(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> KernelHandle:
-        """Make `fn` the kernel of an op, for all dtypes or some."""
+        """Make `fn`, its result checked, the kernel of an op for these dtypes; for others, what ran before runs."""
         only = frozenset(dtypes) if dtypes is not None else None
-        handle = self.install(op, "PrivateUse1", fn, self._checked(op, fn, only))
-        if handle.op == FUSED:
-            self._attention_dtypes = only
-            if self._attention is None:
-                self._attention = _compat.Library("aten", "IMPL")
-                _compat.impl(self._attention, CHOICE, _compat.outside_dynamo_method(self._choose_attention), _ABOVE)
-        return handle
-
-    def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
-        """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
-        name = _compat.full_name(op)
-        if not callable(fn):
-            raise BackendError("a kernel is a function", op=name, got=repr(fn))
-        if (name, key) in self.installed:
-            raise BackendError(
-                "there is a kernel already",
-                op=name,
-                where=self.installed[name, key][0],
-                fix="call .remove() on what registering it returned",
-            )
-        namespace, _, local = name.partition("::")
-        is_of_device = key == "PrivateUse1"
-        above = [_ABOVE] if is_of_device and _is_composite(name) else []
-        if is_of_device:
-            self._added(name)
-        library = _compat.Library(namespace, "IMPL")
-        _compat.impl(library, local, kernel, key)
-        for each in above:
-            _compat.impl(library, local, _kernel_above(op), each)
-        place = where(fn) if fn is not kernel else user_source()
-        self.installed[name, key] = place, library  # a library that nobody keeps takes its kernels along
-
-        def remove() -> None:
-            del self.installed[name, key]
-            _compat.destroy_library(library)
-            for gone in (key, *above):
-                _compat.remember_kernel(namespace, local, gone, (self._instead(op, gone), False))
-            if is_of_device:
-                self.counts[_family(name)] -= 1
-                if not self.counts[_family(name)] and _family(name) in self._families:
-                    self._install_shortcut(_family(name))
-
-        return KernelHandle(name, fn, remove)
-
-    def _instead(self, op: Any, key: str) -> Fn:
-        """What torch is to call, under a dispatch mode, in the place of a kernel that was taken back."""
-
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            if key in ("PrivateUse1", _ABOVE):
-                return self._before(op)(*args, **kwargs)
-            with _compat.exclude_keys(_compat.key_set(key)):
-                return op(*args, **kwargs)
-
-        return _compat.outside_dynamo(instead)
-
-    def _before(self, op: Any) -> Fn:
-        """What ran before there was a kernel."""
-        name = _compat.full_name(op)
-        return op.decompose if _is_composite(name) else self.own.get(name) or self.fallback.kernel(op)
-
-    def _checked(self, op: Any, fn: Fn, only: frozenset[torch.dtype] | None) -> Fn:
-        """`fn` as a kernel, its result checked. For other dtypes, and where that is NotImplemented, what ran before."""
         plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         open_journals = fallbacks.open_journals
         is_tensor = plan.returns == (None,) and plan.schema.returns[0].type == "Tensor"
@@ -261,7 +187,60 @@ class UserKernels:
                 open_journals[0].native[plan.name] += 1
             return result
 
-        return _compat.outside_dynamo(kernel)
+        handle = self.install(op, "PrivateUse1", fn, _compat.outside_dynamo(kernel))
+        if handle.op == FUSED:
+            self._attention_dtypes = only
+            if self._attention is None:
+                self._attention = _compat.Library("aten", "IMPL")
+                _torch.library.impl(self._attention, CHOICE, _compat.outside_dynamo(self._choose_attention), _ABOVE)
+        return handle
+
+    def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
+        """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
+        name = _torch.library.name_of_overload(op)
+        if not callable(fn):
+            raise BackendError("a kernel is a function", op=name, got=repr(fn))
+        if (name, key) in self.installed:
+            fix = "call .remove() on what registering it returned"
+            raise BackendError("there is a kernel already", op=name, where=self.installed[name, key][0], fix=fix)
+        namespace, _, local = name.partition("::")
+        is_of_device = key == "PrivateUse1"
+        above = [_ABOVE] if is_of_device and _is_composite(name) else []
+        if is_of_device:
+            self._added(name)
+        library = _compat.Library(namespace, "IMPL")
+        _torch.library.impl(library, local, kernel, key)
+        for each in above:
+            _torch.library.impl(library, local, _kernel_above(op), each)
+        place = where(fn) if fn is not kernel else user_source()
+        self.installed[name, key] = place, library  # a library that nobody keeps takes its kernels along
+
+        def remove() -> None:
+            del self.installed[name, key]
+            _torch.library.destroy_library(library)
+            for gone in (key, *above):
+                _torch.library.remember_kernel(namespace, local, gone, (self._instead(op, gone), False))
+            if is_of_device:
+                self.counts[_family(name)] -= 1
+                if not self.counts[_family(name)] and _family(name) in self._families:
+                    self._install_shortcut(_family(name))
+
+        return KernelHandle(name, fn, remove)
+
+    def _instead(self, op: Any, key: str) -> Fn:
+        """What torch is to call, under a dispatch mode, in the place of a kernel that was taken back."""
+
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if key in ("PrivateUse1", _ABOVE):
+                return self._before(op)(*args, **kwargs)
+            with _torch.dispatcher.exclude_keys(_torch.dispatcher.key_set(key)):
+                return op(*args, **kwargs)
+
+        return _compat.outside_dynamo(instead)
+
+    def _before(self, op: Any) -> Fn:
+        name = _torch.library.name_of_overload(op)
+        return op.decompose if _is_composite(name) else self.own.get(name) or self.fallback.kernel(op)
 
     def _choose_attention(
         self,
@@ -271,16 +250,16 @@ class UserKernels:
         mask: Any = None,
         *rest: Any,
         enable_gqa: Any = False,
-        **scale: Any,
+        **kw: Any,
     ) -> Tensor:
         is_taken = self._attention_dtypes is None or query.dtype in self._attention_dtypes
-        if not (is_taken and _compat.has_kernel(FUSED, "PrivateUse1")) or enable_gqa or query.dim() != 4:
+        if not (is_taken and _torch.dispatcher.has_kernel(FUSED, "PrivateUse1")) or enable_gqa or query.dim() != 4:
             slow: Any = _compat.find_op(MATH)
-            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **scale)[0]  # type: ignore[no-any-return]
+            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **kw)[0]  # type: ignore[no-any-return]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
         fused: Any = _compat.find_op(FUSED)
-        return fused(query, key, value, mask, *rest, **scale)[0]  # type: ignore[no-any-return]
+        return fused(query, key, value, mask, *rest, **kw)[0]  # type: ignore[no-any-return]
 
 
 def _family(name: str) -> str:
@@ -289,7 +268,7 @@ def _family(name: str) -> str:
 
 def _is_composite(name: str) -> bool:
     """Does torch make the op out of others, for autograd as well?"""
-    return _compat.has_kernel(name, "CompositeImplicitAutograd")
+    return _torch.dispatcher.has_kernel(name, "CompositeImplicitAutograd")
 
 
 def _kernel_above(op: Any) -> Fn:
@@ -304,17 +283,14 @@ def _kernel_above(op: Any) -> Fn:
         in_reverse = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
         if in_reverse or (_torch.autograd.forward_ad_active() and _torch.autograd.any_tangent(values)):
             return op.decompose(*args, **kwargs)
-        with _compat.below_autograd():
+        with _torch.dispatcher.below_autograd():
             return op(*args, **kwargs)
 
     return _compat.outside_dynamo(above)
 
 
 def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Give outs without elements the sizes that the op computes: ``out=torch.empty(0)`` stands for any.
-
-    Where torch does not know the sizes before the op runs, the kernel does.
-    """
+    """Give outs without elements, as ``out=torch.empty(0)``, the sizes that the op computes, where torch knows them."""
     metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
     try:
         plan.op(*mapped(as_meta, args), **metas)
@@ -329,21 +305,12 @@ def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, An
 def check_result(
     fallback: Fallback, plan: FallbackPlan, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
 ) -> Any:
-    """What the op returns, once what the kernel returned fits the schema and the device of the inputs.
-
-    For what the kernel has written to, it need not say that it returns it.
-    """
+    """What the op returns: what the kernel returned, if it fits the schema and the device, and what it has written."""
 
     def error(expected: str, value: Any, fix: str | None = None) -> KernelResultError:
         got = f"a tensor on {value.device}" if isinstance(value, Tensor) else type(value).__name__
-        return KernelResultError(
-            "the kernel returned something else than the op returns",
-            op=plan.name,
-            expected=expected,
-            got=got if value is not None else "None",
-            where=where(fn),
-            fix=fix,
-        )
+        got, problem = "None" if value is None else got, "the kernel returned something else than the op returns"
+        return KernelResultError(problem, op=plan.name, expected=expected, got=got, where=where(fn), fix=fix)
 
     returns = plan.schema.returns
     if not returns:

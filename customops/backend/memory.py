@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from customops import _torch
 from customops.backend import _compat
 from customops.backend.errors import BackendError
 from customops.errors import UnsupportedError
@@ -56,13 +57,10 @@ class Memory:
             flat = None
         if flat is None or flat.dtype != torch.uint8 or flat.shape != (nbytes,) or not flat.is_contiguous():
             shape, kind = getattr(array, "shape", None), getattr(array, "dtype", None)
-            raise BackendError(
-                "allocate returned something else than the memory asked for",
-                op=self.name,
-                expected=f"a contiguous numpy array of {nbytes} uint8",
-                got=f"{type(array).__name__}, shape {shape}, dtype {kind}" if shape is not None else repr(array),
-                fix="return numpy.empty(nbytes, numpy.uint8)",
-            )
+            problem = "allocate returned something else than the memory asked for"
+            expected, fix = f"a contiguous numpy array of {nbytes} uint8", "return numpy.empty(nbytes, numpy.uint8)"
+            got = f"{type(array).__name__}, shape {shape}, dtype {kind}" if shape is not None else repr(array)
+            raise BackendError(problem, op=self.name, expected=expected, got=got, fix=fix)
         return self.adopt(flat.view(dtype).as_strided(host.shape, host.stride()), index, flat)
 
     def adopt(self, host: Tensor, index: int, owner: Tensor | None = None) -> Tensor:
@@ -107,11 +105,14 @@ class Memory:
             kind, remedy = f"layout {tensor.layout}", ".to_dense()"
         elif tensor.is_quantized:
             remedy = ".dequantize()"
-        return UnsupportedError(
-            f"a device written in Python holds strided tensors of plain dtypes: not {kind}",
-            got=f"a tensor for {self.name!r}",
-            fix=f"keep it on the CPU, or call {remedy} before .to({self.name!r})",
-        )
+        problem = f"a device written in Python holds strided tensors of plain dtypes: not {kind}"
+        fix = f"keep it on the CPU, or call {remedy} before .to({self.name!r})"
+        return UnsupportedError(problem, got=f"a tensor for {self.name!r}", fix=fix)
+
+    @staticmethod
+    def cannot_pin(op: str) -> UnsupportedError:
+        fix = "make the tensor on the CPU and call .pin_memory()"
+        return UnsupportedError("memory of this device cannot be pinned", op=op, fix=fix)
 
     def over(self, storage: torch.UntypedStorage, index: int) -> Tensor:
         """All bytes of a storage of the device."""
@@ -125,7 +126,7 @@ class Memory:
         storages: dict[int, torch.UntypedStorage] = {}
         lent = []
         for tensor in tensors:
-            key = _compat.storage_id(tensor)
+            key = _torch.tensors.storage_id(tensor)
             if key not in storages:
                 whole = self.over(tensor.untyped_storage(), tensor.get_device())
                 storages[key] = _compat.as_cpu(whole).untyped_storage()
@@ -139,11 +140,11 @@ class Memory:
         """Does one of these lie in the memory of another one, which is written?"""
         by_storage = collections.defaultdict(list)
         for tensor in written:
-            by_storage[_compat.storage_id(tensor)].append(tensor)
+            by_storage[_torch.tensors.storage_id(tensor)].append(tensor)
         return any(
-            other is not tensor and _compat.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
+            other is not tensor and _torch.tensors.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
             for tensor in tensors
-            for other in by_storage.get(_compat.storage_id(tensor), ())
+            for other in by_storage.get(_torch.tensors.storage_id(tensor), ())
         )
 
     def lend(self, tensor: Tensor) -> Tensor:
@@ -163,18 +164,14 @@ class Memory:
     # Bytes and indices ------------------------------------------------------------------------------------------
 
     def allocated(self, index: int) -> int:
-        """Bytes that are alive."""
         return sum(nbytes for _, at, nbytes in list(self._live.values()) if at == index)
 
     def check_index(self, index: int) -> int:
         if 0 <= index < self.device_count:
             return index
-        raise BackendError(
-            "there is no such device",
-            expected=f"{self.name}:0 to {self.name}:{self.device_count - 1}",
-            got=f"{self.name}:{index}",
-            fix="register_backend(..., device_count=...)",
-        )
+        expected = f"{self.name}:0 to {self.name}:{self.device_count - 1}"
+        fix = "register_backend(..., device_count=...)"
+        raise BackendError("there is no such device", expected=expected, got=f"{self.name}:{index}", fix=fix)
 
 
 # The kernels without which there is no device: making, copying and resizing tensors, and views ----------------------
@@ -185,23 +182,13 @@ METADATA = (
     "set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor"
 ).split()
 
-#: Ops that make, copy and resize tensors, by the method of `Essentials` that is their kernel.
-ESSENTIAL = {
-    "empty.memory_format": "empty",
-    "empty_strided": "empty_strided",
-    "_copy_from": "copy_from",
-    "_copy_from_and_resize": "copy_from_and_resize",
-    "resize_": "resize_",
-    "set_": "set_to_nothing",
-    "_local_scalar_dense": "local_scalar",
-    "_to_copy": "to_copy",
-    "_has_compatible_shallow_copy_type": "may_take_over",
-    "record_stream": "record_stream",
-}
-
-#: Ops of pinned memory, by the method of `PinnedMemory`.
-PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
-
+#: Ops that make, copy and resize tensors: their kernels are the methods of `Essentials` of the same names.
+ESSENTIAL = (
+    "empty.memory_format empty_strided _copy_from _copy_from_and_resize resize_ set_ _local_scalar_dense _to_copy "
+    "_has_compatible_shallow_copy_type record_stream"
+).split()
+#: Ops of pinned memory: their kernels are the methods of `PinnedMemory`.
+PINNING = ("_pin_memory", "is_pinned")
 #: All that have to be there.
 NEEDED_OPS = (*METADATA, *ESSENTIAL, *PINNING)
 
@@ -209,7 +196,7 @@ _TO_COPY: Any = _compat.find_op("aten::_to_copy")
 
 
 class Essentials:
-    """Kernels over the memory of a device."""
+    """Kernels over the memory of a device, named after their ops."""
 
     def __init__(self, memory: Memory, user_kernels: collections.Counter[str]) -> None:
         self.memory = memory
@@ -241,18 +228,14 @@ class Essentials:
     ) -> Tensor:
         name = self.memory.name
         if layout not in (None, torch.strided):
-            raise UnsupportedError(
-                f"a device written in Python holds strided tensors: not layout {layout}",
-                op=name,
-                fix=f"keep it on the CPU, or call .to_dense() before .to({name!r})",
-            )
+            problem = f"a device written in Python holds strided tensors: not layout {layout}"
+            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
+            raise UnsupportedError(problem, op=name, fix=fix)
         if pin_memory:
-            raise UnsupportedError(
-                "memory of this device cannot be pinned", op=name, fix="make the tensor on the CPU, call .pin_memory()"
-            )
+            raise self.memory.cannot_pin(name)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
 
-    def copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    def _copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         if not (source.is_cpu or target.is_cpu) and self.memory.overlap((target,), (source,)):
             to, from_ = self.memory.lend_together((target, source))
         else:
@@ -260,8 +243,8 @@ class Essentials:
         to.copy_(from_)
         return target
 
-    def copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.copy_from(source, target.resize_(source.shape))
+    def _copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
+        return self._copy_from(source, target.resize_(source.shape))
 
     def resize_(
         self, tensor: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
@@ -279,14 +262,14 @@ class Essentials:
         tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())
         return tensor
 
-    def set_to_nothing(self, tensor: Tensor) -> Tensor:
+    def set_(self, tensor: Tensor) -> Tensor:
         nothing = self.memory.empty((0,), (1,), tensor.dtype, tensor.get_device())
         return tensor.set_(nothing)  # type: ignore[no-any-return, call-overload]
 
-    def local_scalar(self, tensor: Tensor) -> Any:
+    def _local_scalar_dense(self, tensor: Tensor) -> Any:
         return self.memory.lend(tensor).item()
 
-    def to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
+    def _to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
         """``x.to(...)``: a copy made on the CPU, unless making and copying tensors has kernels of the user.
 
         torch's own is never told of `non_blocking`: it would ask the device's C++ part for pinned memory.
@@ -303,13 +286,13 @@ class Essentials:
             self.user_kernels[f"aten::{op}"] for op in ("_copy_from", "empty_strided")
         )
         if is_users or not is_plain:
-            return _compat.redispatch_to_cpu(_TO_COPY, tensor, **options)  # type: ignore[no-any-return]
+            return _TO_COPY.redispatch(_compat.CPU_KEYS, tensor, **options)  # type: ignore[no-any-return]
         host = self.memory.lend(tensor)
         memory_format = options.get("memory_format") or torch.preserve_format
         copy = host.to(options.get("dtype") or host.dtype, copy=True, memory_format=memory_format)
         return self.memory.adopt(copy, self._index(to)) if is_here else copy
 
-    def may_take_over(self, tensor: Tensor, other: Tensor) -> bool:
+    def _has_compatible_shallow_copy_type(self, tensor: Tensor, other: Tensor) -> bool:
         """May ``tensor.data = other`` be? `nn.Module.to` asks, and makes new parameters where the answer is no."""
         return tensor.layout is torch.strided and other.layout is torch.strided
 
@@ -320,22 +303,21 @@ class Essentials:
 class PinnedMemory:
     """Pinned CPU memory, in name only: a copy that is remembered, so that data loaders work as for other devices.
 
-    torch asks the hooks of the device for it, and those that Python can register have none. With a `refusal`, which is
-    the fix to name, nothing is pinned: for a device registered with ``pin_memory=False``, and for its own tensors.
+    torch asks the hooks of the device for it, and those that Python can register have none.
     """
 
     def __init__(self, name: str, refusal: str | None) -> None:
         self.name = name
-        self.refusal = refusal
+        self.refusal = refusal  #: the fix to name, where nothing is pinned
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    def _pin_memory(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         if self.refusal is not None:
             raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.refusal)
         copy = tensor.clone(memory_format=torch.preserve_format)
-        key = _compat.storage_id(copy)
+        key = _torch.tensors.storage_id(copy)
         self._pinned[key] = weakref.ref(copy.untyped_storage(), lambda _: self._pinned.pop(key, None))
         return copy
 
     def is_pinned(self, tensor: Tensor, device: torch.device | None = None) -> bool:
-        return self.refusal is None and _compat.storage_id(tensor) in self._pinned
+        return self.refusal is None and _torch.tensors.storage_id(tensor) in self._pinned

@@ -17,6 +17,7 @@ import torch
 import torch.multiprocessing.reductions
 from torch import Tensor
 
+from customops import _torch
 from customops.backend import _compat, kernels, memory
 from customops.backend._backend import Backend
 from customops.backend.device_module import DeviceModule
@@ -34,7 +35,6 @@ from customops.errors import UnsupportedError
 
 #: What PrivateUse1 is called until somebody renames it.
 UNNAMED = "privateuseone"
-
 #: Device types that torch has code for. ("maia", "fpga" and the like are only reserved, and can be had.)
 TAKEN = frozenset("cpu cuda hip xpu mps mtia hpu xla ipu meta lazy vulkan mkldnn ideep opengl opencl".split())
 
@@ -65,11 +65,9 @@ def check_name(name: object) -> None:
     if current == name:
         return
     if current != UNNAMED:
-        raise BackendError(
-            f"the name of the device has already been set to {current!r}, once for this process",
-            got=repr(name),
-            fix="use one name in a process; run_isolated of customops.testing starts another one",
-        )
+        problem = f"the name of the device has already been set to {current!r}, once for this process"
+        fix = "use one name in a process; run_isolated of customops.testing starts another one"
+        raise BackendError(problem, got=repr(name), fix=fix)
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
     taken += [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
     if taken:
@@ -79,9 +77,8 @@ def check_name(name: object) -> None:
 def check_spelling(name: object) -> str:
     """Raise for a name that no device of one's own could ever have."""
     if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
-        raise BackendNameError(
-            "torch cannot read this as a device", expected="a string of a-z and _ (no digits)", got=repr(name)
-        )
+        problem = "torch cannot read this as a device"
+        raise BackendNameError(problem, expected="a string of a-z and _ (no digits)", got=repr(name))
     if name in TAKEN or name == UNNAMED:
         raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
     return name
@@ -121,10 +118,8 @@ def check_methods(methods: Iterable[str], unsupported_dtype: Any, *, name: str |
         for cls in METHODS[method]:
             for attribute in [name] if method == "module" else [name, f"is_{name}"]:
                 if hasattr(cls, attribute):
-                    raise BackendError(
-                        f"The custom device module of {cls} has already been registered with {attribute}",
-                        fix="call it once, or leave this class out",
-                    )
+                    problem = f"The custom device module of {cls} has already been registered with {attribute}"
+                    raise BackendError(problem, fix="call it once, or leave this class out")
 
 
 def check_dtypes(option: str, dtypes: Iterable[object]) -> None:
@@ -144,19 +139,14 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
     name = _compat.backend_name()
     function = getattr(getattr(torch, name, None), func_name, None)
     if function is None:
-        raise BackendError(
-            f"Try to call torch.{name}.{func_name}: there is none",
-            fix=f"register_backend makes torch.{name}; or define {func_name} in the module given to torch",
-        )
+        fix = f"register_backend makes torch.{name}; or define {func_name} in the module given to torch"
+        raise BackendError(f"Try to call torch.{name}.{func_name}: there is none", fix=fix)
     return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Places where torch ends the process, or says nothing helpful, for a device that has no C++ part: each replaces one
 # attribute of torch with a function that asks whether our device is meant, and else does as before
-
-#: kDLExtDev of DLPack: what torch exports a PrivateUse1 tensor as.
-_DLPACK_EXTENSION = 12
 
 #: What is replaced, as a path below `torch`, by which method of `Patches`.
 REPLACED = {
@@ -184,7 +174,6 @@ ACCELERATOR = {
 
 #: The same, where torch has it: from 2.13 and 2.15 on.
 NEWER = {"emptyHostCache": "empty_cache", "getDefaultGenerator": "default_generator"}
-
 #: All that have to be there.
 REPLACED_PATHS = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATOR))
 
@@ -240,20 +229,14 @@ class Patches:
             return original(tensor, **options)
 
     def resize_storage(self, original: Any, storage: Any, *args: Any) -> Any:
-        raise UnsupportedError(
-            "storage of a device written in Python cannot be resized",
-            op="UntypedStorage.resize_",
-            got=str(storage.device),
-            fix="resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)",
-        )
+        problem = "storage of a device written in Python cannot be resized"
+        fix = "resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)"
+        raise UnsupportedError(problem, op="UntypedStorage.resize_", got=str(storage.device), fix=fix)
 
     def share_memory(self, original: Any, storage: Any) -> Any:
-        raise UnsupportedError(
-            "memory of a device written in Python is not shared with other processes",
-            op="share_memory_",
-            got=f"a tensor on {storage.device}",
-            fix="share a tensor of the CPU; one of the device that is sent to a process arrives as a copy",
-        )
+        problem = "memory of a device written in Python is not shared with other processes"
+        fix = "share a tensor of the CPU; one of the device that is sent to a process arrives as a copy"
+        raise UnsupportedError(problem, op="share_memory_", got=f"a tensor on {storage.device}", fix=fix)
 
     def is_shared(self, original: Any, storage: Any) -> bool:
         return False
@@ -261,9 +244,7 @@ class Patches:
     def dlpack_device(self, original: Any, tensor: Tensor) -> Any:
         # torch compares with the literal "privateuse1" (pytorch PR 195815), and fails for any device that has a name.
         plain = type(tensor) in (Tensor, torch.nn.Parameter)
-        return (_DLPACK_EXTENSION, tensor.get_device()) if plain else original(tensor)
-
-    # torch.accelerator ------------------------------------------------------------------------------------------
+        return (_compat.EXTENSION, tensor.get_device()) if plain else original(tensor)
 
     def default_generator(self, index: int) -> torch.Generator:
         return self.module.default_generators[self.module.index_of(index)]
@@ -278,29 +259,20 @@ class Patches:
         """There is no cache."""
 
     def refuse_statistics(self, *_: Any) -> Any:
-        raise UnsupportedError(
-            "a device written in Python counts its memory, and keeps no other statistics",
-            op="torch.accelerator",
-            fix=f"torch.{self.name}.memory_allocated()",
-        )
+        problem = "a device written in Python counts its memory, and keeps no other statistics"
+        raise UnsupportedError(problem, op="torch.accelerator", fix=f"torch.{self.name}.memory_allocated()")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What `register_backend` was called with, and whether it can be done
-
-AMP_DTYPES = (torch.bfloat16, torch.float16)
+# What `register_backend` was called with, and whether it can be done --------------------------------------------------
 
 #: The dispatch keys of what a device written in Python cannot hold.
 REFUSED = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1")
-
 #: The dispatch keys that get a fallback for all ops.
 FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `register_backend` was called with."""
-
     name: str
     device_count: int
     allocate: memory.Allocate | None
@@ -315,9 +287,8 @@ class BackendOptions:
         check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
-            raise BackendNameError(
-                "device_count is out of range", expected=f"1 to {_compat.MAX_DEVICES}", got=repr(count)
-            )
+            expected = f"1 to {_compat.MAX_DEVICES}"
+            raise BackendNameError("device_count is out of range", expected=expected, got=repr(count))
         if self.allocate is not None and not callable(self.allocate):
             raise BackendNameError(
                 "allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate)
@@ -331,17 +302,13 @@ class BackendOptions:
         check_methods(self.methods, None, name=self.name)
         check_dtypes("amp_dtypes", self.amp_dtypes)
         if hasattr(torch, self.name):
-            raise BackendError(
-                f"torch.{self.name} is there already, and a device has one module",
-                got=repr(getattr(torch, self.name)),
-                fix="leave registering it to register_backend",
-            )
+            problem = f"torch.{self.name} is there already, and a device has one module"
+            fix = "leave registering it to register_backend"
+            raise BackendError(problem, got=repr(getattr(torch, self.name)), fix=fix)
         for key in FALLBACKS:
-            if _compat.has_fallback(key):
-                raise BackendError(
-                    f"somebody has registered a fallback for all ops at {key}, and torch takes one",
-                    fix="destroy that library, or leave the device to it",
-                )
+            if _compat.has_fallback(_compat.parse_key(key)):
+                problem = f"somebody has registered a fallback for all ops at {key}, and torch takes one"
+                raise BackendError(problem, fix="destroy that library, or leave the device to it")
         other = torch.accelerator.current_accelerator()
         if other is not None and other.type != self.name and torch.accelerator.is_available() and not force:
             raise BackendError(
@@ -351,8 +318,7 @@ class BackendOptions:
             )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# `register_backend`, and tensors of the device on their way to another process
+# `register_backend`, and tensors of the device on their way to another process ----------------------------------------
 
 #: The device of this process.
 _registered: Backend | None = None
@@ -371,7 +337,7 @@ def register_backend(
     allocate: memory.Allocate | None = None,
     fallback: Policy = "cpu",
     methods: Iterable[str] = tuple(METHODS),
-    amp_dtypes: Iterable[torch.dtype] = AMP_DTYPES,
+    amp_dtypes: Iterable[torch.dtype] = (torch.bfloat16, torch.float16),
     pin_memory: bool = True,
     force: bool = False,
 ) -> Backend:
@@ -408,17 +374,13 @@ def register_backend(
             _registered = _register(options)
         elif options != _registered._options:
             check_spelling(name)
-            raise BackendError(
-                "this process has a device already, with other options",
-                expected=repr(_registered._options),
-                got=repr(options),
-                fix="get_backend() returns it; run_isolated of customops.testing starts another process",
-            )
+            problem = "this process has a device already, with other options"
+            fix = "get_backend() returns it; run_isolated of customops.testing starts another process"
+            raise BackendError(problem, expected=repr(_registered._options), got=repr(options), fix=fix)
         return _registered
 
 
 def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
-    """One item, or several, as a tuple."""
     if isinstance(value, single):
         return (value,)
     if not isinstance(value, Iterable):
@@ -449,13 +411,12 @@ def _register(options: BackendOptions) -> Backend:
 
 
 def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_kernels: UserKernels) -> None:
-    """Install what every device needs."""
     fallback = user_kernels.fallback
     essentials = memory.Essentials(fallback.memory, user_kernels.counts)
 
     def library(namespace: str, key: str = "") -> Any:
         made = _compat.Library(namespace, "IMPL", key)
-        undo.callback(_compat.destroy_library, made)
+        undo.callback(_torch.library.destroy_library, made)
         return made
 
     def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -464,23 +425,23 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             "a device written in Python holds strided tensors of plain dtypes: not sparse, nested or quantized ones",
-            op=_compat.full_name(op),
+            op=_torch.library.name_of_overload(op),
             fix="call .to_dense(), .to_padded_tensor() or .dequantize() on the CPU, before .to(device)",
         )
 
     aten = library("aten")
-    own = {op: _compat.outside_dynamo_method(getattr(essentials, method)) for op, method in memory.ESSENTIAL.items()}
+    own = {op: _compat.outside_dynamo(getattr(essentials, op.partition(".")[0])) for op in memory.ESSENTIAL}
     own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in memory.METADATA}
     for op, kernel in own.items():
-        _compat.impl(aten, op, kernel, "PrivateUse1")
+        _torch.library.impl(aten, op, kernel, "PrivateUse1")
     for op in SUBSTITUTES:  # torch has kernels for some of these, which raise
         substitute = _compat.find_op(op)
         if substitute is not None:
-            _compat.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
+            _torch.library.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
     # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
     for key in ("Conjugate", "Negative"):
         for op in ("_copy_from", "_copy_from_and_resize"):
-            _compat.impl(aten, op, torch.library.fallthrough_kernel, key)
+            _torch.library.impl(aten, op, torch.library.fallthrough_kernel, key)
     library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
     for key in REFUSED:
         library("_", key).fallback(_compat.outside_dynamo(refuse))
@@ -488,15 +449,15 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
     refusal = None if options.pin_memory else "register_backend(..., pin_memory=True)"
     for key, why in (("CPU", refusal), ("PrivateUse1", "pin the CPU tensor, before .to(device)")):
         pinned = memory.PinnedMemory(options.name, why)
-        for op, method in memory.PINNING.items():
-            _compat.impl(aten, op, _compat.outside_dynamo_method(getattr(pinned, method)), key)
+        for op in memory.PINNING:
+            _torch.library.impl(aten, op, _compat.outside_dynamo(getattr(pinned, op)), key)
 
     # Without this, every op under autocast fails.
     library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)
     for op in (*kernels.LOWER_PRECISION, *kernels.FLOAT32):
         overload, dtype = _compat.find_op(f"aten::{op}"), torch.float32 if op in kernels.FLOAT32 else None
         if overload is not None:
-            _compat.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
+            _torch.library.impl(aten, op, kernels.casting_kernel(overload, options.name, dtype), "AutocastPrivateUse1")
     user_kernels.own = {f"aten::{op}": kernel for op, kernel in own.items()}
     user_kernels.own |= dict.fromkeys((kernels.FUSED, f"{kernels.FUSED}_backward"), kernels.no_fallback)
 
@@ -514,11 +475,7 @@ def reduce(storage: torch.UntypedStorage) -> Any:
 
 
 def rebuild(name: str, index: int, host: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage of the device, from what `reduce` sent.
-
-    Raises:
-        BackendError: this process has no such device.
-    """
+    """A storage of the device, from what `reduce` sent."""
     if _registered is None or _registered.name != name:
         raise BackendError(
             f"a tensor of the device {name!r} was sent to a process that has not made this device",

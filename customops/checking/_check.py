@@ -31,7 +31,7 @@ from customops.checks._check import EFFORTS, Check, Effort
 from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
 from customops.checks._trial import FAILS, Case, Trial, resolve
-from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
+from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.state import Settings
 from customops.errors import CheckError, brief, is_users, users_frames, where
 from customops.testing.isolation import IsolationError, in_fork
@@ -50,27 +50,20 @@ _REFUSE = {
     "constraints= of register_samples keeps them from being tried",
 }
 _REFUSE["broadcast"] = _REFUSE["size"]
-
 #: How far a run is, of how much, and what it does next.
 Step = tuple[int, int, str]
-
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
-
 #: How many inputs of a sample are accepted at most.
 _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
-
 #: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-
 #: Seconds after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
-
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
 _TIMEOUT = 600.0  #: seconds for a whole run
 _CRASHES = 8  #: after so many nothing is derived any more
-
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
 
@@ -119,16 +112,26 @@ def check(
     """
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
-    chosen, not_chosen = _chosen(only, skip, effort, has_reference=reference is not None)
+    skipped, not_chosen = _known("skip", skip), []
+    if only is not None:
+        chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
+        not_chosen.append(f"all checks but {', '.join(chosen)} (only=)")
+    else:
+        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
+        rows = {name: row for name, row in CHECKS.items() if name not in skipped}
+        is_chosen = {n: r.effort in allowed or (reference is not None and r.takes_reference) for n, r in rows.items()}
+        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
+        for least in EFFORTS:
+            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
+                not_chosen.append(f'{", ".join(names)} (effort="{least}" runs them)')
+    if skipped:
+        not_chosen.append(f"{', '.join(skipped)} (skip=)")
+    if effort != "thorough":
+        not_chosen.append('some of the inputs that can be derived (effort="thorough" tries all)')
     trials = trials_of(op, samples, reference)
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
-    steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
-    start = time.perf_counter()
-    with alone():
-        _follow(steps, run.op, progress)
-    results, failures, left_out = run.outcome()
-    seconds = time.perf_counter() - start
-    return Report(run.op, effort, results, failures, (*left_out, *not_chosen), seconds, run.source)
+    report = _report_of(run, is_isolated(isolate, trials[0]), progress)
+    return replace(report, left_out=(*report.left_out, *not_chosen))
 
 
 def is_isolated(isolate: bool | None, trial: Trial) -> bool:
@@ -140,11 +143,7 @@ def is_isolated(isolate: bool | None, trial: Trial) -> bool:
 
 
 def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
-    """The calls that samples stand for.
-
-    Raises:
-        UsageError: there are none, or one does not fit the operator.
-    """
+    """The calls that samples stand for; UsageError where there are none, or one does not fit the operator."""
     overload = resolve(op)
     if samples is None:
         samples = op.samples() if isinstance(op, CustomOpDef) else ()
@@ -152,23 +151,17 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
         samples = [samples]
     trials = [_trial(overload, op, sample, reference) for sample in samples]
     if not trials:
-        raise UsageError(
-            "there are no samples to derive inputs from",
-            op=str(overload.name()),
-            argument="samples",
-            fix="check(op, [(x, y)]), or attach some with @op.register_samples",
-        )
+        problem = "there are no samples to derive inputs from"
+        fix = "check(op, [(x, y)]), or attach some with @op.register_samples"
+        raise UsageError(problem, op=str(overload.name()), argument="samples", fix=fix)
     return trials
 
 
 def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:
     if not isinstance(sample, (tuple, list)):
-        raise UsageError(
-            "a sample is a tuple of arguments, or (args, kwargs)",
-            argument="samples",
-            got=type(sample).__name__,
-            fix="for an operator of one argument write check(op, [(x,)])",
-        )
+        got = type(sample).__name__
+        fix = "for an operator of one argument write check(op, [(x,)])"
+        raise UsageError("a sample is a tuple of arguments, or (args, kwargs)", argument="samples", got=got, fix=fix)
     if len(sample) == 2 and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
         trial = Trial(overload, *lowered(op, tuple(sample[0]), dict(sample[1])), reference=reference)
     else:
@@ -196,109 +189,69 @@ def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference:
             copy = trial.copy()
             reference(*copy.args, **copy.kwargs)
         except Exception as error:
-            raise UsageError(
-                "the reference function fails on a sample",
-                op=trial.name,
-                argument="reference",
-                expected="a function with the parameters of the operator, of plain torch code",
-                got=in_short(error, 300),
-            ) from error
+            problem, got = "the reference function fails on a sample", in_short(error, 300)
+            expected = "a function with the parameters of the operator, of plain torch code"
+            raise UsageError(problem, op=trial.name, argument="reference", expected=expected, got=got) from error
     return trial
-
-
-def _chosen(
-    only: str | Sequence[str] | None, skip: str | Sequence[str], effort: Effort, *, has_reference: bool
-) -> tuple[dict[str, Check], list[str]]:
-    """The checks to run, and what is said of the others."""
-    skipped = _known("skip", skip)
-    left_out: list[str] = []
-    if only is not None:
-        chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
-        left_out.append(f"all checks but {', '.join(chosen)} (only=)")
-    else:
-        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
-        rows = {name: row for name, row in CHECKS.items() if name not in skipped}
-        is_chosen = {n: row.effort in allowed or (has_reference and row.takes_reference) for n, row in rows.items()}
-        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
-        for least in EFFORTS:
-            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
-                left_out.append(f'{", ".join(names)} (effort="{least}" runs them)')
-    if skipped:
-        left_out.append(f"{', '.join(skipped)} (skip=)")
-    if effort != "thorough":
-        left_out.append('some of the inputs that can be derived (effort="thorough" tries all)')
-    return chosen, left_out
 
 
 def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) else tuple(names)
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        raise UsageError(
-            "there is no such check", argument=argument, expected=", ".join(CHECKS), got=", ".join(map(repr, unknown))
-        )
+        got = ", ".join(map(repr, unknown))
+        raise UsageError("there is no such check", argument=argument, expected=", ".join(CHECKS), got=got)
     return names
 
 
-def _follow(steps: Iterable[Step], name: str, shown: bool | None) -> None:
-    """Go through the steps, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr.
-
-    Args:
-        shown: None shows it on terminals only, after two seconds.
-    """
+def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
+    """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
-    start, last, before, width = time.monotonic(), 0.0, "", 0
-    try:
-        for done, total, what in steps:
-            now = time.monotonic()
-            is_due = now - last >= _PAUSE or what != before
-            if is_shown and is_due and now - start >= (0.0 if shown else _PATIENCE):
-                last, before, filled = now, what, 20 * done // max(total, 1)
-                line = f"{name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}"
-                sys.stderr.write("\r" + line.ljust(width))
+    start, last, before, width = time.perf_counter(), 0.0, "", 0
+    with alone():
+        try:
+            for done, total, what in isolated(run) if in_forks else run.steps():
+                now = time.perf_counter()
+                is_due = now - last >= _PAUSE or what != before
+                if is_shown and is_due and now - start >= (0.0 if shown else _PATIENCE):
+                    last, before, filled = now, what, 20 * done // max(total, 1)
+                    line = f"{run.op} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}"
+                    sys.stderr.write("\r" + line.ljust(width))
+                    sys.stderr.flush()
+                    width = len(line)
+        finally:
+            if width:
+                sys.stderr.write("\r" + " " * width + "\r")
                 sys.stderr.flush()
-                width = len(line)
-    finally:
-        if width:
-            sys.stderr.write("\r" + " " * width + "\r")
-            sys.stderr.flush()
+    return Report(run.op, run.effort, *run.outcome(), time.perf_counter() - start, run.source)
 
 
 @dataclass
 class _Fault:
-    """A fault, and the inputs that showed it."""
-
     error: CheckError
-    cases: list[Case]
+    cases: list[Case]  #: the inputs that showed it
 
 
 @dataclass
 class Run:
-    """A run of the checks `chosen` over what is derived from `samples`.
+    """A run of the checks `chosen` over what is derived from `samples`."""
 
-    Attributes:
-        custom_op: the `CustomOpDef`, if the operator is one of customops.
-        announce: is told of each check and case, by number, before it is tried.
-        avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
-        samples_only: derive nothing: too much of that ends the process.
-        cases: the inputs that the operator accepts, once they are known; a run that is given them does not look.
-        first: the number of the first sample.
-    """
-
-    custom_op: Any
+    custom_op: Any  #: the `CustomOpDef`, if the operator is one of customops
     samples: Sequence[Trial]
     chosen: Mapping[str, Check]
     effort: Effort
+    #: Is told of each check and case, by number, before it is tried.
     announce: Callable[[str, int], object] = lambda check, case: None
+    #: Checks and cases, by number, that are not tried since they end the process, with what to say of them.
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
-    given: Outcome | None = None
+    given: Outcome | None = None  #: the outcome of a run in another process
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
-    samples_only: bool = False
-    cases: list[Case] | None = None
-    first: int = 0
+    samples_only: bool = False  #: derive nothing: too much of that ends the process
+    cases: list[Case] | None = None  #: the accepted inputs, once they are known; a run that is given them does not look
+    first: int = 0  #: the number of the first sample
 
     @property
     def op(self) -> str:
@@ -355,10 +308,17 @@ class Run:
         """What was found, and what was left out; of a run in another process, what that sent."""
         if self.given is not None:
             return self.given
-        failures = [self._failure(check, fault) for (check, _), fault in self.faults.items()]
+        failures = []
+        for (check, _), fault in self.faults.items():
+            case, error = fault.cases[0], fault.error
+            if case.kind in _REFUSE:
+                error.fix = f"{error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
+            if check in _OF_FAKES and error.where is None and self.custom_op is not None:
+                fake = self.custom_op._rules.fake.fn
+                error.where = None if fake is None else where(fake)
+            args, kwargs, count = case.trial.args, case.trial.kwargs, len(fault.cases)
+            failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
-
-    # Inputs -------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
@@ -367,7 +327,28 @@ class Run:
             settings = Settings.now()
             probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
             settings.restore()
-            self._add_rejected(probed)
+            seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
+            for rejection in probed.rejected:
+                case, error = rejection.case, rejection.kernel_error
+                if case.kind == "sample":
+                    if not isinstance(error, CheckError):
+                        problem = "the operator itself fails on its sample"
+                        error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
+                    self._fault(INPUTS, error, case, seconds)
+                elif isinstance(error, SystemExit):
+                    self._fault(INPUTS, self._exit(), case, seconds)
+                elif is_alias(error):
+                    fault = CheckError(
+                        "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
+                        op=self.op,
+                        got=in_short(error),
+                        expected="new tensors, as the schema says, or none for these inputs",
+                        fix="return a clone() there; or check the inputs first, "
+                        "and refuse these with an error that says so",
+                    )
+                    self._fault(INPUTS, fault, case, seconds)
+                else:
+                    self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
             if probed.is_late:
                 self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
             yield from probed.accepted
@@ -386,42 +367,11 @@ class Run:
                 yield case
             self.probed += 1
 
-    def _add_rejected(self, probed: Probed) -> None:
-        seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
-        for rejection in probed.rejected:
-            case, error = rejection.case, rejection.kernel_error
-            if case.kind == "sample":
-                if not isinstance(error, CheckError):
-                    problem = "the operator itself fails on its sample"
-                    error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
-                self._fault(INPUTS, error, case, seconds)
-            elif isinstance(error, SystemExit):
-                self._fault(INPUTS, self._exit(), case, seconds)
-            elif is_alias(error):
-                fault = CheckError(
-                    "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
-                    op=self.op,
-                    got=in_short(error),
-                    expected="new tensors, as the schema says, or none for these inputs",
-                    fix="return a clone() there; or check the inputs first, "
-                    "and refuse these with an error that says so",
-                )
-                self._fault(INPUTS, fault, case, seconds)
-            else:
-                self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
-
     def _exit(self) -> CheckError:
-        return CheckError(
-            "the operator exits the program, with sys.exit()",
-            op=self.op,
-            where=self.source,
-            fix="raise another error: SystemExit passes by `except Exception`",
-        )
-
-    # Checks -------------------------------------------------------------------------------------------------
+        fix = "raise another error: SystemExit passes by `except Exception`"
+        return CheckError("the operator exits the program, with sys.exit()", op=self.op, where=self.source, fix=fix)
 
     def _attempt(self, name: str, case: Case) -> None:
-        """Run a check on an input."""
         start, settings = time.perf_counter(), Settings.now()
         status, reason, fault = "passed", None, None
         try:
@@ -458,8 +408,6 @@ class Run:
     ) -> None:
         self.results += [Result(check, status, label_of(case), seconds, reason) for case in cases]
 
-    # Shrinking ----------------------------------------------------------------------------------------------
-
     def _shrink(self, name: str, fault: _Fault) -> None:
         latest, wanted = [fault.error], _told_by(fault.error)
 
@@ -479,16 +427,6 @@ class Run:
         if shrunk is not fault.cases[0]:
             fails(shrunk.trial)
             fault.error, fault.cases[0] = latest[-1], shrunk
-
-    def _failure(self, name: str, fault: _Fault) -> Failure:
-        case = fault.cases[0]
-        if case.kind in _REFUSE:
-            fault.error.fix = f"{fault.error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
-        if name in _OF_FAKES and fault.error.where is None and self.custom_op is not None:
-            fake = self.custom_op._rules.fake.fn
-            fault.error.where = None if fake is None else where(fake)
-        args, kwargs = case.trial.args, case.trial.kwargs
-        return Failure(self.op, name, fault.error, label_of(case), args, kwargs, len(fault.cases), self.source)
 
 
 def _told_by(error: CheckError) -> tuple[str, str]:
@@ -524,11 +462,9 @@ def isolated(run: Run) -> Iterator[Step]:
     if not hasattr(os, "fork"):
         raise UsageError("isolate=True needs os.fork, which this platform lacks", argument="isolate")
     if torch.cuda.is_initialized():
-        raise UsageError(
-            "isolate=True forks the process, which CUDA does not survive once it is in use",
-            argument="isolate",
-            fix="call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU",
-        )
+        problem = "isolate=True forks the process, which CUDA does not survive once it is in use"
+        fix = "call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU"
+        raise UsageError(problem, argument="isolate", fix=fix)
     _torch.tensors.fake_mode()  # loads what each fork would load for itself
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "step"
@@ -537,13 +473,9 @@ def isolated(run: Run) -> Iterator[Step]:
             done = in_fork(lambda: _child(run, place), _TIMEOUT)
             error = done.error
             if isinstance(error, IsolationError) and error.returncode is not None:
-                error = CheckError(
-                    "the operator ends the process",
-                    op=run.op,
-                    got=error.args[0].splitlines()[0],
-                    where=_line_of_crash(error.stderr),
-                    fix="check the arguments before using them, and raise an error: torch._check(...)",
-                )
+                got, line = error.args[0].splitlines()[0], _line_of_crash(error.stderr)
+                fix = "check the arguments before using them, and raise an error: torch._check(...)"
+                error = CheckError("the operator ends the process", op=run.op, got=got, where=line, fix=fix)
             if not isinstance(error, CheckError) or not place.exists():  # or it ended before anything was tried
                 run.given = done.get()
                 return
@@ -568,13 +500,9 @@ def _child(run: Run, place: Path) -> Any:
     except Exception:
         raise
     except BaseException as error:  # the operator's
-        raise CheckError(
-            f"the operator raises {type(error).__name__}, which ends the program",
-            op=run.op,
-            got=brief(error),
-            where=raised_at(error),
-            fix=f"raise another error: {type(error).__name__} passes by `except Exception`",
-        ) from None
+        problem = f"the operator raises {type(error).__name__}, which ends the program"
+        fix = f"raise another error: {type(error).__name__} passes by `except Exception`"
+        raise CheckError(problem, op=run.op, got=brief(error), where=raised_at(error), fix=fix) from None
     return run.outcome()
 
 
@@ -592,19 +520,10 @@ def _line_of_crash(stderr: str) -> str | None:
 
 
 class SampleChecks:
-    """One sample of an operator, and the checks on what is derived from it, each when it is asked for.
+    """One sample, ``(args, kwargs)``, and the checks on what is derived from it, each when it is asked for.
 
-    What they have in common is done once: looking for the inputs that the operator accepts. Each check says the same
-    whichever others were run before, so that tests may run in any order and in several processes.
-
-    Args:
-        op: the operator.
-        sample: ``(args, kwargs)``.
-        number: the number of the sample, for reports.
-        effort: as of `customops.check`.
-
-    Raises:
-        UsageError: the sample does not fit the operator.
+    The inputs that the operator accepts are looked for once. Each check says the same whichever others were run before,
+    so that tests may run in any order and in several processes.
     """
 
     def __init__(self, op: CustomOpDef[Any, Any], sample: Any, number: int, effort: Effort) -> None:
@@ -621,18 +540,13 @@ class SampleChecks:
             self.report(INPUTS)  # which finds the inputs for the others
         chosen = {} if check == INPUTS else {check: CHECKS[check]}
         run = replace(self._run, chosen=chosen, results=[], faults={}, given=None, left_out=[], probed=0)
-        start = time.perf_counter()
-        with alone():
-            for _ in isolated(run) if self._is_isolated else run.steps():
-                pass
+        report = _report_of(run, self._is_isolated, False)
         # None from a process of its own, where they stay. What ends it all runs know, by `avoided`.
         self._run.cases, self._run.samples_only = run.cases, run.samples_only
-        results, failures, left_out = run.outcome()
-        found = tuple(result for result in results if result.check == check)
-        faults = tuple(failure for failure in failures if failure.check == check)
-        report = Report(run.op, run.effort, found, faults, left_out, time.perf_counter() - start, run.source)
-        self._reports[check] = report
-        return report
+        results = tuple(result for result in report.results if result.check == check)
+        failures = tuple(failure for failure in report.failures if failure.check == check)
+        self._reports[check] = replace(report, results=results, failures=failures)
+        return self._reports[check]
 
     def explained_by(self, check: str, among: Collection[str]) -> str | None:
         """One of these checks that fails, too, and whose failure may be the cause of this one's."""

@@ -81,7 +81,26 @@ class Failure:
 
     def script(self) -> str:
         """A Python program that reproduces the fault. The module that defines the operator must be importable."""
-        return _script_of(self)
+        variables = _Variables()
+        values, spec = _torch.tensors.tree_flatten((self.args, dict(self.kwargs)))
+        args, kwargs = _torch.tensors.tree_unflatten([_Code(variables.code_of(value)) for value in values], spec)
+        imports = [f"import {name}" for name in ("base64", "io") if f"{name}." in "\n".join(variables.lines)]
+        imports += ["from math import inf, nan  # noqa: F401", "", "import torch"]
+        is_of_call = self.check == "inputs"  # the fault shows in the call itself
+        given = [
+            f"args = ({', '.join(map(repr, args))}{',' * (len(args) == 1)})",
+            f"kwargs = {{{', '.join(f'{key!r}: {value!r}' for key, value in kwargs.items())}}}",
+        ]
+        name, _, overload = self.op.partition(".")
+        return _SCRIPT.format(
+            title=f"{self.op}: {self.check}",
+            message=str(self).replace("\\", "\\\\").replace('"""', "'''"),
+            imports="\n".join(imports if is_of_call else [*imports, "from customops.checks import run_check"]),
+            load=_load(self),
+            op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
+            inputs="\n".join([*variables.lines, *given]),
+            run="print(op(*args, **kwargs))" if is_of_call else _RUN_CHECK.format(check=self.check),
+        )
 
     def save_script(self, path: str | Path) -> Path:
         """Write the text of `script` to a file, and return its path."""
@@ -92,18 +111,6 @@ class Failure:
     def __str__(self) -> str:
         shown = f"{self.input} ({plural(self.inputs, 'input')} of this kind)" if self.inputs > 1 else self.input
         return fault_text(self.check, self.error, self.source, input=shown, call=f"op({', '.join(self._arguments)})")
-
-    def _to_dict(self) -> dict[str, Any]:
-        fields = {name: getattr(self.error, name) for name in ("argument", "expected", "got", "where", "fix")}
-        return {
-            "check": self.check,
-            "problem": self.problem,
-            **{name: value for name, value in fields.items() if value},
-            "input": self.input,
-            "arguments": self._arguments,
-            "inputs": self.inputs,
-            "script": self.script(),
-        }
 
 
 def fault_text(check: str, error: BaseException, place: str | None, **given: str) -> str:
@@ -205,13 +212,27 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as lists, dicts, strings and numbers."""
+        failures = []
+        for failure in self.failures:
+            fields = {name: getattr(failure.error, name) for name in ("argument", "expected", "got", "where", "fix")}
+            failures.append(
+                {
+                    "check": failure.check,
+                    "problem": failure.problem,
+                    **{name: value for name, value in fields.items() if value},
+                    "input": failure.input,
+                    "arguments": failure._arguments,
+                    "inputs": failure.inputs,
+                    "script": failure.script(),
+                }
+            )
         return {
             "op": self.op,
             "source": self.source,
             "effort": self.effort,
             "passed": self.passed,
             "seconds": round(self.seconds, 4),
-            "failures": [failure._to_dict() for failure in self.failures],
+            "failures": failures,
             "results": [
                 {
                     "check": result.check,
@@ -320,30 +341,6 @@ outcome = run_check({check!r}, op, args, kwargs)
 if outcome.error is not None:
     raise outcome.error
 print("no fault: {check} " + outcome.status)"""
-
-
-def _script_of(failure: Failure) -> str:
-    """A program that runs the check of a failure on its input, and raises what it finds."""
-    variables = _Variables()
-    values, spec = _torch.tensors.tree_flatten((failure.args, dict(failure.kwargs)))
-    args, kwargs = _torch.tensors.tree_unflatten([_Code(variables.code_of(value)) for value in values], spec)
-    imports = [f"import {name}" for name in ("base64", "io") if f"{name}." in "\n".join(variables.lines)]
-    imports += ["from math import inf, nan  # noqa: F401", "", "import torch"]
-    is_of_call = failure.check == "inputs"  # the fault shows in the call itself
-    given = [
-        f"args = ({', '.join(map(repr, args))}{',' * (len(args) == 1)})",
-        f"kwargs = {{{', '.join(f'{key!r}: {value!r}' for key, value in kwargs.items())}}}",
-    ]
-    name, _, overload = failure.op.partition(".")
-    return _SCRIPT.format(
-        title=f"{failure.op}: {failure.check}",
-        message=str(failure).replace("\\", "\\\\").replace('"""', "'''"),
-        imports="\n".join(imports if is_of_call else [*imports, "from customops.checks import run_check"]),
-        load=_load(failure),
-        op=f"torch.ops.{name.replace('::', '.')}.{overload or 'default'}",
-        inputs="\n".join([*variables.lines, *given]),
-        run="print(op(*args, **kwargs))" if is_of_call else _RUN_CHECK.format(check=failure.check),
-    )
 
 
 class _Code(str):

@@ -92,10 +92,7 @@ class Arguments:
     def adapter(
         self, convert: Callable[[Tensor, str], Any], convert_back: Callable[[Any, Any], Any], hints: Any = None
     ) -> Callable[..., Any]:
-        """The function for tensors: `convert` makes arrays of them, and `convert_back` tensors of what it returns.
-
-        The latter also gets the return hint, or where several are returned, that of each.
-        """
+        """The function for tensors: `convert` makes arrays, ``convert_back(value, return_hint)`` tensors again."""
 
         @functools.wraps(self.fn)
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -109,37 +106,16 @@ class Arguments:
 
         return kernel
 
-    def check_names(self, given: str | Iterable[str], option: str) -> frozenset[str]:
-        """The names that an option has, which the function must have, too, as far as they are known."""
-        names = frozenset((given,) if isinstance(given, str) else given)
-        if self.names and (unknown := names - set(self.names)):
-            raise ArgumentError(
-                f"{option} names a parameter that the function does not have",
-                op=name_of(self.fn),
-                argument=option,
-                expected=f"some of {', '.join(self.names)}",
-                got=", ".join(sorted(unknown)),
-            )
-        return names
-
     def plain(self, tensor: Tensor, name: str, devices: tuple[str, ...] = ()) -> Tensor:
-        """The tensor without its autograd graph: the op has its own rule for gradients.
-
-        Raises:
-            UnsupportedError: its memory is not its values, or of another device.
-        """
+        """The tensor without its autograd graph, as the op has a rule of its own; raises if it has no plain memory."""
         if devices and tensor.device.type not in devices:
-            raise self.refusal(
-                name,
-                f"{self.language} takes tensors of no such device",
-                expected=f"a tensor on {' or '.join(devices)}",
-                got=str(tensor.device),
-                fix=f'{name}.to("{devices[0]}"), or op.register_kernel("{tensor.device.type}", fn)',
-            )
+            problem = f"{self.language} takes tensors of no such device"
+            expected = f"a tensor on {' or '.join(devices)}"
+            fix = f'{name}.to("{devices[0]}"), or op.register_kernel("{tensor.device.type}", fn)'
+            raise self.refusal(name, problem, expected=expected, got=str(tensor.device), fix=fix)
         if tensor.layout != torch.strided:
-            raise self.refusal(
-                name, f"{self.language} takes strided tensors", got=str(tensor.layout), fix=f"{name}.to_dense()"
-            )
+            got = str(tensor.layout)
+            raise self.refusal(name, f"{self.language} takes strided tensors", got=got, fix=f"{name}.to_dense()")
         if tensor.is_conj() or tensor.is_neg():
             resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
             raise self.refusal(name, "the memory of a conjugated or negated view is not its values", fix=f"{resolve}()")
@@ -149,6 +125,5 @@ class Arguments:
         return UnsupportedError(problem, op=name_of(self.fn), argument=name, where=where(self.fn), **fields)
 
     def wrong_dtype(self, name: str, tensor: Tensor, fix: str, **fields: str) -> UnsupportedError:
-        return self.refusal(
-            name, f"{self.language} takes no tensor of this dtype here", got=str(tensor.dtype), fix=fix, **fields
-        )
+        problem = f"{self.language} takes no tensor of this dtype here"
+        return self.refusal(name, problem, got=str(tensor.dtype), fix=fix, **fields)

@@ -43,7 +43,6 @@ _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 #: The letters of ctypes for integers.
 _INTEGERS = tuple("bhilqBHILQ")
-
 #: What a pointer points to (a dtype, `DLTensor`, or None for void), and what makes one of an address.
 Pointer = tuple[Any, Callable[[int], Any]]
 
@@ -74,7 +73,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         ...     return out
     """
     arguments = Arguments(fn, "C", names=())
-    integers = {}  #: position -> the type of an integer or an address
+    integers: dict[int, Any] = {}  #: position -> the type of an integer or an address
     if not isinstance(fn, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         pointers = _pointers_of_cffi(fn)
     elif fn.argtypes is None:
@@ -98,7 +97,14 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
                 passed[i], keep = _point(arguments, *pointer, value, f"argument {i}")
                 alive.append(keep)
             elif i in integers and hasattr(value, "__index__"):
-                _check_fits(fn, integers[i], value, f"argument {i}")
+                kind = integers[i]
+                if (kind(value).value or 0) != value:  # ctypes would drop bits, and say nothing
+                    bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
+                    values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
+                    problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
+                    raise ArgumentError(
+                        problem, op=name_of(fn), argument=f"argument {i}", expected=expected, got=brief(value)
+                    )
         return fn(*passed)
 
     return call
@@ -132,9 +138,8 @@ def _pointers_of_cffi(fn: Any) -> list[Pointer | None]:
         ffi: Any = backend.FFI()
         kinds = ffi.typeof(fn).args
     except (TypeError, AttributeError):
-        raise ArgumentError(
-            "from_c takes a C function", argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__
-        ) from None
+        problem = "from_c takes a C function"
+        raise ArgumentError(problem, argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__) from None
     return [_pointer_of_cffi(ffi, kind) for kind in kinds]
 
 
@@ -154,19 +159,6 @@ def _pointer_of_cffi(ffi: Any, kind: Any) -> Pointer | None:
     return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(target)], cast
 
 
-def _check_fits(fn: Any, kind: Any, value: Any, name: str) -> None:
-    """Raise for an integer that a type does not hold: ctypes would drop bits, and say nothing."""
-    if (kind(value).value or 0) != value:
-        bits, signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
-        raise ArgumentError(
-            "an integer does not fit the type of C",
-            op=name_of(fn),
-            argument=name,
-            expected=f"{kind.__name__}: {f'-2**{bits - 1} to 2**{bits - 1} - 1' if signed else f'0 to 2**{bits} - 1'}",
-            got=brief(value),
-        )
-
-
 def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor: Tensor, name: str) -> tuple[Any, Any]:
     """What is passed for a tensor, and what has to live as long as the call."""
     tensor = arguments.plain(tensor, name, ("cpu",))
@@ -176,12 +168,9 @@ def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor
     if target is not None and tensor.dtype != target:
         raise arguments.wrong_dtype(name, tensor, f"x.to({target})", expected=str(target))
     if not tensor.is_contiguous():
-        raise arguments.refusal(
-            name,
-            "a pointer says nothing of strides, and the tensor is not contiguous",
-            got=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-            fix="x.contiguous(); or let the C function take a DLTensor",
-        )
+        problem = "a pointer says nothing of strides, and the tensor is not contiguous"
+        got = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+        raise arguments.refusal(name, problem, got=got, fix="x.contiguous(); or let the C function take a DLTensor")
     return cast(tensor.data_ptr()), tensor
 
 

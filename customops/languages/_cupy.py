@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import cupy
@@ -53,21 +52,15 @@ def from_cupy(fn: F, /) -> F:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given, named = arguments.each(plain, args, kwargs)
         tensors = tensors_in((*given, *named.values()))
-        with _current(torch.cuda.current_stream(tensors[0].device if tensors else None)):
+        stream = torch.cuda.current_stream(tensors[0].device if tensors else None)
+        if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
+            same = cupy.cuda.Stream.from_external(stream)
+        else:
+            same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
+        with cupy.cuda.Device(stream.device.index), same:
             return on_arrays(*given, **named)
 
     return kernel  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def _current(stream: torch.cuda.Stream) -> Iterator[None]:
-    """A stream of torch, and its device, as CuPy's current ones."""
-    if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
-        same = cupy.cuda.Stream.from_external(stream)
-    else:
-        same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
-    with cupy.cuda.Device(stream.device.index), same:
-        yield
 
 
 def _tensor(value: Any, _hint: Any) -> Any:

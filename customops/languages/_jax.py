@@ -46,40 +46,33 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
     if fn is None:
         return functools.partial(from_jax, copy=copy)
     arguments = Arguments(fn, "JAX")
-    return arguments.adapter(functools.partial(_array, arguments, copy), _tensor)
 
+    def array(tensor: Tensor, name: str) -> Any:
+        tensor = arguments.plain(tensor, name)
+        # The dimensions from that of the largest stride to that of the smallest.
+        order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
+        if not tensor.permute(order).is_contiguous():
+            if not copy:
+                problem = "JAX takes contiguous memory, or a permutation of it"
+                shown = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+                raise arguments.refusal(name, problem, got=shown, fix=f"{name}.contiguous(), or from_jax(copy=True)")
+            tensor = tensor.contiguous()
+        try:
+            if tensor.is_contiguous() or _strides_are_read():
+                array = jax.dlpack.from_dlpack(tensor)
+            else:
+                array = jax.dlpack.from_dlpack(tensor.permute(order))
+                array = array.transpose([order.index(dim) for dim in range(tensor.dim())])
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
+            raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
+        if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
+            fix = 'jax.config.update("jax_enable_x64", True) before JAX is first used, or a narrower dtype'
+            expected = f"a dtype that JAX has now: it would make {array.dtype} of this one"
+            raise arguments.wrong_dtype(name, tensor, fix, expected=expected)
+        return array
 
-def _array(arguments: Arguments, copy: bool, tensor: Tensor, name: str) -> Any:
-    """The memory of a tensor as an array."""
-    tensor = arguments.plain(tensor, name)
-    # The dimensions from that of the largest stride to that of the smallest.
-    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
-    if not tensor.permute(order).is_contiguous():
-        if not copy:
-            raise arguments.refusal(
-                name,
-                "JAX takes contiguous memory, or a permutation of it",
-                got=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-                fix=f"{name}.contiguous(), or from_jax(copy=True)",
-            )
-        tensor = tensor.contiguous()
-    try:
-        if tensor.is_contiguous() or _strides_are_read():
-            array = jax.dlpack.from_dlpack(tensor)
-        else:
-            array = jax.dlpack.from_dlpack(tensor.permute(order))
-            array = array.transpose([order.index(dim) for dim in range(tensor.dim())])
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
-        raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
-    if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
-        raise arguments.wrong_dtype(
-            name,
-            tensor,
-            'jax.config.update("jax_enable_x64", True) before JAX is first used, or a narrower dtype',
-            expected=f"a dtype that JAX has now: it would make {array.dtype} of this one",
-        )
-    return array
+    return arguments.adapter(array, _tensor)
 
 
 @functools.cache

@@ -36,20 +36,15 @@ def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
         ...     return out
     """
     if not isinstance(fn, tvm_ffi.Function):
-        raise ArgumentError(
-            "from_tvm_ffi takes a function of TVM-FFI",
-            argument="fn",
-            expected="a tvm_ffi.Function",
-            got=brief(fn),
-            fix="tvm_ffi.load_module(path).name, or tvm_ffi.get_global_func(name)",
-        )
+        problem = "from_tvm_ffi takes a function of TVM-FFI"
+        fix = "tvm_ffi.load_module(path).name, or tvm_ffi.get_global_func(name)"
+        raise ArgumentError(problem, argument="fn", expected="a tvm_ffi.Function", got=brief(fn), fix=fix)
     arguments = Arguments(fn, "TVM-FFI", names=())
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            raise ArgumentError(
-                "a function of TVM-FFI takes arguments by position only", op=name_of(fn), got=", ".join(kwargs)
-            )
+            got = ", ".join(kwargs)
+            raise ArgumentError("a function of TVM-FFI takes arguments by position only", op=name_of(fn), got=got)
         positional, _ = arguments.each(arguments.plain, args, {})
         return _tensors(fn(*positional))
 

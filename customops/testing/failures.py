@@ -118,7 +118,6 @@ def accepts_changes() -> bool:
 
 #: {operator: {"TestClass.check__test": {"comment": ..., "status": ...}}}
 FailuresDictData = dict[str, dict[str, dict[str, str]]]
-
 TEST_OPTIONS = ("xfail", "skip", "xsuccess")
 VERSION = 1
 DESCRIPTION = (
@@ -222,12 +221,9 @@ def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequenc
     for qualname, tests in failures.data.items():
         for test_name, entry in tests.items():
             if set(entry) != {"comment", "status"}:
-                raise FailuresDictError(
-                    f"in the failures file, {test_name} has other keys than it should",
-                    op=qualname,
-                    expected="comment and status",
-                    got=", ".join(entry) or "none",
-                )
+                problem = f"in the failures file, {test_name} has other keys than it should"
+                got = ", ".join(entry) or "none"
+                raise FailuresDictError(problem, op=qualname, expected="comment and status", got=got)
             if entry["status"] not in TEST_OPTIONS:
                 raise _bad_status(qualname, entry["status"])
             test_class, _, generated = test_name.partition(".")
@@ -249,9 +245,8 @@ def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequenc
 
 
 def _bad_status(qualname: str, status: Any) -> FailuresDictError:
-    return FailuresDictError(
-        f"in the failures file, got status={status}", op=qualname, expected=", ".join(TEST_OPTIONS)
-    )
+    problem = f"in the failures file, got status={status}"
+    return FailuresDictError(problem, op=qualname, expected=", ".join(TEST_OPTIONS))
 
 
 def read(path: str) -> str:
@@ -272,22 +267,15 @@ def _parse(path: str, text: str) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("data"), dict):
         raise FailuresDictError('the failures file has no dict "data"', where=path)
     if document.get("_version") != VERSION:
-        raise FailuresDictError(
-            "the failures file is of another version",
-            where=path,
-            expected=f'"_version": {VERSION}',
-            got=repr(document.get("_version")),
-        )
+        problem = "the failures file is of another version"
+        got = repr(document.get("_version"))
+        raise FailuresDictError(problem, where=path, expected=f'"_version": {VERSION}', got=got)
     for qualname, tests in document["data"].items():
         entries = tests.values() if isinstance(tests, dict) else [None]
         if not all(isinstance(entry, dict) and all(isinstance(x, str) for x in entry.values()) for entry in entries):
-            raise FailuresDictError(
-                "in the failures file, an operator has other entries than it should",
-                op=qualname,
-                where=path,
-                expected='{"TestClass.check__test": {"comment": "...", "status": "..."}}',
-                got=brief(tests, 200),
-            )
+            problem = "in the failures file, an operator has other entries than it should"
+            expected = '{"TestClass.check__test": {"comment": "...", "status": "..."}}'
+            raise FailuresDictError(problem, op=qualname, where=path, expected=expected, got=brief(tests, 200))
     return document
 
 

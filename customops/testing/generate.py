@@ -20,12 +20,9 @@ from customops.testing.watch import OpCheckMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Test = Callable[..., Any]
-
 DEFAULT_TEST_UTILS = list(DEFAULT_CHECKS)
-
 #: `DEFAULT_TEST_UTILS` and test_aot_dispatch_static, for older test suites.
 DEPRECATED_DEFAULT_TEST_UTILS = [*DEFAULT_TEST_UTILS, "test_aot_dispatch_static"]
-
 _STATIC = "test_aot_dispatch_static"
 _NOT_GENERATED = "_customops_no_opcheck_tests"
 _GENERATED = "_customops_opcheck_test"
@@ -97,50 +94,41 @@ def generate_opcheck_tests(
         known = [test for test, entry in entries.items() if entry["status"] == "xfail"]
         tests[name] = _tag_test(qualname, [test for test in known if not test.partition(".")[2].startswith(_STATIC)])
     for name, test in tests.items():
-        _add(testcase, name, test, (additional_decorators or {}).get(name, ()))
-
-
-def _add(testcase: type, name: str, test: _Test, decorators: Iterable[Callable[[Any], Any]]) -> None:
-    inherited = getattr(testcase, name, None)
-    if inherited is not None and (name in vars(testcase) or not hasattr(inherited, _GENERATED)):
-        raise GenerationError(
-            f"the class {testcase.__name__} already has a {name}",
-            fix="generate tests once for a class, after the class; rename a test of this name",
-        )
-    test.__name__ = name
-    test.__qualname__ = f"{testcase.__qualname__}.{name}"
-    for decorator in decorators:
-        test = decorator(test)
-    setattr(test, _GENERATED, True)
-    setattr(testcase, name, test)
+        inherited = getattr(testcase, name, None)
+        if inherited is not None and (name in vars(testcase) or not hasattr(inherited, _GENERATED)):
+            fix = "generate tests once for a class, after the class; rename a test of this name"
+            raise GenerationError(f"the class {testcase.__name__} already has a {name}", fix=fix)
+        test.__name__ = name
+        test.__qualname__ = f"{testcase.__qualname__}.{name}"
+        for decorator in (additional_decorators or {}).get(name, ()):
+            test = decorator(test)
+        setattr(test, _GENERATED, True)
+        setattr(testcase, name, test)
 
 
 def _checked_test(testcase: type, name: str, check: str, namespaces: Sequence[str], failures: FailuresDict) -> _Test:
-    test_name = f"{testcase.__name__}.{check}__{name}"
+    original, test_name = getattr(testcase, name), f"{testcase.__name__}.{check}__{name}"
 
     def util(op: _torch.library.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         CHECKS[check](Trial(op, args, kwargs))
 
     mode = functools.partial(OpCheckMode, namespaces, check, util, failures, test_name, failures.path)
-    test = _inside(mode, getattr(testcase, name))
-    marks = getattr(test, "pytestmark", ())
+
+    @functools.wraps(original)
+    def test(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return original(*args, **kwargs)
+
+    @functools.wraps(original)
+    async def async_test(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return await original(*args, **kwargs)
+
+    checked: _Test = async_test if inspect.iscoroutinefunction(original) else test
+    marks = getattr(checked, "pytestmark", ())
     if any(mark.name == "opcheck_only_one" for mark in marks):
-        test.pytestmark = [_first_case(mark) for mark in marks]  # type: ignore[attr-defined]
-    return test
-
-
-def _inside(mode: Callable[[], OpCheckMode], test: _Test) -> _Test:
-    @functools.wraps(test)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        with mode():
-            return test(*args, **kwargs)
-
-    @functools.wraps(test)
-    async def checked_async(*args: Any, **kwargs: Any) -> Any:
-        with mode():
-            return await test(*args, **kwargs)
-
-    return checked_async if inspect.iscoroutinefunction(test) else checked
+        checked.pytestmark = [_first_case(mark) for mark in marks]  # type: ignore[attr-defined]
+    return checked
 
 
 def _first_case(mark: Any) -> Any:
@@ -161,11 +149,8 @@ def _tag_test(qualname: str, failing: list[str]) -> _Test:
         if op is None:
             raise unittest.SkipTest(f"Can't import operator {qualname}")
         if failing and torch.Tag.pt2_compliant_tag in op.tags:
-            raise CheckError(
-                "the operator is tagged as pt2_compliant_tag, and is known to fail generated tests",
-                op=qualname,
-                got=", ".join(failing),
-                fix="correct the operator, or leave out the tag",
-            )
+            problem = "the operator is tagged as pt2_compliant_tag, and is known to fail generated tests"
+            fix = "correct the operator, or leave out the tag"
+            raise CheckError(problem, op=qualname, got=", ".join(failing), fix=fix)
 
     return compliant

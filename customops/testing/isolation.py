@@ -25,6 +25,8 @@ from typing import Any
 
 from customops.errors import CustomOpsError
 
+_Task = Callable[[], Any]
+
 
 def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, so that it can be pickled for a process which finds its module by file."""
@@ -43,14 +45,11 @@ def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
                 return functools.partial(_call_by_name, module, file, name, decorators)
             found, decorators = getattr(found, "__wrapped__", None), decorators + 1
     is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
-    raise CustomOpsError(
-        "another process cannot find this function",
-        expected="a function that the module of a file has under its name",
-        got=repr(function),
-        fix=f"functools.partial({name}, object) sends the object along"
-        if is_bound
-        else "move it to the top of a file, or pass its code as a string",
-    )
+    fix = "move it to the top of a file, or pass its code as a string"
+    if is_bound:
+        fix = f"functools.partial({name}, object) sends the object along"
+    expected = "a function that the module of a file has under its name"
+    raise CustomOpsError("another process cannot find this function", expected=expected, got=repr(function), fix=fix)
 
 
 def _call_by_name(module: str, file: str | None, name: str, decorators: int, /, *args: Any, **keywords: Any) -> Any:
@@ -85,14 +84,9 @@ def _run_program(code: str | None, path: str = "<isolated>") -> Any:
     return vars(module).get("result")
 
 
-#: Seconds that importing torch may take on a busy machine.
-STARTING = 60.0
-
-#: Seconds that a process has for ending by itself when its alarm rings.
-GRACE = 1.0
-
-#: The exit code of a process that ran out of time, whatever ended it.
-LATE = -int(getattr(signal, "SIGALRM", 14))
+STARTING = 60.0  #: seconds that importing torch may take on a busy machine
+GRACE = 1.0  #: seconds that a process has for ending by itself when its alarm rings
+LATE = -int(getattr(signal, "SIGALRM", 14))  #: the exit code of a process that ran out of time, whatever ended it
 
 
 class IsolationError(CustomOpsError, RuntimeError):
@@ -240,15 +234,14 @@ def _call_and_save(function: Callable[[], Any], path: Path) -> None:
 
 def _save(path: Path, value: Any, error: BaseException | None) -> None:
     """Write the outcome; one that cannot be pickled is told as text."""
-    if error is not None:
-        text = "".join(traceback.format_exception(error))
-        if sys.version_info >= (3, 11):
-            error.add_note(f"in the child process:\n{text}")
+    text = "" if error is None else "".join(traceback.format_exception(error))
+    if error is not None and sys.version_info >= (3, 11):
+        error.add_note(f"in the child process:\n{text}")
     try:
         data = pickle.dumps((value, error))
         pickle.loads(data)  # an exception may well be pickled and not be made again
     except Exception as problem:
-        what = traceback.format_exc() if error is None else "".join(traceback.format_exception(error))
+        what = text or traceback.format_exc()
         kind = "value" if error is None else f"error ({type(error).__name__}: {error})"
         data = pickle.dumps((None, IsolationError(f"the {kind} cannot be sent: {problem}", stderr=what)))
     temporary = path.with_suffix(".partial")
@@ -294,11 +287,8 @@ def run_isolated(
     else:
         path = Path(target).resolve()
         if not path.is_file():
-            raise CustomOpsError(
-                "no such file",
-                expected="a Python file; a string of one line that ends in .py is the path of one, any other is code",
-                got=str(path),
-            )
+            expected = "a Python file; a string of one line that ends in .py is the path of one, any other is code"
+            raise CustomOpsError("no such file", expected=expected, got=str(path))
         task = functools.partial(_run_program, None, str(path))
     (done,) = _run([task], None, timeout, cwd, env, fork=False)
     done.get()
@@ -340,13 +330,7 @@ def run_each_isolated(
 
 
 def _run(
-    tasks: Sequence[Callable[[], Any]],
-    setup: Callable[[], Any] | None,
-    timeout: float,
-    cwd: str | os.PathLike[str] | None,
-    env: Mapping[str, str] | None,
-    *,
-    fork: bool,
+    tasks: Sequence[_Task], setup: _Task | None, timeout: float, cwd: Any, env: Mapping[str, str] | None, *, fork: bool
 ) -> list[Isolated]:
     # What the child left running may hold its files open, and Windows does not delete such files.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:

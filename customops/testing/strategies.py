@@ -53,14 +53,11 @@ except ImportError as error:
     ) from error
 
 __all__ = ["LAYOUTS", "arguments", "tensors"]
-
 Strategy = st.SearchStrategy[Any]
 Shape = tuple[int, ...]
 Layout = Literal["contiguous", "transposed", "sliced", "expanded"]
-
 #: The memory layouts of tensors. Elements of an expanded tensor share memory, so mutated arguments are never expanded.
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "sliced", "expanded")
-
 #: Of a tensor of more elements this many are drawn, and repeated. A prime number: rows seldom become equal.
 DRAWN_ELEMENTS = 11
 
@@ -70,7 +67,6 @@ SHAPES: st.SearchStrategy[Shape] = st.one_of(
 ).map(tuple)
 
 DTYPES: st.SearchStrategy[torch.dtype] = st.sampled_from([torch.float32, torch.float64])
-
 #: On a grid that float16 and bfloat16 have too: what is drawn is what a tensor holds.
 _REALS = st.integers(-64, 64).map(lambda eighths: eighths / 8)
 
@@ -166,13 +162,10 @@ def draw_tensor(
 
 
 _tensors = st.composite(draw_tensor)
-
 #: Lists have no more items than this.
 MAX_ITEMS = 3
-
 #: The 2 of ``SymInt[2]``.
 _FIXED = re.compile(r"\[(\d+)\]$")
-
 _INTS = st.integers(-8, 8)
 _FLOATS = st.floats(-8, 8, allow_nan=False, allow_subnormal=False)
 _LETTERS = st.characters(min_codepoint=32, max_codepoint=126)
@@ -193,10 +186,10 @@ _VALUES: dict[Any, Strategy] = {
 }
 
 
-def sizes(type_: str, at_least: int = 0) -> st.SearchStrategy[int]:
-    """How many items a list of this type may have."""
+def sizes(type_: str, least: int = 0) -> tuple[int, int]:
+    """The least and the greatest number of items of a list of this type."""
     fixed = _FIXED.search(type_)
-    return st.just(int(fixed[1])) if fixed else st.integers(at_least, MAX_ITEMS)
+    return (int(fixed[1]), int(fixed[1])) if fixed else (least, MAX_ITEMS)
 
 
 def values_of(type_: str, codec: Codec, device: str | torch.device) -> Strategy | None:
@@ -226,8 +219,7 @@ def values_of(type_: str, codec: Codec, device: str | torch.device) -> Strategy 
 
 
 def _lists(type_: str, items: Strategy | None) -> Strategy | None:
-    fixed = _FIXED.search(type_)
-    least, most = (int(fixed[1]), int(fixed[1])) if fixed else (0, MAX_ITEMS)
+    least, most = sizes(type_)
     return None if items is None else st.lists(items, min_size=least, max_size=most)
 
 
@@ -237,10 +229,7 @@ _BY_POSITION = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
 
 
 class Plan:
-    """The parameters of an op, the user's strategies for some, ours for the others, and what the user wants of tensors.
-
-    It is made before anything is drawn, so that what is wrong is said where `arguments` is called.
-    """
+    """An op's parameters, strategies for them, and options of tensors: all that can be wrong is found in making it."""
 
     shapes: Strategy
     dtypes: Strategy
@@ -264,13 +253,9 @@ class Plan:
             self.given |= {each.name: st.just(False) for each in self.parameters if each.name == "pin_memory"}
         for path, strategy in self.given.items():
             if not isinstance(strategy, st.SearchStrategy):
-                raise ArgumentError(
-                    "this is not a strategy",
-                    op=self.op,
-                    argument=path,
-                    got=type(strategy).__name__,
-                    fix="hypothesis.strategies.just(...) for a single value",
-                )
+                problem = "this is not a strategy"
+                fix = "hypothesis.strategies.just(...) for a single value"
+                raise ArgumentError(problem, op=self.op, argument=path, got=type(strategy).__name__, fix=fix)
         self.written = {argument.name for argument in schema.mutated}
         #: May its tensors require gradients? torch refuses it of out ops.
         self.is_differentiable = not (
@@ -301,20 +286,15 @@ class Plan:
         return node.holds_tensors or self.values[node.name] is not None
 
     def by_path(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by path. The name alone stands for one of the ``**options``.
-
-        Raises:
-            ArgumentError: something is neither a parameter nor a part of one.
-        """
+        """The values by path of a parameter or its part. The name alone stands for one of the ``**options``."""
         rest = [each.node for each in self.parameters if each.kind is Kind.VAR_KEYWORD]
         paths = {key: node.path for group in rest if isinstance(group, Group) for key, node in group.fields.items()}
         by_path = {paths.get(name, name): value for name, value in values.items()}
         known = [path for each in self.parameters for path in _paths(each.node)]
         for path in by_path:
             if path not in known:
-                raise ArgumentError(
-                    "no such parameter", op=self.op, argument=path, expected=f"some of {', '.join(known) or 'none'}"
-                )
+                expected = f"some of {', '.join(known) or 'none'}"
+                raise ArgumentError("no such parameter", op=self.op, argument=path, expected=expected)
         return by_path
 
     def strategy(self, option: Any, of_one: Callable[[Any], Strategy]) -> Strategy:
@@ -330,21 +310,8 @@ class Plan:
             for each in node.fields.values():
                 self._check_drawable(each)
         elif isinstance(node, Leaf) and not node.is_optional and not self.is_drawable(node):
-            raise UnsupportedError(
-                f"there is no strategy for {node.type}",
-                op=self.op,
-                argument=node.path,
-                fix=f"arguments(op, {{{node.path!r}: a strategy}})",
-            )
-
-
-def lowered_from(op: Any) -> CustomOpDef[Any, Any] | None:
-    """The op with rich types of which `op` is the lowered form, or None."""
-    overload = find_op(op)
-    if isinstance(op, CustomOpDef):
-        return None
-    ours = (each for each in fingerprint.ops if isinstance(each, CustomOpDef) and each._lowering is not None)
-    return next((each for each in ours if each._opoverload is overload), None)
+            fix = f"arguments(op, {{{node.path!r}: a strategy}})"
+            raise UnsupportedError(f"there is no strategy for {node.type}", op=self.op, argument=node.path, fix=fix)
 
 
 def _parameter(argument: Argument) -> Parameter:
@@ -418,18 +385,17 @@ def arguments(
         ... def test_scale(sample):
         ...     opcheck(scale, *sample)
     """
-    rich = lowered_from(op)
+    rich: CustomOpDef[Any, Any] | None = None  # the op with rich types of which `op` is the lowered form
+    if not isinstance(op, CustomOpDef):
+        overload = find_op(op)
+        ours = (each for each in fingerprint.ops if isinstance(each, CustomOpDef) and each._lowering is not None)
+        rich = next((each for each in ours if each._opoverload is overload), None)
     plan = Plan(op if rich is None else rich, {**(given or {}), **more}, device)
     plan.shapes, plan.dtypes = plan.strategy(shapes, shape_of), plan.strategy(dtypes, dtype_of)
     plan.broadcast, plan.elements, plan.layouts = broadcast, elements, tuple(layouts)
     plan.requires_grad = plan.by_path(requires_grad) if isinstance(requires_grad, Mapping) else requires_grad
     samples = _samples(plan)
     return samples if rich is None else samples.map(lambda sample: Sample(*rich.lower(*sample.args, **sample.kwargs)))
-
-
-@st.composite
-def _samples(draw: st.DrawFn, plan: Plan) -> Sample:
-    return _Draw(draw, plan).sample()
 
 
 class _Draw:
@@ -496,7 +462,7 @@ class _Draw:
         if isinstance(node, Group):
             return self._group(node)
         if isinstance(node, Nested):
-            count = self.draw(sizes("Tensor[]", self.plan.least))
+            count = self.draw(st.integers(*sizes("Tensor[]", self.plan.least)))
             return [self._tensor_list(node.tensors, list) for _ in range(count)]
         if not node.holds_tensors:
             return self._plain(node)
@@ -531,7 +497,7 @@ class _Draw:
         type_ = leaf.type.removesuffix("?")
         items_may_be_none = (item_type(type_) or "").endswith("?")
         items = []
-        for _ in range(self.draw(sizes(type_, self.plan.least))):
+        for _ in range(self.draw(st.integers(*sizes(type_, self.plan.least)))):
             is_none = items_may_be_none and self.draw(st.sampled_from([True, False]))
             items.append(None if is_none else self._tensor(leaf))
         return container(items)
@@ -552,6 +518,9 @@ class _Draw:
         elif isinstance(option, Mapping):
             option = bool(_of_path(option, leaf.path, False))
         return draw_tensor(self.draw, shape, dtype, self.plan.elements, layouts, option, self.plan.device, leaf.path)
+
+
+_samples = st.composite(lambda draw, plan: _Draw(draw, plan).sample())
 
 
 def _of_path(values: Mapping[str, Any], path: str, default: Any) -> Any:

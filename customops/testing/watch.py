@@ -6,6 +6,7 @@ Errors of a check do not disturb the test. They are kept, and judged against the
 from __future__ import annotations
 
 import collections
+import json
 import os
 import sys
 import tempfile
@@ -13,10 +14,10 @@ import threading
 import types
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -31,7 +32,6 @@ from customops.errors import OpCheckError, brief
 from customops.testing.failures import FailuresDict, accepts_changes, is_set
 
 _jit: Any = torch.jit  # which does not declare what it exports
-
 #: The types of operators where a mode sees them called.
 OPERATORS = (_torch.library.OpOverload, _torch.library.OpOverloadPacket)
 
@@ -66,11 +66,7 @@ _DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 class _DynamoSwitch:
-    """Turns `torch.compile` off from the first `off` to the last `restore`, of whatever thread.
-
-    A function that is compiled calls its operators where no mode sees them. The environment is one for all threads,
-    so it is restored when the last of them is done.
-    """
+    """Turns `torch.compile`, which calls operators where no mode sees them, off while any thread needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,12 +90,6 @@ class _DynamoSwitch:
 
 
 _dynamo = _DynamoSwitch()
-
-
-@dataclass(frozen=True)
-class _Failure:
-    error: Exception
-    trial: Trial  #: the inputs as they were before the call; only those of the first failure are kept
 
 
 class OpCheckMode(TorchFunctionMode):
@@ -133,7 +123,8 @@ class OpCheckMode(TorchFunctionMode):
         self.failures_dict = failures_dict
         self.test_name = test_name
         self.failures_dict_path = failures_dict_path
-        self._seen: dict[str, _Failure | None] = {}
+        #: The first failure of each operator, with the inputs as they were before the call.
+        self._seen: dict[str, tuple[Exception, Trial] | None] = {}
 
     def __enter__(self) -> OpCheckMode:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -159,14 +150,15 @@ class OpCheckMode(TorchFunctionMode):
         name = op.name()
         if self._status(name) == "skip":
             return func(*args, **kwargs)
-        trial, before, failure = Trial(op, args, kwargs), None, None
+        trial, before = Trial(op, args, kwargs), None
+        failure: tuple[Exception, Trial] | None = None
         has_failed = self._seen.get(name) is not None
         # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
         if not (has_failed or any(map(_torch.tensors.is_abstract, [*trial.tensors, torch.empty(0)]))):
             try:
                 before = trial.copy()  # the operator may write to its inputs
             except Exception as error:
-                failure = _Failure(error, trial)
+                failure = (error, trial)
         result = func(*args, **kwargs)
         if before is not None:
             try:
@@ -174,7 +166,7 @@ class OpCheckMode(TorchFunctionMode):
             except NotExercised:
                 pass
             except Exception as error:
-                failure = None if has_no_fake(error) else _Failure(error, before)
+                failure = None if has_no_fake(error) else (error, before)
         if not has_failed:
             self._seen[name] = failure
         return result
@@ -194,35 +186,29 @@ class OpCheckMode(TorchFunctionMode):
             return
         if failed:
             first, *others = failed
-            failure, also = found[first], f" (and for {', '.join(others)})" if others else ""
+            (cause, trial), also = found[first], f" (and for {', '.join(others)})" if others else ""
+            call = (self.test_util_name, trial.op, trial.args, trial.kwargs)
+            try:
+                repro = generate_repro(*call, save_data=is_set("OPCHECK_PRINT_BETTER_REPRO"))
+            except Exception as error:
+                # What was found matters more than that it can be saved.
+                repro = f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
             raise OpCheckError(
                 f"{self.test_util_name} failed in the generated test {self.test_name}{also}",
-                op=failure.trial.name,
-                got=in_short(failure.error),
+                op=trial.name,
+                got=in_short(cause),
                 fix="correct the operator: it may be silently incorrect; or expect the failure, in "
                 f"{self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1. This shows it by itself "
-                f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{self._repro(failure.trial)}",
-            ) from failure.error
+                f"(PYTORCH_OPCHECK_PRINT_BETTER_REPRO=1 saves the inputs):\n{repro}",
+            ) from cause
         if passed:
-            raise OpCheckError(
-                f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}",
-                op=", ".join(passed),
-                expected="a failure",
-                fix=f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1",
-            )
-
-    def _repro(self, trial: Trial) -> str:
-        call = (self.test_util_name, trial.op, trial.args, trial.kwargs)
-        try:
-            return generate_repro(*call, save_data=is_set("OPCHECK_PRINT_BETTER_REPRO"))
-        except Exception as error:
-            # What was found matters more than that it can be saved.
-            return f"# The inputs cannot be saved: {in_short(error)}\n" + generate_repro(*call, save_data=False)
+            problem = f"Unexpected success of {self.test_util_name} in the generated test {self.test_name}"
+            fix = f"remove the entry from {self.failures_dict_path}, by hand or with PYTORCH_OPCHECK_ACCEPT=1"
+            raise OpCheckError(problem, op=", ".join(passed), expected="a failure", fix=fix)
 
 
 #: Below the directory for temporary files. Nothing removes it.
 DIRECTORY = "customops_opcheck_safe_to_delete"
-
 _RULE = "# " + "=" * 57
 
 _SCRIPT = f"""\
@@ -274,15 +260,10 @@ def generate_repro(
         if not dry_run:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             torch.save((tuple(args), dict(kwargs)), path)
-        inputs = f"args, kwargs = torch.load({_quoted(path)})"
+        inputs = f"args, kwargs = torch.load({json.dumps(path, ensure_ascii=False)})"
     schema = _torch.schema.schema_of(op)
     name = ".".join([*schema.name.split("::"), schema.overload_name or "default"])
     return _SCRIPT.format(op=name, inputs=inputs, test=test)
-
-
-def _quoted(path: str) -> str:
-    """A Python string literal, in double quotes."""
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 #: Of values of these types every single one is a kind; of numbers the type is.
@@ -290,11 +271,7 @@ _CHOICES = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None
 
 
 def kind_of(trial: Trial) -> str:
-    """``x: float32 2d grad, by: float``: the arguments of a call, without sizes and elements.
-
-    Of a tensor it is the dtype, the number of dimensions, and, where they are not the usual ones, its layout, device,
-    class, and whether it requires grad or is empty; of numbers the type, of other values the value.
-    """
+    """``x: float32 2d grad, by: float``: the arguments of a call, without sizes, elements and values of numbers."""
     return ", ".join(f"{name}: {_kind(value)}" for name, value in trial.arguments.items()) or "no arguments"
 
 
@@ -322,7 +299,6 @@ def _kind(value: Any) -> str:
 
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
 #: Elements of all tensors of a call, above which it is not copied.
 TOO_MANY = 1 << 24
 
@@ -341,35 +317,19 @@ class Call:
     kind: str
 
 
-class Kinds(Protocol):
-    """Kinds of calls, as a set has them."""
-
-    def __contains__(self, kind: tuple[str, str], /) -> bool: ...
-
-    def add(self, kind: tuple[str, str], /) -> None: ...
-
-
 class Watch(TorchFunctionMode):
     """Notes the calls of operators in its block, so that each kind of call can be checked when the test is over.
 
     The test runs as without it: operators see and return the same, `torch.compile` compiles as ever, and checks run on
-    copies, after the test, where none of its modes and contexts act on them any more.
-
-    Args:
-        wants: is an operator of this name (``ns::op``, with its overload if it has one) to be noted?
-        known: the kinds of calls that need not be noted, ``(name, kind)``; those that are noted are added.
-
-    Attributes:
-        calls: those that were noted, and went well.
-        made: the number of calls of each operator that is wanted, noted or not.
-        left_out: why calls cannot be checked -> the number of such calls.
+    copies, after the test, where none of its modes and contexts act on them any more. Calls are noted of ops that
+    `wants`, by name (``ns::op``, with its overload if it has one), and of kinds, ``(name, kind)``, not yet `known`.
     """
 
-    def __init__(self, wants: Callable[[str], bool], known: Kinds) -> None:
+    def __init__(self, wants: Callable[[str], bool], known: set[tuple[str, str]]) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self.made: collections.Counter[str] = collections.Counter()
-        self.left_out: collections.Counter[str] = collections.Counter()
+        self.calls: list[Call] = []  #: those that were noted, and went well
+        self.made: collections.Counter[str] = collections.Counter()  #: of each operator that is wanted, noted or not
+        self.left_out: collections.Counter[str] = collections.Counter()  #: why calls cannot be checked
         self._wants, self._known = wants, known
 
     def __torch_function__(
@@ -387,43 +347,38 @@ class Watch(TorchFunctionMode):
         return result
 
     def _noted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The call on copies of its inputs, or None if it is not one to check."""
         if not runs_operator(func) or str(func).partition(".")[0] in _torch.library.TORCHS:
             return None  # those of torch are not what a suite is there to test
         try:
-            return self._copied(func, args, kwargs)
-        except Exception as error:  # whatever it is, the test is not to notice
-            self.left_out[f"its inputs cannot be copied ({type(error).__name__})"] += 1
-            return None
-
-    def _copied(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        is_packet = isinstance(func, _torch.library.OpOverloadPacket)
-        op = _torch.library.called_overload(func, args, kwargs) if is_packet else func
-        trial = Trial(op, args, kwargs)
-        if not torch.is_grad_enabled():
-            trial = trial.detached()  # it is not recorded, so it need not be recordable
-        if not self._wants(trial.name):
-            return None
-        frame: types.FrameType | None = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(_CHECKERS):
+            is_packet = isinstance(func, _torch.library.OpOverloadPacket)
+            op = _torch.library.called_overload(func, args, kwargs) if is_packet else func
+            trial = Trial(op, args, kwargs)
+            if not torch.is_grad_enabled():
+                trial = trial.detached()  # it is not recorded, so it need not be recordable
+            if not self._wants(trial.name):
                 return None
-            frame = frame.f_back
-        self.made[trial.name] += 1
-        reason = None
-        if _torch.dispatcher.any_mode_of_users():
-            reason = "made under a mode"  # which would see how the inputs are copied
-        elif any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
-            reason = "meta, fake or functorch tensors"
-        elif sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
-            reason = "more than 16 million elements"
+            frame: types.FrameType | None = sys._getframe(1)
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(_CHECKERS):
+                    return None
+                frame = frame.f_back
+            self.made[trial.name] += 1
+            reason = None
+            if _torch.dispatcher.any_mode_of_users():
+                reason = "made under a mode"  # which would see how the inputs are copied
+            elif any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
+                reason = "meta, fake or functorch tensors"
+            elif sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
+                reason = "more than 16 million elements"
+            if reason is None and (trial.name, kind := kind_of(trial)) not in self._known:
+                with torch.inference_mode(False):
+                    return Call(trial.copy(), kind)
+        except Exception as error:  # whatever it is, the test is not to notice
+            reason = f"its inputs cannot be copied ({type(error).__name__})"
         if reason is not None:
             self.left_out[reason] += 1
-            return None
-        kind = kind_of(trial)
-        if (trial.name, kind) in self._known:
-            return None
-        with torch.inference_mode(False):
-            return Call(trial.copy(), kind)
+        return None
 
 
 def why_unchecked(call: Call) -> str | None:
@@ -438,13 +393,12 @@ def why_unchecked(call: Call) -> str | None:
     return None if error is None else "the op refused the same inputs when the test was over"
 
 
-def checked(call: Call, checks: Sequence[str]) -> Iterator[Outcome]:
-    """What these checks say of a call, unless it is `why_unchecked`."""
+def checked(call: Call, check: str) -> Outcome:
+    """What a check says of a call, unless it is `why_unchecked`."""
     trial = call.trial
-    for name in checks:
-        with warnings.catch_warnings(), torch.enable_grad():
-            warnings.simplefilter("ignore")  # of the test they say nothing
-            outcome = run_check(name, trial.op, trial.args, trial.kwargs)
-        if has_no_fake(outcome.error):
-            outcome = replace(outcome, status="not exercised", error=None, reason="torch has no fakes of the inputs")
-        yield outcome
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # of the test they say nothing
+        outcome = run_check(check, trial.op, trial.args, trial.kwargs)
+    if has_no_fake(outcome.error):
+        return replace(outcome, status="not exercised", error=None, reason="torch has no fakes of the inputs")
+    return outcome

@@ -86,8 +86,10 @@ def test_overload_is_named() -> None:
     assert "\nop = torch.ops.aten.add.Tensor\n" in script
 
 
-def test_path_of_any_characters() -> None:
-    assert eval(repro_module._quoted('C:\\tmp\\"é😀.pt')) == 'C:\\tmp\\"é😀.pt'
+def test_path_of_any_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", 'C:\\tmp\\"é😀')
+    script = generate_repro("test_schema", SIN, (), {}, save_data=True, dry_run=True)
+    assert 'C:\\tmp\\"é😀' in eval(re.findall(r"torch\.load\((.*)\)", script)[0])
 
 
 DEFINE = """\
