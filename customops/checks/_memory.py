@@ -35,10 +35,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:
-    """Is there a storage that holds the elements?
-
-    Backends written in Python may keep the data elsewhere, behind a storage of no bytes.
-    """
+    """Does a storage hold the elements? Backends written in Python may have one of no bytes, and data elsewhere."""
     if tensor.layout is not torch.strided or tensor.is_nested or not _torch.tensors.has_storage(tensor):
         return False
     return byte_range(tensor)[1] <= tensor.untyped_storage().nbytes()
@@ -68,8 +65,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Do two tensors, fake ones included, use the same storage, or bytes in common under two storages?
 
-    No is the answer for wrapper subclasses, which may share what is no data: jagged tensors have their offsets in
-    common.
+    No is the answer for wrapper subclasses: jagged tensors share their offsets, which are no data.
     """
     if not _storages(first).isdisjoint(_storages(second)):
         return True

@@ -16,7 +16,7 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import attempt, call, difference
 from customops.checks._trial import Trial, failed_call, is_untraceable
 from customops.checks._variants import are_plain, other_sizes, reordered_values
@@ -88,10 +88,8 @@ def _dynamic(value: Any) -> Any:
 
 def _prepared(trial: Trial) -> Trial:
     trial.require_data()
-    if not trial.tensors or not are_plain(trial):
-        raise NotExercised("no input is a plain strided tensor")
-    if is_untraceable(trial.op):
-        raise NotExercised("the operator is tagged as depending on data: a compiler leaves it out")
+    require(trial.tensors and are_plain(trial), "no input is a plain strided tensor")
+    require(not is_untraceable(trial.op), "the operator is tagged as depending on data: a compiler leaves it out")
     if trial.schema.is_view and not trial.is_builtin:
         raise NotExercised("the operator returns a view, which AOTDispatcher does not take of operators outside aten")
     trial = trial.detached()
@@ -139,7 +137,7 @@ def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) ->
         raise _not_traced(trial, how, result) from result
     found = difference(result, eager)
     if found is not None:
-        raise CheckError(f"another result under {how} {what}".rstrip(), op=trial.name, got=found, fix=_FIX)
+        raise trial.finding(f"another result under {how} {what}".rstrip(), got=found, fix=_FIX)
 
 
 def _run(function: Callable[..., Any], trial: Trial) -> Any:

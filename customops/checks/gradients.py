@@ -70,7 +70,30 @@ class _Relations(Ordinary):
         problem = "a second backward through the same graph gives other gradients"
         fix = "do not write to what the formula has saved; keep no state between calls"
         self._compare(self.cotangents, problem, fix)
-        self._compare_layouts()
+
+        # In other memory layouts. (What is empty, or has one element, is contiguous in all of them.)
+        def are_contiguous(gradients: Gradients) -> bool:
+            return all(v is None or v.is_contiguous() for v in gradients)
+
+        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
+        strided: list[torch.Tensor | None] = []
+        for v in self.cotangents:
+            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
+                larger = v.new_zeros((*reversed(v.shape), 2))
+                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
+            strided.append(v)
+        if not are_contiguous(strided):
+            self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
+        if any(v is not None and v.is_complex() for v in self.cotangents):
+            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
+            self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
+        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        with formula_may_fail(self.function, "backward fails"):
+            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
+        if are_finite(of_ones) and not are_contiguous(expanded):
+            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
+            self._compare(expanded, problem, fix, of_ones)
         # Each output alone: by linearity the gradients add up.
         problem = "backward is wrong where only some of the outputs are used"
         sums = [torch.zeros_like(leaf) for leaf in self.recorded.leaves]
@@ -90,36 +113,10 @@ class _Relations(Ordinary):
             label = self.function.inputs[i].label
             self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
 
-    def _compare_layouts(self) -> None:
-        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
-        strided: list[torch.Tensor | None] = []
-        for v in self.cotangents:
-            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
-                larger = v.new_zeros((*reversed(v.shape), 2))
-                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
-            strided.append(v)
-        if _would_be_copied(strided):
-            self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
-        if any(v is not None and v.is_complex() for v in self.cotangents):
-            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
-            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
-            self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
-        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
-        with formula_may_fail(self.function, "backward fails"):
-            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
-        if are_finite(of_ones) and _would_be_copied(expanded):
-            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
-            self._compare(expanded, problem, fix, of_ones)
-
     def _compare(self, cotangents: Gradients, problem: str, fix: str, expected: Gradients | None = None) -> None:
         with formula_may_fail(self.function, problem):
             found = self.recorded.gradients(cotangents)
         self.judge(found, self.expected if expected is None else expected, problem, fix)
-
-
-def _would_be_copied(gradients: Gradients) -> bool:
-    """Does .contiguous() cure what is unusual? It leaves the strides of what is empty, or has one element."""
-    return any(v is not None and not v.is_contiguous() for v in gradients)
 
 
 class _Comparison(Differences):
@@ -255,10 +252,9 @@ class _Comparison(Differences):
         return self.function.fault(problem, expected, got, fix, argument=label)
 
     def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> tuple[float, float, str] | None:
-        """The element of which the gradient is most wrong: its derivative, what backward says it is, and which it is.
+        """The derivative by the element of which the gradient is most wrong, what backward says, and which it is.
 
-        Args:
-            ones: let the gradients of the outputs be ones, so that the numbers are those of the formula.
+        With `ones` for the gradients of the outputs, the numbers are those of the formula.
         """
         recorded = Recorded(self.function, point, self.wanted)
         all_ones = [torch.ones_like(output) for output in recorded.outputs]
@@ -281,10 +277,7 @@ class _Comparison(Differences):
 
 
 def _is_always_identity(function: Function, i: int, k: int) -> bool:
-    """Is output `k` input `i` also with other numbers, and with optional arguments that are absent here?
-
-    If not, returning the input is what the operator computes here, and not something done for the sake of backward.
-    """
+    """Is output `k` input `i` also with other numbers and optional arguments? If not, that is what it computes here."""
     for trial in other_arguments(function.trial, "normal"):
         try:
             other = Function(trial)

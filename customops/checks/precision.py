@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import (
-    Nudge,
     Results,
     attempt,
     difference,
     first_difference,
     is_tie_of_indices,
+    nudge,
     nudges,
     steady_results,
     tolerance_of,
@@ -50,8 +50,7 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     expected = steady_results(trial)
     tried = [_check_integers(trial, expected), _check_wider(trial, expected)]
-    if not any(tried):
-        raise NotExercised("the operator takes no wider dtype than that of these inputs, or has no results in it")
+    require(any(tried), "the operator takes no wider dtype than that of these inputs, or has no results in it")
 
 
 def check_resolution(trial: Trial) -> None:
@@ -61,7 +60,7 @@ def check_resolution(trial: Trial) -> None:
     if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
         raise NotExercised("no input is of float32 or float64")
     wide = trial.map_tensors(lambda _name, x: x.double() * (1 + 1e-8 / 3) if x.is_floating_point() else x)
-    truth, tiny, small = (attempt(wide.map_tensors(Nudge(size, None))) for size in (0.0, 1e-10, 1e-5))
+    truth, tiny, small = (attempt(wide.map_tensors(nudge(size))) for size in (0.0, 1e-10, 1e-5))
     if truth is None or tiny is None or small is None:
         return
     for name, value in truth.items():
@@ -123,8 +122,7 @@ def check_stability(trial: Trial) -> None:
                 fix="something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or "
                 "use logsumexp, log_softmax, softplus, logaddexp",
             )
-    if not tried:
-        raise NotExercised("the operator does not take float32 and float64, or has no floating-point results")
+    require(tried, "the operator does not take float32 and float64, or has no floating-point results")
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
@@ -229,7 +227,7 @@ def _is_floating(value: Any) -> bool:
 
 def _results_near(trial: Trial, dtype: torch.dtype) -> list[Results]:
     """The results of calls on inputs that are changed by what a dtype resolves."""
-    found = [attempt(trial.map_tensors(nudge)) for nudge in nudges(torch.finfo(dtype).eps)]
+    found = [attempt(trial.map_tensors(change)) for change in nudges(torch.finfo(dtype).eps)]
     return [results for results in found if results is not None]
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from customops.checks._check import EFFORTS, Effort
-from customops.checks._trial import Case, Kind, Trial
+from customops.checks._trial import EFFORTS, Case, Effort, Kind, Trial
 from customops.checks.inputs.parts import (
     NORMAL,
     QUICK,
@@ -31,11 +30,7 @@ from customops.checks.inputs.values import as_dtype, dtypes, in_words, name_of, 
 def derive(
     sample: Trial, variation: Variation | None = None, effort: Effort = "normal", number: int = 0
 ) -> Iterator[Case]:
-    """The inputs made of a sample, the sample first. Whether the operator accepts them is for `probe` to find out.
-
-    Args:
-        number: the number of the sample, which its cases have.
-    """
+    """The inputs made of sample `number`, itself first. Whether the operator accepts them is for `probe` to find."""
     variation = variation or Variation()
     parts = Parts(sample, variation)
     yield Case(sample, sample=number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,10 @@ from customops._schema.types import item_type
 from customops.checks._trial import Case
 from customops.checks.inputs.parts import NORMAL, QUICK, THOROUGH, Parts, Place, resized
 from customops.checks.inputs.values import python_type
+
+
+def _given(parts: Parts, values: Mapping[str, Any], label: str) -> Case:
+    return Case(parts.trial.with_arguments(**values), "optional", label)
 
 
 def optionals(parts: Parts, rank: int) -> Iterator[Case]:
@@ -29,18 +33,18 @@ def optionals(parts: Parts, rank: int) -> Iterator[Case]:
     elif rank == THOROUGH:
         left_out = [place for place in free if place.name not in given and place.default is not REQUIRED]
         if left_out:
-            yield parts.given({place.name: place.default for place in left_out}, "optional", "all defaults passed")
+            yield _given(parts, {place.name: place.default for place in left_out}, "all defaults passed")
     else:
         values = [(place, given.get(place.name, place.default)) for place in free if place.type.endswith("?")]
         there = [place.name for place, value in values if value is not None and value is not REQUIRED]
         for name in there:
-            yield parts.given({name: None}, "optional", f"{name}=None")
+            yield _given(parts, {name: None}, f"{name}=None")
         if len(there) > 1:
-            yield parts.given(dict.fromkeys(there), "optional", f"{', '.join(there)}: None")
+            yield _given(parts, dict.fromkeys(there), f"{', '.join(there)}: None")
         for place in (place for place, value in values if value is None):
             for new in _guesses(parts, place):
                 what = f"a tensor of shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else repr(new)
-                yield parts.given({place.name: new}, "optional", f"{place.name} given: {what}")
+                yield _given(parts, {place.name: new}, f"{place.name} given: {what}")
         yield from _other_objects(parts, parts.nodes)
 
 
@@ -77,19 +81,16 @@ def _other_objects(parts: Parts, nodes: Iterable[Node]) -> Iterator[Case]:
         if isinstance(node, Group):
             is_there = node.given is not None and given.get(node.given.name) is True
             if is_there and parts.variation.allows("optional", node.path):
-                yield parts.given(node.take_apart(None), "optional", f"{node.path}=None")
+                yield _given(parts, node.take_apart(None), f"{node.path}=None")
             yield from _other_objects(parts, node.fields.values())
         elif isinstance(node, Either) and parts.variation.allows("optional", node.path):
             tensor, number = given.get(node.tensor.name), given.get(node.number.name)
             if isinstance(tensor, torch.Tensor):
-                new: dict[str, Any] = {
-                    node.tensor.name: None,
-                    node.number.name: 2.0 if tensor.is_floating_point() else 2,
-                }
-                yield parts.given(new, "optional", f"{node.path}: a number")
+                other = 2.0 if tensor.is_floating_point() else 2
+                yield _given(parts, {node.tensor.name: None, node.number.name: other}, f"{node.path}: a number")
             elif isinstance(number, float):
                 new = {node.tensor.name: torch.tensor(number), node.number.name: None}
-                yield parts.given(new, "optional", f"{node.path}: a tensor")
+                yield _given(parts, new, f"{node.path}: a tensor")
 
 
 def lists(parts: Parts, rank: int) -> Iterator[Case]:
@@ -108,7 +109,7 @@ def lists(parts: Parts, rank: int) -> Iterator[Case]:
         for label, new in found:
             is_same = len(new) == len(items) and all(a is b for a, b in zip(new, items, strict=True))
             if not is_same or "Tensor" not in place.type:
-                yield parts.given({name: new}, "list", f"{name}: {label}")
+                yield Case(parts.trial.with_arguments(**{name: new}), "list", f"{name}: {label}")
 
 
 def _tensor_lists(parts: Parts, name: str, items: list[Any], rank: int) -> Iterator[tuple[str, list[Any]]]:
@@ -144,11 +145,8 @@ def same(parts: Parts, rank: int) -> Iterator[Case]:
     for one, other in itertools.combinations(spots, 2):
         a, b = one.tensor, other.tensor
         if (a.shape, a.dtype, a.device, a.requires_grad) == (b.shape, b.dtype, b.device, b.requires_grad):
-            yield from parts.cases([other], functools.partial(_instead, a), "same", f"{one.label} is {other.label}")
-
-
-def _instead(new: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return new
+            use_a = functools.partial(lambda a, _: a, a)
+            yield from parts.cases([other], use_a, "same", f"{one.label} is {other.label}")
 
 
 def devices(parts: Parts, rank: int) -> Iterator[Case]:

@@ -79,24 +79,22 @@ def _all(value: float) -> Change:
     return lambda tensor: torch.full_like(tensor, value)
 
 
-def _all_equal(pick: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+def _all_as(pick: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     return lambda tensor: torch.full_like(tensor, pick(tensor).item())
 
 
 def _ties(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Each second element as the one before it."""
+    """Two elements in a row are equal."""
     if tensor.numel() < 2:
         return None
     flat = tensor.reshape(-1)
     return flat[torch.arange(flat.numel(), device=flat.device) // 2].reshape(tensor.shape)
 
 
-def _infinite_every_second(tensor: torch.Tensor) -> torch.Tensor | None:
-    if tensor.numel() < 2:
-        return None
+def _every_second_infinite(tensor: torch.Tensor) -> torch.Tensor | None:
     new = tensor.clone(memory_format=torch.contiguous_format)
     new.view(-1)[1::2] = float("inf")
-    return new
+    return new if tensor.numel() > 1 else None
 
 
 def _merged(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -110,9 +108,8 @@ def _merged(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _different(tensor: torch.Tensor) -> torch.Tensor | None:
-    if tensor.numel() > 127:
-        return None
-    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
+    new = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
+    return new if tensor.numel() <= 127 else None
 
 
 def _inverted_order(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -128,13 +125,13 @@ _FLOATS: _Table = (
         "ties": _ties,
         "NaN in the first place": _first(float("nan")),
         "infinite in the first place": _first(float("inf")),
-        "infinite in every second place": _infinite_every_second,
+        "infinite in every second place": _every_second_infinite,
         "halves": lambda tensor: tensor.round() + 0.5,
         "negative": lambda tensor: -tensor.abs(),
         "large": lambda tensor: tensor * 1e4,
         "tiny": lambda tensor: tensor * 1e-6,
         "-0.0": _all(-0.0),
-        "equal": _all_equal(torch.Tensor.max),
+        "equal": _all_as(torch.max),
     },
     {
         "huge": lambda tensor: tensor * 1e30,
@@ -150,8 +147,12 @@ _COMPLEX: _Table = (
 )
 #: Integers may be indices: they stay between the smallest and the largest of the sample.
 _INTS: _Table = (
-    {"the smallest": _all_equal(torch.Tensor.min)},
-    {"the largest": _all_equal(torch.Tensor.max), "reversed": _inverted_order, "ties": _ties},
+    {"the smallest": _all_as(torch.min)},
+    {
+        "the largest": _all_as(torch.max),
+        "reversed": _inverted_order,
+        "ties": _ties,
+    },
     {"zeros": torch.zeros_like},
 )
 _BOOLS: _Table = ({"False": _all(False)}, {"True": _all(True), "inverted": torch.logical_not}, {})
@@ -160,7 +161,12 @@ _COUNTS: _Table = ({}, {"the first added to the second": _merged}, {})
 #: Integers of an op that takes no other tensors, to which they could be indices.
 _FREE_INTS: _Table = (
     {},
-    {"other signs": torch.neg, "all different": _different},
+    {
+        "other signs": torch.neg,
+        "all different": lambda x: (
+            None if x.numel() > 127 else torch.arange(x.numel(), device=x.device).view(x.shape).to(x.dtype)
+        ),
+    },
     {"beyond what a float32 resolves": lambda tensor: tensor + 2**24 + 1},
 )
 _TABLES: Sequence[tuple[Callable[[torch.Tensor], bool], _Table]] = (
@@ -187,7 +193,8 @@ def _of_place(parts: Parts, place: Place, value: Any, rank: int) -> Iterator[Cas
     for new in _other_values(parts, place, value, rank):
         if repr(new) not in seen:
             seen.add(repr(new))
-            yield parts.given({place.name: new}, "choice" if is_choice else "number", f"{place.name}={in_words(new)}")
+            trial = parts.trial.with_arguments(**{place.name: new})
+            yield Case(trial, "choice" if is_choice else "number", f"{place.name}={in_words(new)}")
 
 
 def python_type(place: Place) -> Any:
