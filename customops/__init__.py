@@ -13,11 +13,10 @@ from customops import _versions as _versions  # first: it refuses a torch that i
 from customops import errors as errors
 from customops import schema as schema
 from customops._dispatch.scopes import Sample
-from customops._op.op import CustomOpDef
+from customops._op.op import CustomOpDef, Undefined
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
-from customops._op.undefined import Undefined
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named

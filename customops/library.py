@@ -19,7 +19,15 @@ from typing_extensions import Unpack
 from customops import _torch
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions
 from customops._dispatch.devices import DeviceTypes
-from customops._op.callback_types import AnySetupContext, Backward, DeclaredF, ResultAndDims, Strategy, TakesModeAndCall
+from customops._op.callback_types import (
+    AnySetupContext,
+    Backward,
+    DeclaredF,
+    Lib,
+    ResultAndDims,
+    Strategy,
+    TakesModeAndCall,
+)
 from customops._op.definitions import OnConflict
 from customops._op.methods import REGISTRATIONS
 from customops._op.op import CustomOpDef
@@ -39,7 +47,7 @@ when_defined = default.when_defined
 
 @overload
 def define(
-    qualname: str, /, schema: str, *, lib: Library | None = None, tags: Tags = (), on_conflict: OnConflict = "error"
+    qualname: str, /, schema: str, *, lib: Lib = None, tags: Tags = (), on_conflict: OnConflict = "error"
 ) -> None: ...
 @overload
 def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
@@ -61,18 +69,12 @@ def impl(
     types: str | Iterable[str],
     func: None = None,
     *,
-    lib: Library | None = None,
+    lib: Lib = None,
     on_conflict: ImplConflict = "replace",
 ) -> Callable[[F], F]: ...
 @overload
 def impl(
-    qualname: str,
-    /,
-    types: str | Iterable[str],
-    func: F,
-    *,
-    lib: Library | None = None,
-    on_conflict: ImplConflict = "replace",
+    qualname: str, /, types: str | Iterable[str], func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
 ) -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
@@ -88,11 +90,7 @@ def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _define_in(lib: Library, schema: str, alias_analysis: str = "") -> Callable[[F], F]:
-    def define_and_impl(fn: F) -> F:
-        lib.impl(lib.define(schema, alias_analysis), fn)
-        return fn
-
-    return define_and_impl
+    return lambda fn: _impl_in(lib, lib.define(schema, alias_analysis))(fn)
 
 
 def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F]:
@@ -108,31 +106,29 @@ if TYPE_CHECKING:
 
     @overload
     def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
+        op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None
     ) -> Callable[[F], F]: ...
     @overload
-    def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
+    def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
     def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
+        op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Lib = None
     ) -> Any: ...
     @overload
     def register_fake(
-        op: Op, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
+        op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True
     ) -> Callable[[F], F]: ...
     @overload
-    def register_fake(op: Op, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
+    def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
     @overload
-    def register_fake(
-        op: Op, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> DeclaredF: ...
-    def register_fake(op: Op, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any: ...
+    def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+    def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any: ...
     def register_autograd(
         op: Op,
         backward: Backward,
         /,
         *,
-        setup_context: AnySetupContext[Any] | None = None,
-        lib: Library | None = None,
+        setup_context: AnySetupContext[Any] = None,
+        lib: Lib = None,
         **options: Unpack[BackwardOptions],
     ) -> None: ...
     def register_jvp(
@@ -140,36 +136,28 @@ if TYPE_CHECKING:
         jvp: Backward,
         /,
         *,
-        setup_context: AnySetupContext[Any] | None = None,
-        lib: Library | None = None,
+        setup_context: AnySetupContext[Any] = None,
+        lib: Lib = None,
         **options: Unpack[GradientOptions],
     ) -> None: ...
-    def register_autograd_from(
-        op: Op, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]
-    ) -> F: ...
-    def register_autocast(
-        op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None
-    ) -> None: ...
+    def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F: ...
+    def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None: ...
     @overload
-    def register_vmap(
-        op: Op, fn: None = None, /, *, lib: Library | None = None
-    ) -> Callable[[ResultAndDims], ResultAndDims]: ...
+    def register_vmap(op: Op, fn: None = None, /, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
     @overload
-    def register_vmap(op: Op, fn: Strategy, /, *, lib: Library | None = None) -> Strategy: ...
+    def register_vmap(op: Op, fn: Strategy, /, *, lib: Lib = None) -> Strategy: ...
     @overload
-    def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Library | None = None) -> ResultAndDims: ...
-    def register_vmap(op: Op, fn: Any = None, /, *, lib: Library | None = None) -> Any: ...
+    def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Lib = None) -> ResultAndDims: ...
+    def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
     @overload
     def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+        op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
     ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
     @overload
     def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+        op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
     ) -> TakesModeAndCall: ...
-    def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Library | None = None
-    ) -> Any: ...
+    def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
     def register_out(
         op: Op,
         fn: Callable[..., Any] | None = None,
@@ -177,7 +165,7 @@ if TYPE_CHECKING:
         *,
         device_types: DeviceTypes = None,
         inplace: Names = (),
-        lib: Library | None = None,
+        lib: Lib = None,
     ) -> Any: ...
     def register_effect(op: Op, effect: Any) -> None: ...
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import Never
 
 from customops._rules.fake import Like
+from customops._torch.library import Library
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -57,7 +58,7 @@ class SetupContextWithKeywords(Protocol[R_contra]):
     def __call__(self, *, ctx: Any, inputs: Any, keyword_only_inputs: Any, output: R_contra) -> Any: ...
 
 
-AnySetupContext = SetupContext[R] | SetupContextWithKeywords[R]
+AnySetupContext = SetupContext[R] | SetupContextWithKeywords[R] | None
 
 # Type checkers name these in their messages.
 ReturnsTensor = TypeVar("ReturnsTensor", bound=Returns[Tensor])
@@ -70,6 +71,10 @@ TakesModeAndCall = TypeVar("TakesModeAndCall", bound=Callable[[Any, Any, Any, An
 
 #: Names for `CustomOpDef.register_vmap`.
 Strategy = Literal["sequential", "expand_dims", "broadcast_all"]
+#: With what a registration ends; None: with the op.
+Lib = Library | None
+#: Values to try for arguments, of `CustomOpDef.register_samples`.
+Vary = Mapping[str, Any] | None
 
 
 class OpFor(Protocol[R_co]):
@@ -103,8 +108,7 @@ class Called(Generic[P, R]):
 
     if TYPE_CHECKING:
 
-        def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            raise NotImplementedError
+        def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
         def _replaced(self, fn: Callable[P, R], /) -> None: ...
 

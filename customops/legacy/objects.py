@@ -21,6 +21,7 @@ from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
+from customops._dispatch.scopes import record_in_scope
 from customops._dispatch.spec import OpSpec, Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
@@ -448,7 +449,7 @@ class CustomOp:
             except BaseException:
                 setattr(pair, half, None)
                 raise
-            self._op._owner.record(Registration(functools.partial(setattr, pair, half, None)))
+            record_in_scope(self._op._owner, Registration(functools.partial(setattr, pair, half, None)))
         return fn
 
     def _refuse_formula(self, kind: str, known: Fn | None) -> None:
