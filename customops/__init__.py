@@ -108,30 +108,21 @@ def __dir__() -> list[str]:
     return __all__
 
 
+#: What is loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
+_LATE = {
+    "check": "customops.checking",
+    "opcheck": "customops.checks",
+    "Description": "customops._describe.description",
+    "Explanation": "customops._describe.explanation",
+    "from_tvm_ffi": "customops.languages",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
-    if name == "check":
-        from customops.checking import check
-
-        return check
-    if name == "opcheck":
-        from customops.checks import opcheck
-
-        return opcheck
-    if name == "Description":
-        from customops._describe.description import Description
-
-        return Description
-    if name == "Explanation":
-        from customops._describe.explanation import Explanation
-
-        return Explanation
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     if name in ("backend", "languages", "logging", "testing"):  # not in `__all__`: `logging` would replace Python's
         return importlib.import_module(f"customops.{name}")
-    if name == "from_tvm_ffi":
-        from customops.languages import from_tvm_ffi
-
-        return from_tvm_ffi
     near = did_you_mean(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 

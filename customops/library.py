@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 
 from customops import _torch
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
 from customops._op.callback_types import (
     AnySetupContext,
@@ -58,7 +59,7 @@ def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     With a Library as the first argument, as in torch's older API, it returns a decorator that defines the op in this
     Library and registers the function as its kernel.
     """
-    form: Callable[..., Any] = _define_in if isinstance(first, Library) else default.define
+    form: Fn = _define_in if isinstance(first, Library) else default.define
     return form(first, *args, **kwargs)
 
 
@@ -85,7 +86,7 @@ def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     With a Library as the first argument, as in torch's older API, it returns a decorator that registers the kernel in
     this Library.
     """
-    form: Callable[..., Any] = _impl_in if isinstance(first, Library) else default.impl
+    form: Fn = _impl_in if isinstance(first, Library) else default.impl
     return form(first, *args, **kwargs)
 
 
@@ -110,9 +111,7 @@ if TYPE_CHECKING:
     ) -> Callable[[F], F]: ...
     @overload
     def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
-    def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Lib = None
-    ) -> Any: ...
+    def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any: ...
     @overload
     def register_fake(
         op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True
@@ -123,23 +122,13 @@ if TYPE_CHECKING:
     def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
     def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any: ...
     def register_autograd(
-        op: Op,
-        backward: Backward,
-        /,
-        *,
-        setup_context: AnySetupContext[Any] = None,
-        lib: Lib = None,
+        op: Op, backward: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def register_jvp(
-        op: Op,
-        jvp: Backward,
-        /,
-        *,
-        setup_context: AnySetupContext[Any] = None,
-        lib: Lib = None,
+        op: Op, jvp: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F: ...
     def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None: ...
     @overload
@@ -159,13 +148,7 @@ if TYPE_CHECKING:
     ) -> TakesModeAndCall: ...
     def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
     def register_out(
-        op: Op,
-        fn: Callable[..., Any] | None = None,
-        /,
-        *,
-        device_types: DeviceTypes = None,
-        inplace: Names = (),
-        lib: Lib = None,
+        op: Op, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
     ) -> Any: ...
     def register_effect(op: Op, effect: Any) -> None: ...
 

@@ -49,13 +49,13 @@ class Route:
             yield Step("call", "handles", "the __torch_function__ of a tensor subclass or mode is asked first")
         options = self.operator.options
         if options.skip_dispatcher and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
-            said = "eager=True" if options.eager else "bypass=True"
+            option = "eager=True" if options.eager else "bypass=True"
             current = self.operator.find_past_dispatcher(self.tensors)
             if current is not None:
                 self.kernel = of_function("kernel", current.registered, "", target=current.device_type or "")
-                yield Step("call", "handles", f"{said}: runs the kernel without the dispatcher", self.kernel.where)
+                yield Step("call", "handles", f"{option}: runs the kernel without the dispatcher", self.kernel.where)
                 return
-            yield Step("call", "redispatches", f"{said}, but this call is not plain: the dispatcher is asked")
+            yield Step("call", "redispatches", f"{option}, but this call is not plain: the dispatcher is asked")
         keys = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
         while keys:
             step = self._step(keys.pop(0), keys)

@@ -80,7 +80,7 @@ Vary = Mapping[str, Any] | None
 class OpFor(Protocol[R_co]):
     """An op that returns such a value."""
 
-    def _called(self, /, *args: Any, **kwargs: Any) -> R_co: ...
+    def _call(self, /, *args: Any, **kwargs: Any) -> R_co: ...
 
 
 class OnlyNamed(Protocol):
@@ -90,35 +90,35 @@ class OnlyNamed(Protocol):
 class OnlyKeywords(Protocol):
     """An op without positional parameters: one that a function of nothing but keywords could stand for."""
 
-    def _replaced(self, fn: OnlyNamed, /) -> None: ...
+    def _replace_by(self, fn: OnlyNamed, /) -> None: ...
 
 
 class NothingRequired(Protocol):
     """An op that can be called without arguments."""
 
-    def _called(self) -> Any: ...
+    def _call(self) -> Any: ...
 
 
 #: A callback of such an op may have no positional parameter.
 MayTakeNothing = OnlyKeywords | NothingRequired
 
 
-class Called(Generic[P, R]):
+class HasSignature(Generic[P, R]):
     """What type checkers ask for the op's parameters."""
 
     if TYPE_CHECKING:
 
-        def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-        def _replaced(self, fn: Callable[P, R], /) -> None: ...
+        def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
 
 class Decorator(Protocol[P, R]):
     """Takes the callback where it was not given."""
 
-    def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    def _replaced(self, fn: Callable[P, R], /) -> None: ...
+    def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
     @overload
     def __call__(self: OpFor[Tensor], fn: ReturnsTensor, /) -> ReturnsTensor: ...

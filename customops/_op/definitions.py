@@ -164,8 +164,8 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         value = getattr(given, option)
         if not isinstance(value, bool):
             raise DefinitionError(f"{option} must be True or False", op=op, got=brief(value))
-        said = of_environment(option, op)
-        switches[option] = value if said is None else said
+        from_environment = of_environment(option, op)
+        switches[option] = value if from_environment is None else from_environment
     return OpSpec(
         name,
         schema,

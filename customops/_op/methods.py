@@ -23,10 +23,10 @@ from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import Constraints, Sample, Samples, record_in_scope, samples_of, samples_with
 from customops._op.callback_types import (
     AnySetupContext,
-    Called,
     DeclaredF,
     Decorator,
     F,
+    HasSignature,
     Items,
     Lib,
     MayTakeNothing,
@@ -84,7 +84,7 @@ REGISTRATIONS: dict[str, Row] = {
 
 
 @entries
-class Register(Called[P, R]):
+class Register(HasSignature[P, R]):
     """The ``register_*`` methods of `CustomOpDef`."""
 
     _owner: Any  #: an `Ops`
@@ -100,12 +100,13 @@ class Register(Called[P, R]):
         with lock:
             if self._definition.removed is not None:
                 raise self._definition.removed
-            ends_with_lib = lib is not None and lib is not self._definition.library
-            if ends_with_lib:
+            if lib is self._definition.library:
+                lib = None  # it ends with the op
+            if lib is not None:
                 check_library(lib, self._definition.name.namespace, self._qualname)
             registration = register(*args)
             ends_with_scope = record_in_scope(self._owner, registration)
-            if lib is not None and ends_with_lib:
+            if lib is not None:
                 registration.end_with(lib)
             elif not ends_with_scope:
                 registration.keep()
@@ -123,33 +124,18 @@ class Register(Called[P, R]):
 
     @overload
     def register_autograd(
-        self,
-        backward: None = None,
-        /,
-        *,
-        setup_context: AnySetupContext[R] = None,
-        lib: Lib = None,
+        self, backward: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
     @overload
     def register_autograd(
-        self,
-        backward: TakesGradients,
-        /,
-        *,
-        setup_context: AnySetupContext[R] = None,
-        lib: Lib = None,
+        self, backward: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> TakesGradients: ...
+    ) -> TakesGradients: ...  # fmt: skip
     def register_autograd(
-        self,
-        backward: Fn | None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Lib = None,
+        self, backward: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Register the gradient formula for reverse mode (backward).
 
         Args:
@@ -187,24 +173,14 @@ class Register(Called[P, R]):
 
     @overload
     def register_jvp(
-        self,
-        jvp: None = None,
-        /,
-        *,
-        setup_context: AnySetupContext[R] = None,
-        lib: Lib = None,
+        self, jvp: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
     @overload
     def register_jvp(
-        self,
-        jvp: TakesGradients,
-        /,
-        *,
-        setup_context: AnySetupContext[R] = None,
-        lib: Lib = None,
+        self, jvp: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> TakesGradients: ...
+    ) -> TakesGradients: ...  # fmt: skip
     def register_jvp(
         self,
         jvp: Fn | None = None,
@@ -283,11 +259,11 @@ class Register(Called[P, R]):
             options = self._lowering.options(options)
             function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
         found = formulas(function, self._definition, recompute=recompute)
-        both: Any = {"originals": found.originals, **options}
+        of_formulas: Any = {"originals": found.originals, **options}
         rule = self._rules.autograd
         with lock:
-            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, both)
-            self._register(lib, rule.register, found.backward, found.setup_context, both)
+            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, of_formulas)
+            self._register(lib, rule.register, found.backward, found.setup_context, of_formulas)
         return fn
 
     # Compilers --------------------------------------------------------------------------------------------------

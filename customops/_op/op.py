@@ -133,8 +133,8 @@ class CustomOpDef(Described[P], Register[P, R]):
             try:
                 self._definition.explain(error, args, kwargs)
                 raise
-            except CustomOpsError as said:
-                cut(said)
+            except CustomOpsError as explained:
+                cut(explained)
                 raise
 
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
@@ -280,7 +280,9 @@ class CustomOpDef(Described[P], Register[P, R]):
         Raises:
             UnregisteredError: the op was unregistered before.
         """
-        self._owner.remove(self)
+        with lock:
+            if not self._owner.drop(self):
+                raise UnregisteredError("the op is no longer registered", op=self._qualname)
 
     def _bind(self, operator: OperatorHandle) -> None:
         """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
@@ -645,11 +647,6 @@ class Ops:
                 raise
         record_in_scope(self, Registration(undo))
 
-    def remove(self, op: CustomOpDef[Any, Any]) -> None:
-        with lock:
-            if not self.drop(op):
-                raise UnregisteredError("the op is no longer registered", op=op._qualname)
-
     def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is here; was it? Calling it raises `error` from then on."""
         for table in (self._ops, self._adopted):
@@ -713,7 +710,8 @@ def check_spec(spec: OpSpec) -> None:
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     if spec.schema.keyword_only:
         _ = spec.schema.call  # raises for a keyword of Python
-    check_devices(spec.device_types, spec.schema, spec.qualname)
+    if spec.device_types is not None:
+        check_devices(spec.device_types, spec.schema, spec.qualname)
     if spec.mutation_only is None:
         return
     name = spec.mutation_only.name

@@ -184,14 +184,14 @@ class Registry(Ops, _describe.Listed):
             problem = f"custom_op() got an unexpected keyword argument {unknown!r}"
             raise TypeError(misused(Registry.custom_op, problem, (self, name), options))
         parsed, given = own_name(name), OpOptions.read(options, name)
-        check_library(given.lib, parsed.namespace, name)
-        return (
-            entry(functools.partial(self._defined, parsed, given)) if fn is None else self._defined(parsed, given, fn)
-        )
+        if given.lib is not None:
+            check_library(given.lib, parsed.namespace, name)
+        define = functools.partial(self._define_function, parsed, given)
+        return entry(define) if fn is None else define(fn)
 
     custom_op.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
-    def _defined(self, name: Name, given: OpOptions, fn: Callable[..., Any], /) -> CustomOpDef[Any, Any]:
+    def _define_function(self, name: Name, given: OpOptions, fn: Callable[..., Any], /) -> CustomOpDef[Any, Any]:
         qualname, on_conflict = name.qualname, given.on_conflict
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=qualname, got=brief(fn))
@@ -223,7 +223,15 @@ class Registry(Ops, _describe.Listed):
                 elif on_conflict == "replace":
                     op = self._replace(spec)
                 elif on_conflict == "reuse":
-                    return self._reuse(spec)
+                    old, at = _torch.library.torch_op_of(qualname), where(fn)
+                    if not isinstance(old, CustomOpDef):
+                        reason = "it was not made by custom_op, so it cannot be reused"
+                        raise conflict(qualname, reason, "choose another name", at)
+                    fix = 'on_conflict="replace", or another name'
+                    _check_same(old, spec.schema, spec.tags, fix, at)
+                    if old._definition.spec.signature != spec.signature:
+                        raise conflict(qualname, "on_conflict='reuse' needs the same types", fix, at)
+                    return old
                 else:
                     fix = 'on_conflict="replace", "reuse" or "skip", or another name'
                     raise conflict(qualname, "on_conflict='error'", fix, where(fn))
@@ -262,8 +270,8 @@ class Registry(Ops, _describe.Listed):
         elif is_new and spec.fn is not None and old._init_fn is not None:
             new, before = name_of(spec.fn), name_of(old._init_fn)
             if new != before and "<lambda>" not in (new, before):  # else the same function, changed
-                said = (spec.qualname, new, spec.source, before, old.source)
-                log.warning("%s: %s (%s) takes the place of %s (%s); two ops need two names", *said)
+                text = "%s: %s (%s) takes the place of %s (%s); two ops need two names"
+                log.warning(text, spec.qualname, new, spec.source, before, old.source)
         self.enter(op, functools.partial(end, op, old))
         return op
 
@@ -272,18 +280,6 @@ class Registry(Ops, _describe.Listed):
         owner = old._owner
         owner.drop(old, replaced(old._qualname, place, fn))
         return functools.partial(owner.restore, old)
-
-    def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
-        """The existing op, if it is the same one."""
-        old, at = _torch.library.torch_op_of(spec.qualname), spec.fn and where(spec.fn)
-        if not isinstance(old, CustomOpDef):
-            reason = "it was not made by custom_op, so it cannot be reused"
-            raise conflict(spec.qualname, reason, "choose another name", at)
-        fix = 'on_conflict="replace", or another name'
-        _check_same(old, spec.schema, spec.tags, fix, at)
-        if old._definition.spec.signature != spec.signature:
-            raise conflict(spec.qualname, "on_conflict='reuse' needs the same types", fix, at)
-        return old
 
     # Defining an op by its schema, and kernels without a wrapper --------------------------------------------------
 
@@ -619,8 +615,8 @@ _reported: list[Callback] = []
 def _report() -> None:
     for callback in _reported:
         if names.is_waiting(callback):
-            said = "%s was never defined: what when_defined was given at %s was not called"
-            log.warning(said, callback.qualname, callback.source)
+            text = "%s was never defined: what when_defined was given at %s was not called"
+            log.warning(text, callback.qualname, callback.source)
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:
