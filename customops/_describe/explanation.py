@@ -23,6 +23,7 @@ _RESOLVED = {
     "Conjugate": "makes conjugate views plain tensors",
     "Negative": "makes negative views plain tensors",
     "ZeroTensor": "makes zeros without memory plain tensors",
+    "FuncTorchDynamicLayerBackMode": "goes on with the tensors inside, in the next transform if there is one",
     "Functionalize": "functionalization: the op is called on the tensors inside",
     "PythonTLSSnapshot": "keeps the state of the thread for the mode or subclass below",
     "PythonDispatcher": "a dispatcher in Python that a compiler has put there",
@@ -73,10 +74,10 @@ class Route:
             return Step(key, "falls through", "nothing is there")
         if entry.kind == "math kernel":
             return self._backend(key)
-        if key.startswith("FuncTorch"):
-            return self._transform(key)
         if key in _RESOLVED:
             return Step(key, "redispatches", _RESOLVED[key])
+        if key.startswith("FuncTorch"):
+            return self._transform(key)
         if key.startswith("Autograd"):
             return self._autograd(key, entry, rest)
         if key.startswith("Autocast"):
@@ -109,8 +110,6 @@ class Route:
         transform = _torch.dispatcher.transform()
         if key == "FuncTorchDynamicLayerFrontMode":
             return Step(key, "redispatches", f"torch.func: {str(transform).lower()} is the innermost transform")
-        if key == "FuncTorchDynamicLayerBackMode":
-            return Step(key, "redispatches", "goes on with the tensors inside, in the next transform if there is one")
         if key == "FuncTorchBatched" and transform == "Vmap":
             rule = self._rule("vmap")
             what = f"the vmap rule: {rule.name}" if rule is not None and rule.name else "torch's fallback for vmap"

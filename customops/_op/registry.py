@@ -21,7 +21,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import dispatch_keys
 from customops._dispatch.names import Callback, Name, find_op, own_name
 from customops._dispatch.operator import OperatorHandle, check_library, define_in
-from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import VALUES, CheckPolicy, expected
 from customops._dispatch.scopes import in_scope, open_scope, outside_scopes, record_in_scope
 from customops._dispatch.spec import OpSpec
@@ -255,11 +255,11 @@ class Registry(Ops, _describe.Listed):
             return self.add(spec)
         is_new = old.source != spec.source and not in_scope(self)  # else the same code runs again
         dropped = [rule for rule in old.describe().rules if rule.origin == "registered"] if is_new else []
-        undo = self._put_aside(old, spec.place, spec.fn)
+        old._owner.drop(old, replaced(spec.qualname, spec.place, spec.fn))
         try:
             op = self.define_op(spec)
         except BaseException:
-            undo()
+            old._owner.restore(old)
             raise
         op._rules.fake.follow(old._rules.fake, spec.source)
         if dropped:
@@ -274,12 +274,6 @@ class Registry(Ops, _describe.Listed):
                 log.warning(text, spec.qualname, new, spec.source, before, old.source)
         self.enter(op, functools.partial(end, op, old))
         return op
-
-    def _put_aside(self, old: CustomOpDef[Any, Any], place: str, fn: Any = None) -> Undo:
-        """Remove an op, for one that is defined at a place; what is returned brings it back."""
-        owner = old._owner
-        owner.drop(old, replaced(old._qualname, place, fn))
-        return functools.partial(owner.restore, old)
 
     # Defining an op by its schema, and kernels without a wrapper --------------------------------------------------
 
@@ -342,7 +336,8 @@ class Registry(Ops, _describe.Listed):
                         where=user_source(),
                         fix="replace it without lib=, or outside the scope",
                     )
-            undo = self._put_aside(old, user_source()) if old is not None else nothing
+            if old is not None:
+                old._owner.drop(old, replaced(name.qualname, user_source()))
             try:
                 if lib is not None:
                     define_in(lib, name, schema, all_tags)
@@ -353,7 +348,8 @@ class Registry(Ops, _describe.Listed):
                     op._become(operator)
                     self.enter(op, functools.partial(end, op, old))
             except BaseException:
-                undo()
+                if old is not None:
+                    old._owner.restore(old)
                 raise
 
     def impl(
