@@ -18,11 +18,10 @@ from customops._dispatch import fingerprint as _fingerprint
 from customops._dispatch import names as _names
 from customops._dispatch import operator as _operator
 from customops._dispatch.scopes import Sample
-from customops._op.op import CustomOpDef
+from customops._op.op import CustomOpDef, Undefined
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
-from customops._op.undefined import Undefined
 from customops._rules import graph_calls as _graph_calls
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
@@ -115,30 +114,21 @@ def __dir__() -> list[str]:
     return __all__
 
 
+#: What is loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
+_LATE = {
+    "check": "customops.checking",
+    "opcheck": "customops.checks",
+    "Description": "customops._describe.description",
+    "Explanation": "customops._describe.explanation",
+    "from_tvm_ffi": "customops.languages",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the checks, which an op's users need only in tests, and what needs another package.
-    if name == "check":
-        from customops.checking import check
-
-        return check
-    if name == "opcheck":
-        from customops.checks import opcheck
-
-        return opcheck
-    if name == "Description":
-        from customops._describe.description import Description
-
-        return Description
-    if name == "Explanation":
-        from customops._describe.explanation import Explanation
-
-        return Explanation
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     if name in ("backend", "languages", "logging", "testing"):  # not in `__all__`: `logging` would replace Python's
         return importlib.import_module(f"customops.{name}")
-    if name == "from_tvm_ffi":
-        from customops.languages import from_tvm_ffi
-
-        return from_tvm_ffi
     near = did_you_mean(name, __all__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 

@@ -18,8 +18,17 @@ from typing_extensions import Unpack
 
 from customops import _torch
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
-from customops._op.callback_types import AnySetupContext, Backward, DeclaredF, ResultAndDims, Strategy, TakesModeAndCall
+from customops._op.callback_types import (
+    AnySetupContext,
+    Backward,
+    DeclaredF,
+    Lib,
+    ResultAndDims,
+    Strategy,
+    TakesModeAndCall,
+)
 from customops._op.definitions import OnConflict
 from customops._op.methods import REGISTRATIONS
 from customops._op.op import CustomOpDef
@@ -39,7 +48,7 @@ when_defined = default.when_defined
 
 @overload
 def define(
-    qualname: str, /, schema: str, *, lib: Library | None = None, tags: Tags = (), on_conflict: OnConflict = "error"
+    qualname: str, /, schema: str, *, lib: Lib = None, tags: Tags = (), on_conflict: OnConflict = "error"
 ) -> None: ...
 @overload
 def define(lib: Library, /, schema: str, alias_analysis: str = "") -> Callable[[F], F]: ...
@@ -50,7 +59,7 @@ def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     With a Library as the first argument, as in torch's older API, it returns a decorator that defines the op in this
     Library and registers the function as its kernel.
     """
-    form: Callable[..., Any] = _define_in if isinstance(first, Library) else default.define
+    form: Fn = _define_in if isinstance(first, Library) else default.define
     return form(first, *args, **kwargs)
 
 
@@ -61,18 +70,12 @@ def impl(
     types: str | Iterable[str],
     func: None = None,
     *,
-    lib: Library | None = None,
+    lib: Lib = None,
     on_conflict: ImplConflict = "replace",
 ) -> Callable[[F], F]: ...
 @overload
 def impl(
-    qualname: str,
-    /,
-    types: str | Iterable[str],
-    func: F,
-    *,
-    lib: Library | None = None,
-    on_conflict: ImplConflict = "replace",
+    qualname: str, /, types: str | Iterable[str], func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
 ) -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
@@ -83,16 +86,12 @@ def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     With a Library as the first argument, as in torch's older API, it returns a decorator that registers the kernel in
     this Library.
     """
-    form: Callable[..., Any] = _impl_in if isinstance(first, Library) else default.impl
+    form: Fn = _impl_in if isinstance(first, Library) else default.impl
     return form(first, *args, **kwargs)
 
 
 def _define_in(lib: Library, schema: str, alias_analysis: str = "") -> Callable[[F], F]:
-    def define_and_impl(fn: F) -> F:
-        lib.impl(lib.define(schema, alias_analysis), fn)
-        return fn
-
-    return define_and_impl
+    return lambda fn: _impl_in(lib, lib.define(schema, alias_analysis))(fn)
 
 
 def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F]:
@@ -108,76 +107,48 @@ if TYPE_CHECKING:
 
     @overload
     def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
+        op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None
     ) -> Callable[[F], F]: ...
     @overload
-    def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None) -> F: ...
-    def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /, *, lib: Library | None = None
-    ) -> Any: ...
+    def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
+    def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any: ...
     @overload
     def register_fake(
-        op: Op, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
+        op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True
     ) -> Callable[[F], F]: ...
     @overload
-    def register_fake(op: Op, fn: F, /, *, lib: Library | None = None, allow_override: bool = True) -> F: ...
+    def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
     @overload
-    def register_fake(
-        op: Op, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> DeclaredF: ...
-    def register_fake(op: Op, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any: ...
+    def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+    def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any: ...
     def register_autograd(
-        op: Op,
-        backward: Backward,
-        /,
-        *,
-        setup_context: AnySetupContext[Any] | None = None,
-        lib: Library | None = None,
+        op: Op, backward: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def register_jvp(
-        op: Op,
-        jvp: Backward,
-        /,
-        *,
-        setup_context: AnySetupContext[Any] | None = None,
-        lib: Library | None = None,
+        op: Op, jvp: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> None: ...
-    def register_autograd_from(
-        op: Op, fn: F, /, *, lib: Library | None = None, **options: Unpack[FromOptions]
-    ) -> F: ...
-    def register_autocast(
-        op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Library | None = None
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
+    def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F: ...
+    def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None: ...
     @overload
-    def register_vmap(
-        op: Op, fn: None = None, /, *, lib: Library | None = None
-    ) -> Callable[[ResultAndDims], ResultAndDims]: ...
+    def register_vmap(op: Op, fn: None = None, /, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
     @overload
-    def register_vmap(op: Op, fn: Strategy, /, *, lib: Library | None = None) -> Strategy: ...
+    def register_vmap(op: Op, fn: Strategy, /, *, lib: Lib = None) -> Strategy: ...
     @overload
-    def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Library | None = None) -> ResultAndDims: ...
-    def register_vmap(op: Op, fn: Any = None, /, *, lib: Library | None = None) -> Any: ...
+    def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Lib = None) -> ResultAndDims: ...
+    def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
     @overload
     def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+        op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
     ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
     @overload
     def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+        op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
     ) -> TakesModeAndCall: ...
-    def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Library | None = None
-    ) -> Any: ...
+    def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
     def register_out(
-        op: Op,
-        fn: Callable[..., Any] | None = None,
-        /,
-        *,
-        device_types: DeviceTypes = None,
-        inplace: Names = (),
-        lib: Library | None = None,
+        op: Op, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
     ) -> Any: ...
     def register_effect(op: Op, effect: Any) -> None: ...
 

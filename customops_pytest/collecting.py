@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from customops import CustomOpDef, CustomOpsError, Sample
-from customops._cli.targets import TargetError, expand, load, told, trace
+from customops._cli.targets import TargetError, error_text, expand, load, trace
 from customops.checking._check import INPUTS, SampleChecks
 from customops.checks import CHECKS
 from customops.checks._trial import EFFORTS
@@ -92,7 +92,7 @@ class OpItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         error = excinfo.value
-        return str(error) if isinstance(error, Fault) else told(error)
+        return str(error) if isinstance(error, Fault) else error_text(error)
 
 
 class NoSamples(OpItem):

@@ -174,14 +174,14 @@ def _entry(path: str, document: dict[str, Any]) -> Entry:
 
 def _from_failures_dict(path: str) -> Iterable[Entry]:
     for op, tests in FailuresDict.load(path).data.items():
-        for name, said in tests.items():
+        for name, record in tests.items():
             test_class, _, generated = name.partition(".")
             check = next((each for each in CHECKS if generated.startswith(f"{each}__")), None)
             if check is None:
                 raise ExpectedError("a test of the failures dict has none of our checks", op=op, where=path, got=name)
             key = Key(op, check, test=f"{test_class}.{generated.removeprefix(f'{check}__')}")
-            if (status := said.get("status")) in STATUSES:
-                yield Entry(key, status, said.get("comment") or f"from {os.path.basename(path)}")
+            if (status := record.get("status")) in STATUSES:
+                yield Entry(key, status, record.get("comment") or f"from {os.path.basename(path)}")
 
 
 NAME = "customops_xfail"

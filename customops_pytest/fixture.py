@@ -62,27 +62,27 @@ class OpCheck:
         for given in inputs:
             results = customops.opcheck(op, *given, test_utils=test_utils, raise_exception=False, atol=atol, rtol=rtol)
             self._judge(str(resolve(op).name()), results)
-            found |= {check: said for check, said in results.items() if found.get(check, "SUCCESS") == "SUCCESS"}
+            found |= {check: result for check, result in results.items() if found.get(check, "SUCCESS") == "SUCCESS"}
         return found
 
     def _judge(self, op: str, results: Mapping[str, str | Exception]) -> None:
         unexpected: dict[str, Exception] = {}
-        for check, said in results.items():
+        for check, result in results.items():
             mark = covering(self.marks, op, check)
             if mark is not None and mark.status == "xfail":
-                mark.note(isinstance(said, Exception))
-            elif mark is None and isinstance(said, Exception):
-                unexpected[check] = said
+                mark.note(isinstance(result, Exception))
+            elif mark is None and isinstance(result, Exception):
+                unexpected[check] = result
         if unexpected and self.session.updates:
             test = self.item.nodeid.partition("[")[0]
             for check, error in unexpected.items():
                 problem = str(getattr(error, "problem", "")) or type(error).__name__
                 self.session.found.new[Key(op, check, test=test)] = problem
         elif unexpected:
-            told = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
+            text = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
             for error in unexpected.values():
                 leave_frames_out(error)
-            raise OpCheckError(f"opcheck(op, ...): {told}") from next(iter(unexpected.values()))
+            raise OpCheckError(f"opcheck(op, ...): {text}") from next(iter(unexpected.values()))
 
     def finish(self) -> None:
         """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""

@@ -35,8 +35,8 @@ class Watching:
         expected, tests = self.session.expected, names_of(item)
         marks_of(item, expected)  # a bad marker is told before the test runs
         # Of what is expected in this one test, nothing can be said by what happened in another.
-        apart = {key.op for key in expected.entries if key.test in tests}
-        known = {kind for kind in self._seen if kind[0] not in apart}
+        of_this_test = {key.op for key in expected.entries if key.test in tests}
+        known = {kind for kind in self._seen if kind[0] not in of_this_test}
         watch = Watch(self.session.wants, known)
         try:
             with watch:
@@ -53,11 +53,11 @@ class Watching:
         report = yield
         faults = item.stash.get(_FAULTS, None)
         if call.when == "call" and faults:
-            told = "\n\n".join(faults.values())
+            text = "\n\n".join(faults.values())
             if report.passed:
-                report.outcome, report.longrepr = "failed", told
+                report.outcome, report.longrepr = "failed", text
             else:  # it has something of its own to say, which must not hide this
-                report.sections.append(("customops", told))
+                report.sections.append(("customops", text))
                 if not report.failed:
                     self.session.found.faults.append(f"{item.nodeid} is {report.outcome}, and calls ops that are wrong")
         return report
@@ -89,8 +89,8 @@ class Watching:
         for check in session.checks or DEFAULT_CHECKS:
             mark = covering(marks_of(item, session.expected), op, check)
             entry = session.expected.entries.get(Key(op, check, kind))
-            said = mark or entry
-            if said is not None and said.status == "skip":
+            expectation = mark or entry
+            if expectation is not None and expectation.status == "skip":
                 continue
             with quiet():
                 outcome = checked(call, check)
@@ -113,9 +113,9 @@ class Watching:
             error = outcome.error
             assert error is not None
             problem = error.problem if isinstance(error, CustomOpsError) else in_short(error, 200)
-            if said is not None or session.updates:
+            if expectation is not None or session.updates:
                 row.counts["failed as expected"] += 1
-                if said is None:
+                if expectation is None:
                     session.found.new[Key(op, check, kind)] = problem
                 continue
             row.counts["failed"] += 1

@@ -89,8 +89,7 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
     if op._samples is None:
         return [Cost(op._qualname, problem=f"no samples; attach some with @{op.__name__}.register_samples")]
     try:
-        chosen = list(itertools.islice(op.samples(), samples))
-        return [_cost_of(op, sample.args, sample.kwargs, seconds) for sample in chosen]
+        return [_cost_of(op, each.args, each.kwargs, seconds) for each in itertools.islice(op.samples(), samples)]
     except Exception as error:
         return [Cost(op._qualname, problem=f"it could not be measured\n{trace(error)}")]
 

@@ -22,7 +22,7 @@ import torch
 
 import customops
 from customops import checking
-from customops._cli.targets import Op, TargetError, ops_of, told
+from customops._cli.targets import Op, TargetError, error_text, ops_of
 from customops._describe.render import filled, plural, shorter_place, width_of_screen
 from customops.checking import report
 from customops.checking._check import can_isolate
@@ -78,7 +78,7 @@ def check_one(op: Op, choice: dict[str, Any]) -> Checked:
         problem = "it could not be checked"
         report = checking.check(op, samples, **{**choice, "isolate": isolate})
     except (Exception, SystemExit) as error:
-        return Checked(*place, problem=f"{problem}\n{told(error)}", seconds=time.perf_counter() - start)
+        return Checked(*place, problem=f"{problem}\n{error_text(error)}", seconds=time.perf_counter() - start)
     return Checked(*place, report, seconds=time.perf_counter() - start)
 
 
@@ -233,17 +233,6 @@ def as_junit(results: Sequence[Checked]) -> str:
     return report.junit_xml(suites)
 
 
-def write_programs(results: Sequence[Checked], directory: Path) -> list[Path]:
-    """A program for each fault, which shows it by itself."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for checked in results:
-        for number, failure in enumerate(checked.failures, 1):
-            name = re.sub(r"\W+", "_", f"{checked.op}_{number}_{failure.check.removeprefix('test_')}")
-            paths.append(failure.save_script(directory / f"{name}.py"))
-    return paths
-
-
 # The options.
 
 TARGET_HELP = "a Python file, a folder, the name of a module or package, or ops: mylib::scale, 'mylib::*'"
@@ -299,7 +288,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         options.json.write_text(as_json(found), encoding="utf-8")
     if options.junit is not None:
         options.junit.write_text(as_junit(found), encoding="utf-8")
-    programs = write_programs(found, options.repro) if options.repro is not None else []
+    programs = []
+    if options.repro is not None:
+        options.repro.mkdir(parents=True, exist_ok=True)
+        for checked in found:
+            for number, failure in enumerate(checked.failures, 1):
+                name = re.sub(r"\W+", "_", f"{checked.op}_{number}_{failure.check.removeprefix('test_')}")
+                programs.append(failure.save_script(options.repro / f"{name}.py"))
     if not is_quiet:
         say()
         say_details(found, options.verbose, width)

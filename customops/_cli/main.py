@@ -20,8 +20,7 @@ PIPE_CLOSED = 141
 #: In the order of the help.
 _COMMANDS = (
     check.add_parser,
-    show.add_list,
-    show.add_describe,
+    show.add_list_and_describe,
     bench.add_parser,
     stubs.add_parser,
     show.add_doctor,

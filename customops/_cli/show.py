@@ -21,16 +21,24 @@ from customops._versions import release as release_of
 from customops.checks import CHECKS
 
 
-def add_list(commands: Any) -> None:
-    parser = commands.add_parser(
+def add_list_and_describe(commands: Any) -> None:
+    listing = commands.add_parser(
         "list",
         help="list the ops of targets: schema, kernels, rules, samples",
         description="Import each TARGET and list the ops that it defines.",
         epilog="Exit status: 0, or 2 if a TARGET cannot be imported or defines no op.",
     )
-    parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
-    parser.set_defaults(run=_list)
+    describing = commands.add_parser(
+        "describe",
+        help="say what ops are, have and lack",
+        description="Describe ops: describe mylib::scale ops.py. Without a file or module, the module that is called "
+        "as the namespace is imported; torch's own ops are there anyway.",
+        epilog="Exit status: 0, or 2 if there is no such op.",
+    )
+    for parser, targets, run in ((listing, "TARGET", _list), (describing, "OP|TARGET", _describe)):
+        parser.add_argument("targets", nargs="+", metavar=targets, help=TARGET_HELP)
+        parser.add_argument("--json", action="store_true", help="print a list of objects")
+        parser.set_defaults(run=run)
 
 
 def _list(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -38,19 +46,6 @@ def _list(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     objects = [dict(zip(OUTLINE, row, strict=True)) for row in rows]
     check.say(json.dumps(objects, indent=2) if options.json else table(rows, OUTLINE, width_of_screen()))
     return check.FINE
-
-
-def add_describe(commands: Any) -> None:
-    parser = commands.add_parser(
-        "describe",
-        help="say what ops are, have and lack",
-        description="Describe ops: describe mylib::scale ops.py. Without a file or module, the module that is called "
-        "as the namespace is imported; torch's own ops are there anyway.",
-        epilog="Exit status: 0, or 2 if there is no such op.",
-    )
-    parser.add_argument("targets", nargs="+", metavar="OP|TARGET", help=TARGET_HELP)
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
-    parser.set_defaults(run=_describe)
 
 
 def _describe(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -150,7 +145,15 @@ def _values(action: argparse.Action) -> str:
 def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     parsers: dict[str, argparse.ArgumentParser] = options.commands.choices
     if options.shell == "fish":
-        check.say(_fish(parsers))
+        lines = ["# customops completion fish > ~/.config/fish/completions/customops.fish"]
+        for command, of in parsers.items():
+            about = (of.description or "").partition(":")[0].partition(".")[0].replace("'", "")
+            lines.append(f"complete -c customops -n __fish_use_subcommand -f -a {command} -d '{about}'")
+            for action in _options(of):
+                names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in action.option_strings)
+                taken = f" -x -a '{_values(action)}'" if _values(action) else ""
+                lines.append(f"complete -c customops -n '__fish_seen_subcommand_from {command}' {names}{taken}")
+        check.say("\n".join(lines))
         return check.FINE
     values: dict[str, str] = {}
     commands = []
@@ -165,18 +168,6 @@ def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         line = f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word") $(compgen -f -- "$word")) ;;'
         commands.append(f"        {command}) {line}")
     head = _BASH_HEAD if options.shell == "bash" else _ZSH_HEAD
-    lines = {"values": "\n".join(values.values()), "options": "\n".join(commands)}
-    check.say(head + _BASH.format(commands=" ".join(parsers), **lines))
+    words_of = {"values": "\n".join(values.values()), "options": "\n".join(commands), "commands": " ".join(parsers)}
+    check.say(head + _BASH.format(**words_of))
     return check.FINE
-
-
-def _fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
-    lines = ["# customops completion fish > ~/.config/fish/completions/customops.fish"]
-    for command, parser in parsers.items():
-        about = (parser.description or "").partition(":")[0].partition(".")[0].replace("'", "")
-        lines.append(f"complete -c customops -n __fish_use_subcommand -f -a {command} -d '{about}'")
-        for action in _options(parser):
-            names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in action.option_strings)
-            values = f" -x -a '{_values(action)}'" if _values(action) else ""
-            lines.append(f"complete -c customops -n '__fish_seen_subcommand_from {command}' {names}{values}")
-    return "\n".join(lines)

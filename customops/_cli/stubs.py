@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -211,24 +211,20 @@ class Overload:
         return [*start, f"{end}:", *indented(docstring(self.doc))] if self.doc else [*start, f"{end}: ..."]
 
     def signature(self) -> list[str]:
-        receiver = self.free("_self") if "self" in self.names else "self"
-        result = return_type(self.schema.returns)
-        return ["def __call__(", *indented([f"{receiver},", *self.parameters()]), f") -> {result}"]
-
-    def parameters(self) -> Iterator[str]:
-        """A line for each. One whose name is a keyword of Python, as ``from``, can be given by its position only."""
+        """The lines up to the colon. An argument whose name is a keyword of Python is given by position only."""
         positional, named = self.schema.positional, self.schema.keyword_only
+        lines = [f"{self.free('_self') if 'self' in self.names else 'self'},"]
         unnamed = [argument for argument in positional if _is_keyword(argument.name)]
         for argument in positional:
-            yield self.parameter(argument)
+            lines.append(self.parameter(argument))
             if unnamed and argument is unnamed[-1]:
-                yield "/,"
+                lines.append("/,")
         typed = [argument for argument in named if not _is_keyword(argument.name)]
-        yield from ["*,"] if typed else []
-        yield from map(self.parameter, typed)
+        lines += [*(["*,"] if typed else []), *map(self.parameter, typed)]
         if len(typed) < len(named):
             others = ", ".join(argument.name for argument in named if _is_keyword(argument.name))
-            yield f"**{self.free('kwargs')}: Any,  # {others}"
+            lines.append(f"**{self.free('kwargs')}: Any,  # {others}")
+        return ["def __call__(", *indented(lines), f") -> {return_type(self.schema.returns)}"]
 
     def parameter(self, argument: Argument) -> str:
         leaf = self.leaves.get(argument.name)
@@ -250,6 +246,9 @@ def _is_keyword(name: str) -> bool:
 
 
 # The command.
+
+#: How many lines of a difference are shown.
+_SHOWN = 12
 
 
 def add_parser(commands: Any) -> None:
@@ -282,7 +281,19 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         sys.stdout.write(text)
         return FINE
     if options.check:
-        return _compare(output, text, options.module)
+        again = f"python -m customops stubs {options.module} -o {output}"
+        if not output.is_file():
+            print(f"{output} is not there; write it: {again}")
+            return FAULTY
+        old = output.read_text(encoding="utf-8")
+        if old == text:
+            return FINE
+        print(f"{output} is stale; write it anew: {again}")
+        lines = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "there", "now", n=1, lineterm=""))
+        print("\n".join(lines[:_SHOWN]))
+        if lines[_SHOWN:]:
+            print(f"... and {len(lines) - _SHOWN} lines more")
+        return FAULTY
     try:
         output.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
@@ -292,20 +303,3 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not module.exists():
         print(f"note: Python itself imports {module}; write there: from torch import ops as ops", file=sys.stderr)
     return FINE
-
-
-def _compare(output: Path, text: str, module: str) -> int:
-    again = f"python -m customops stubs {module} -o {output}"
-    if not output.is_file():
-        print(f"{output} is not there; write it: {again}")
-        return FAULTY
-    old = output.read_text(encoding="utf-8")
-    if old == text:
-        return FINE
-    print(f"{output} is stale; write it anew: {again}")
-    lines = list(difflib.unified_diff(old.splitlines(), text.splitlines(), "there", "now", n=1, lineterm=""))
-    shown = 12
-    print("\n".join(lines[:shown]))
-    if lines[shown:]:
-        print(f"... and {len(lines) - shown} lines more")
-    return FAULTY

@@ -93,7 +93,7 @@ def defined(ops: Iterable[Op]) -> list[Op]:
         try:
             _ = op.schema
         except Exception as error:
-            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{told(error)}") from error
+            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{error_text(error)}") from error
     return found
 
 
@@ -192,8 +192,8 @@ def _import_from(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def told(error: BaseException) -> str:
-    """What is shown of an error: the message of one of ours, the traceback of another."""
+def error_text(error: BaseException) -> str:
+    """The message of an error of ours, the traceback of another."""
     return str(error) if isinstance(error, CustomOpsError) else trace(error)
 
 

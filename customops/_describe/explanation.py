@@ -23,6 +23,7 @@ _RESOLVED = {
     "Conjugate": "makes conjugate views plain tensors",
     "Negative": "makes negative views plain tensors",
     "ZeroTensor": "makes zeros without memory plain tensors",
+    "FuncTorchDynamicLayerBackMode": "goes on with the tensors inside, in the next transform if there is one",
     "Functionalize": "functionalization: the op is called on the tensors inside",
     "PythonTLSSnapshot": "keeps the state of the thread for the mode or subclass below",
     "PythonDispatcher": "a dispatcher in Python that a compiler has put there",
@@ -49,13 +50,13 @@ class Route:
             yield Step("call", "handles", "the __torch_function__ of a tensor subclass or mode is asked first")
         options = self.operator.options
         if options.skip_dispatcher and bypass.obstacle(self.operator.schema, eager=options.eager) is None:
-            said = "eager=True" if options.eager else "bypass=True"
+            option = "eager=True" if options.eager else "bypass=True"
             current = self.operator.find_past_dispatcher(self.tensors)
             if current is not None:
                 self.kernel = of_function("kernel", current.registered, "", target=current.device_type or "")
-                yield Step("call", "handles", f"{said}: runs the kernel without the dispatcher", self.kernel.where)
+                yield Step("call", "handles", f"{option}: runs the kernel without the dispatcher", self.kernel.where)
                 return
-            yield Step("call", "redispatches", f"{said}, but this call is not plain: the dispatcher is asked")
+            yield Step("call", "redispatches", f"{option}, but this call is not plain: the dispatcher is asked")
         keys = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
         while keys:
             step = self._step(keys.pop(0), keys)
@@ -73,10 +74,10 @@ class Route:
             return Step(key, "falls through", "nothing is there")
         if entry.kind == "math kernel":
             return self._backend(key)
-        if key.startswith("FuncTorch"):
-            return self._transform(key)
         if key in _RESOLVED:
             return Step(key, "redispatches", _RESOLVED[key])
+        if key.startswith("FuncTorch"):
+            return self._transform(key)
         if key.startswith("Autograd"):
             return self._autograd(key, entry, rest)
         if key.startswith("Autocast"):
@@ -109,8 +110,6 @@ class Route:
         transform = _torch.dispatcher.transform()
         if key == "FuncTorchDynamicLayerFrontMode":
             return Step(key, "redispatches", f"torch.func: {str(transform).lower()} is the innermost transform")
-        if key == "FuncTorchDynamicLayerBackMode":
-            return Step(key, "redispatches", "goes on with the tensors inside, in the next transform if there is one")
         if key == "FuncTorchBatched" and transform == "Vmap":
             rule = self._rule("vmap")
             what = f"the vmap rule: {rule.name}" if rule is not None and rule.name else "torch's fallback for vmap"

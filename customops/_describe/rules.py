@@ -249,21 +249,13 @@ def _special(op: Any) -> Iterator[Rule]:
 _READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (_kernels, _fake, _gradients, _vmap, _special)
 
 
-def supports_of(op: Any, rules: Sequence[Rule]) -> list[Support]:
+def supports_of(op: Any, rules: Sequence[Rule]) -> Iterator[Support]:
     """A line for each feature of torch, of an op and its lines of `rules_of`."""
-    first = {rule.kind: rule for rule in reversed(rules)}
-    return [
-        *_tracing(op, first["fake"]),
-        _differentiation(op, "training", first["backward"], "register_autograd"),
-        _differentiation(op, "forward mode", first["jvp"], "register_jvp"),
-        _batching(op, first["vmap"]),
-    ]
-
-
-def _tracing(op: Any, fake: Rule) -> Iterator[Support]:
-    operator = op._definition
+    first, operator = {rule.kind: rule for rule in reversed(rules)}, op._definition
+    fake, vmap = first["fake"], first["vmap"]
+    is_composite = _torch.dispatcher.has_kernel(op._qualname, "CompositeImplicitAutograd")
     # Ops of aten may return a view, or a mutated argument without these tags.
-    may_alias = operator.name.namespace == "aten" or _is_composite(op) or {Tag.inplace, Tag.out} & {*operator.tags}
+    may_alias = operator.name.namespace == "aten" or is_composite or {Tag.inplace, Tag.out} & {*operator.tags}
     is_alias = not may_alias and any(ret.alias is not None for ret in operator.schema.returns)
     for feature in ("torch.compile", "torch.export"):
         if fake.origin == "missing":
@@ -273,10 +265,20 @@ def _tracing(op: Any, fake: Rule) -> Iterator[Support]:
             yield Support(feature, "no", "torch does not functionalize a custom op that returns an alias", fix)
         else:
             yield Support(feature, "yes")
+    yield _differentiation(operator, "training", first["backward"], "register_autograd", is_composite)
+    yield _differentiation(operator, "forward mode", first["jvp"], "register_jvp", is_composite)
+    if not any(argument.holds_tensors for argument in operator.schema.arguments):
+        yield Support("vmap", "not applicable", "no argument is a tensor")
+    elif vmap.origin == "missing" and not is_composite:
+        yield Support("vmap", "slow", "torch's fallback, one call for each element")
+    elif vmap.origin == "derived" and vmap.name.startswith("one call"):
+        yield Support("vmap", "slow", "one call for each element", "op.register_vmap(fn)")
+    else:
+        yield Support("vmap", "yes")
 
 
-def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
-    operator, schema = op._definition, op._definition.schema
+def _differentiation(operator: Any, feature: str, rule: Rule, method: str, is_composite: bool) -> Support:
+    schema = operator.schema
     reasons = {
         "out variants have no gradient": Tag.out in operator.tags,
         "declared with differentiable=False": not operator.differentiable.op,
@@ -288,22 +290,8 @@ def _differentiation(op: Any, feature: str, rule: Rule, method: str) -> Support:
     for reason, holds in reasons.items():
         if holds:
             return Support(feature, "not applicable", reason)
-    if rule.origin == "others" and rule.kind == "jvp" and not _is_composite(op):
+    if rule.origin == "others" and rule.kind == "jvp" and not is_composite:
         return Support(feature, "unknown", "as the autograd kernel of others has it")
     if rule.origin == "missing":
         return Support(feature, "no", f"there is no {rule.kind}", f"op.{method}(fn)")
     return Support(feature, "yes")
-
-
-def _batching(op: Any, rule: Rule) -> Support:
-    if not any(argument.holds_tensors for argument in op._definition.schema.arguments):
-        return Support("vmap", "not applicable", "no argument is a tensor")
-    if rule.origin == "missing" and not _is_composite(op):
-        return Support("vmap", "slow", "torch's fallback, one call for each element")
-    if rule.origin == "derived" and rule.name.startswith("one call"):
-        return Support("vmap", "slow", "one call for each element", "op.register_vmap(fn)")
-    return Support("vmap", "yes")
-
-
-def _is_composite(op: Any) -> bool:
-    return _torch.dispatcher.has_kernel(op._qualname, "CompositeImplicitAutograd")

@@ -55,10 +55,11 @@ def in_scope(owner: object) -> bool:
 
 def record_in_scope(owner: object, registration: Registration) -> bool:
     """Unregister something when the innermost open scope of the registry `owner` ends; is there one?"""
-    scope = next((scope for scope in reversed(_scopes.get()) if scope.owner is owner), None)
-    if scope is not None:
-        scope.undos.callback(registration.unregister)
-    return scope is not None
+    for scope in reversed(_scopes.get()):
+        if scope.owner is owner:
+            scope.undos.callback(registration.unregister)
+            return True
+    return False
 
 
 # Sample inputs of an op, for checks, and what checks may change of them -----------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import Never
 
 from customops._rules.fake import Like
+from customops._torch.library import Library
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -57,7 +58,7 @@ class SetupContextWithKeywords(Protocol[R_contra]):
     def __call__(self, *, ctx: Any, inputs: Any, keyword_only_inputs: Any, output: R_contra) -> Any: ...
 
 
-AnySetupContext = SetupContext[R] | SetupContextWithKeywords[R]
+AnySetupContext = SetupContext[R] | SetupContextWithKeywords[R] | None
 
 # Type checkers name these in their messages.
 ReturnsTensor = TypeVar("ReturnsTensor", bound=Returns[Tensor])
@@ -70,12 +71,16 @@ TakesModeAndCall = TypeVar("TakesModeAndCall", bound=Callable[[Any, Any, Any, An
 
 #: Names for `CustomOpDef.register_vmap`.
 Strategy = Literal["sequential", "expand_dims", "broadcast_all"]
+#: With what a registration ends; None: with the op.
+Lib = Library | None
+#: Values to try for arguments, of `CustomOpDef.register_samples`.
+Vary = Mapping[str, Any] | None
 
 
 class OpFor(Protocol[R_co]):
     """An op that returns such a value."""
 
-    def _called(self, /, *args: Any, **kwargs: Any) -> R_co: ...
+    def _call(self, /, *args: Any, **kwargs: Any) -> R_co: ...
 
 
 class OnlyNamed(Protocol):
@@ -85,36 +90,35 @@ class OnlyNamed(Protocol):
 class OnlyKeywords(Protocol):
     """An op without positional parameters: one that a function of nothing but keywords could stand for."""
 
-    def _replaced(self, fn: OnlyNamed, /) -> None: ...
+    def _replace_by(self, fn: OnlyNamed, /) -> None: ...
 
 
 class NothingRequired(Protocol):
     """An op that can be called without arguments."""
 
-    def _called(self) -> Any: ...
+    def _call(self) -> Any: ...
 
 
 #: A callback of such an op may have no positional parameter.
 MayTakeNothing = OnlyKeywords | NothingRequired
 
 
-class Called(Generic[P, R]):
+class HasSignature(Generic[P, R]):
     """What type checkers ask for the op's parameters."""
 
     if TYPE_CHECKING:
 
-        def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            raise NotImplementedError
+        def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-        def _replaced(self, fn: Callable[P, R], /) -> None: ...
+        def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
 
 class Decorator(Protocol[P, R]):
     """Takes the callback where it was not given."""
 
-    def _called(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    def _replaced(self, fn: Callable[P, R], /) -> None: ...
+    def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
     @overload
     def __call__(self: OpFor[Tensor], fn: ReturnsTensor, /) -> ReturnsTensor: ...

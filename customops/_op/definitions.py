@@ -21,7 +21,7 @@ from customops._schema.model import Differentiable, Names, Schema, names_in
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Layout, Tags, check_tags, tags_of
 from customops._torch.library import Library
-from customops.errors import DefinitionError, SchemaError, brief, location_of, user_source, where
+from customops.errors import CustomOpsError, DefinitionError, SchemaError, brief, location_of, user_source, where
 
 #: What `custom_op` does where an op of the name exists.
 OnConflict = Literal["replace", "error", "reuse", "skip"]
@@ -33,10 +33,12 @@ ComputedArgs = Mapping[str, Callable[..., Any]] | None
 When = bool | Callable[[], bool]
 
 
-def check_on_conflict(value: Any, op: str) -> None:
-    if value not in get_args(OnConflict):
-        expected = '"replace", "error", "reuse" or "skip"'
-        raise DefinitionError("on_conflict has an invalid value", op=op, expected=expected, got=brief(value))
+def check_choice(option: str, value: Any, choices: Any, op: str, error: type[CustomOpsError]) -> None:
+    """Raise unless the value of an option is one of those of a `Literal`."""
+    if value not in get_args(choices):
+        *first, last = (f'"{choice}"' for choice in get_args(choices))
+        allowed = f"{', '.join(first)} or {last}"
+        raise error(f"{option} has an invalid value", op=op, expected=allowed, got=brief(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ class OpOptions:
         """
         options = cls(**given)
         mutates_args = options.mutates_args
-        check_on_conflict(options.on_conflict, op)
+        check_choice("on_conflict", options.on_conflict, OnConflict, op, DefinitionError)
         if not isinstance(options.lazy, bool | None):
             raise DefinitionError("lazy must be True, False or None", op=op, got=brief(options.lazy))
         return dataclasses.replace(
@@ -162,8 +164,8 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         value = getattr(given, option)
         if not isinstance(value, bool):
             raise DefinitionError(f"{option} must be True or False", op=op, got=brief(value))
-        said = of_environment(option, op)
-        switches[option] = value if said is None else said
+        from_environment = of_environment(option, op)
+        switches[option] = value if from_environment is None else from_environment
     return OpSpec(
         name,
         schema,

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Concatenate, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Never, Unpack
 
+from customops import _torch
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
 from customops._autograd.recompute import RecomputedFormula
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.devices import DeviceTypes, device_list
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.scopes import Constraints, Sample, Samples, samples_of, samples_with
+from customops._dispatch.scopes import Constraints, Sample, Samples, record_in_scope, samples_of, samples_with
 from customops._op.callback_types import (
     AnySetupContext,
-    Called,
     DeclaredF,
     Decorator,
     F,
+    HasSignature,
     Items,
+    Lib,
     MayTakeNothing,
     OpFor,
     P,
@@ -38,13 +41,14 @@ from customops._op.callback_types import (
     Strategy,
     TakesGradients,
     TakesModeAndCall,
+    Vary,
     YieldsArguments,
 )
 from customops._rules import Rules
 from customops._rules.compilers import When
 from customops._rules.fake import declared
+from customops._rules.out import samples_with_out
 from customops._schema.model import Names
-from customops._torch.library import Library
 from customops.errors import RegistrationError, UnsupportedError, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -80,9 +84,10 @@ REGISTRATIONS: dict[str, Row] = {
 
 
 @entries
-class Register(Called[P, R]):
+class Register(HasSignature[P, R]):
     """The ``register_*`` methods of `CustomOpDef`."""
 
+    _owner: Any  #: an `Ops`
     _qualname: str
     _definition: OperatorHandle
     _rules: Rules
@@ -90,44 +95,47 @@ class Register(Called[P, R]):
     _lowering: Lowering | None
     _samples: Samples | None
 
-    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
+    def _register(self, lib: Lib, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
-        raise NotImplementedError
+        with lock:
+            if self._definition.removed is not None:
+                raise self._definition.removed
+            if lib is self._definition.library:
+                lib = None  # it ends with the op
+            if lib is not None:
+                check_library(lib, self._definition.name.namespace, self._qualname)
+            registration = register(*args)
+            ends_with_scope = record_in_scope(self._owner, registration)
+            if lib is not None:
+                registration.end_with(lib)
+            elif not ends_with_scope:
+                registration.keep()
 
     def _join_out(self) -> None:
-        """Give the out variant, if there is one, autocast and samples."""
+        """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
+        variant = self._rules.out_variant
+        if variant is not None:
+            self._rules.autocast.follow(variant._definition)
+            _torch.inductor.plan_with(self._definition.overload)
+            if self._samples is not None:
+                variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
 
     # Gradients --------------------------------------------------------------------------------------------------
 
     @overload
     def register_autograd(
-        self,
-        backward: None = None,
-        /,
-        *,
-        setup_context: AnySetupContext[R] | None = None,
-        lib: Library | None = None,
+        self, backward: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
     @overload
     def register_autograd(
-        self,
-        backward: TakesGradients,
-        /,
-        *,
-        setup_context: AnySetupContext[R] | None = None,
-        lib: Library | None = None,
+        self, backward: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> TakesGradients: ...
+    ) -> TakesGradients: ...  # fmt: skip
     def register_autograd(
-        self,
-        backward: Fn | None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Library | None = None,
+        self, backward: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Register the gradient formula for reverse mode (backward).
 
         Args:
@@ -165,28 +173,23 @@ class Register(Called[P, R]):
 
     @overload
     def register_jvp(
-        self,
-        jvp: None = None,
-        /,
-        *,
-        setup_context: AnySetupContext[R] | None = None,
-        lib: Library | None = None,
+        self, jvp: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
     @overload
     def register_jvp(
+        self, jvp: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
+        **options: Unpack[GradientOptions],
+    ) -> TakesGradients: ...  # fmt: skip
+    def register_jvp(
         self,
-        jvp: TakesGradients,
+        jvp: Fn | None = None,
         /,
         *,
-        setup_context: AnySetupContext[R] | None = None,
-        lib: Library | None = None,
+        setup_context: Fn | None = None,
+        lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> TakesGradients: ...
-    def register_jvp(
-        self, jvp: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Library | None = None,
-        **options: Unpack[GradientOptions],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Register the formula for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
 
         Args:
@@ -216,28 +219,25 @@ class Register(Called[P, R]):
 
     @overload
     def register_autograd_from(
-        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None,
-        **options: Unpack[ResultOptions],
-    ) -> ReturnsTensor: ...  # fmt: skip
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
+    ) -> ReturnsTensor: ...
     @overload
     def register_autograd_from(
-        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None,
-        **options: Unpack[ResultOptions],
-    ) -> ReturnsItems: ...  # fmt: skip
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
+    ) -> ReturnsItems: ...
     @overload
     def register_autograd_from(
-        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Library | None = None,
-        **options: Unpack[ResultOptions],
-    ) -> F: ...  # fmt: skip
+        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
+    ) -> F: ...
     @overload
     def register_autograd_from(
-        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None, **options: Unpack[ResultOptions]
+        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None, **options: Unpack[ResultOptions]
     ) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def register_autograd_from(
-        self, fn: F, /, *, grads_of: Names | None, lib: Library | None = None, **options: Unpack[ResultOptions]
+        self, fn: F, /, *, grads_of: Names | None, lib: Lib = None, **options: Unpack[ResultOptions]
     ) -> F: ...
-    def register_autograd_from(self, fn: Fn, /, *, lib: Library | None = None, **options: Unpack[FromOptions]) -> Any:
+    def register_autograd_from(self, fn: Fn, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> Any:
         """Register the gradients of `fn`, which computes the same with plain torch ops, for reverse and forward mode.
 
         `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
@@ -259,24 +259,20 @@ class Register(Called[P, R]):
             options = self._lowering.options(options)
             function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
         found = RecomputedFormula(function, self._definition, recompute=recompute)
-        both: Any = {"originals": found.originals, **options}
+        of_formulas: Any = {"originals": found.originals, **options}
         rule = self._rules.autograd
         with lock:
-            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, both)
-            self._register(lib, rule.register, found.backward, found.setup_context, both)
+            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, of_formulas)
+            self._register(lib, rule.register, found.backward, found.setup_context, of_formulas)
         return fn
 
     # Compilers --------------------------------------------------------------------------------------------------
 
     @overload
-    def register_decomposition(
-        self, fn: None = None, /, *, when: When = "inductor", lib: Library | None = None
-    ) -> Any: ...
+    def register_decomposition(self, fn: None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any: ...
     @overload
-    def register_decomposition(self, fn: F, /, *, when: When = "inductor", lib: Library | None = None) -> F: ...
-    def register_decomposition(
-        self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Library | None = None
-    ) -> Any:
+    def register_decomposition(self, fn: F, /, *, when: When = "inductor", lib: Lib = None) -> F: ...
+    def register_decomposition(self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any:
         """Register plain torch code that replaces the op in compiled or exported graphs.
 
         Args:
@@ -313,10 +309,10 @@ class Register(Called[P, R]):
         return fn
 
     @overload
-    def register_lowering(self, fn: None = None, /, *, lib: Library | None = None) -> Any: ...
+    def register_lowering(self, fn: None = None, /, *, lib: Lib = None) -> Any: ...
     @overload
-    def register_lowering(self, fn: F, /, *, lib: Library | None = None) -> F: ...
-    def register_lowering(self, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+    def register_lowering(self, fn: F, /, *, lib: Lib = None) -> F: ...
+    def register_lowering(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
         """Register plain torch code from which inductor generates code instead of calling the op.
 
         Inductor fuses that code with the code around it. Before that step the op is one node of the graph, so its
@@ -345,14 +341,12 @@ class Register(Called[P, R]):
 
     @overload
     def register_replacement(
-        self, pattern: None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
+        self, pattern: None = None, /, *, samples: YieldsArguments | None = None, lib: Lib = None
     ) -> Any: ...
     @overload
+    def register_replacement(self, pattern: F, /, *, samples: YieldsArguments | None = None, lib: Lib = None) -> F: ...
     def register_replacement(
-        self, pattern: F, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
-    ) -> F: ...
-    def register_replacement(
-        self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Library | None = None
+        self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Lib = None
     ) -> Any:
         """Register plain torch code, the pattern, that inductor replaces by a call of the op wherever it occurs.
 
@@ -391,43 +385,39 @@ class Register(Called[P, R]):
                 fix="op.register_samples(fn) before, or samples=fn here",
             )
         found = self.samples if samples is None else functools.partial(samples_of, samples, self._qualname)
-        self._register(lib, self._rules.replacement.register, pattern, self, found, self._has_backward)
+        formulas_of_op = self._rules.autograd.formulas
+        self._register(
+            lib, self._rules.replacement.register, pattern, self, found, lambda: "backward" in formulas_of_op
+        )
         return pattern
-
-    def _has_backward(self) -> bool:
-        return "backward" in self._rules.autograd.formulas
 
     # Kernels ----------------------------------------------------------------------------------------------------
 
     @overload
-    def register_kernel(
-        self, device_types: DeviceTypes, fn: None = None, /, *, lib: Library | None = None
-    ) -> Decorator[P, R]: ...
+    def register_kernel(self, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None) -> Decorator[P, R]: ...
     @overload
     def register_kernel(
-        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Library | None = None
+        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Lib = None
     ) -> ReturnsTensor: ...
     @overload
     def register_kernel(
-        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Library | None = None
+        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Lib = None
     ) -> ReturnsItems: ...
     @overload
     def register_kernel(
-        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Library | None = None
+        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Lib = None
     ) -> ReturnsNumber: ...
     @overload
     def register_kernel(
-        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None
+        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None
     ) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def register_kernel(
-        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, *, lib: Library | None = None
+        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, *, lib: Lib = None
     ) -> Callable[Q, R]: ...
     @overload
-    def register_kernel(
-        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Library | None = None
-    ) -> F: ...
-    def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Library | None = None) -> Any:
+    def register_kernel(self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
+    def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
         """Register the kernel for one or several device types, or (None) for every device that has no kernel.
 
         Args:
@@ -460,45 +450,35 @@ class Register(Called[P, R]):
         """
         return self._rules.kernel.enabled(device_type, enabled)
 
-    def _impl(self, keys: tuple[str, ...], fn: Fn, lib: Library | None) -> None:
-        """Put `fn` at dispatch keys as it is."""
-        self._register(lib, self._rules.raw.register, keys, fn)
-
     # Fake impl --------------------------------------------------------------------------------------------------
 
     @overload
-    def register_fake(
-        self, fn: None = None, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> Decorator[P, R]: ...
+    def register_fake(self, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True) -> Decorator[P, R]: ...
     @overload
     def register_fake(
-        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Lib = None, allow_override: bool = True
     ) -> ReturnsTensor: ...
     @overload
     def register_fake(
-        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Lib = None, allow_override: bool = True
     ) -> ReturnsItems: ...
     @overload
     def register_fake(
-        self: OpFor[float], fn: ReturnsNumber, /, *, lib: Library | None = None, allow_override: bool = True
+        self: OpFor[float], fn: ReturnsNumber, /, *, lib: Lib = None, allow_override: bool = True
     ) -> ReturnsNumber: ...
     @overload
     def register_fake(
-        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Library | None = None, allow_override: bool = True
+        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None, allow_override: bool = True
     ) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def register_fake(
-        self: MayTakeNothing, fn: Callable[Q, R], /, *, lib: Library | None = None, allow_override: bool = True
+        self: MayTakeNothing, fn: Callable[Q, R], /, *, lib: Lib = None, allow_override: bool = True
     ) -> Callable[Q, R]: ...
     @overload
-    def register_fake(
-        self: OpFor[Never], fn: F, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> F: ...
+    def register_fake(self: OpFor[Never], fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
     @overload
-    def register_fake(
-        self, fn: DeclaredF, /, *, lib: Library | None = None, allow_override: bool = True
-    ) -> DeclaredF: ...
-    def register_fake(self, fn: Any = None, /, *, lib: Library | None = None, allow_override: bool = True) -> Any:
+    def register_fake(self, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+    def register_fake(self, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
         """Register the fake impl, which runs on tensors without data: fake tensors (compile, export), meta tensors.
 
         Args:
@@ -537,26 +517,14 @@ class Register(Called[P, R]):
 
     @overload
     def register_out(
-        self,
-        fn: None = None,
-        /,
-        *,
-        device_types: DeviceTypes = None,
-        inplace: Names = (),
-        lib: Library | None = None,
+        self, fn: None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
     ) -> Callable[[F], F]: ...
     @overload
     def register_out(
-        self, fn: F, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Library | None = None
+        self, fn: F, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
     ) -> F: ...
     def register_out(
-        self,
-        fn: Fn | None = None,
-        /,
-        *,
-        device_types: DeviceTypes = None,
-        inplace: Names = (),
-        lib: Library | None = None,
+        self, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
     ) -> Any:
         """Register a kernel that writes the results into tensors of the caller: ``fn(*args, out=...)``.
 
@@ -588,12 +556,10 @@ class Register(Called[P, R]):
         devices: Any = device_list(device_types, self._qualname)
         if fn is None:
             return functools.partial(self.register_out, device_types=devices, inplace=inplace, lib=lib)
-        self._register(lib, self._register_out, devices, fn, inplace)
+        with lock:
+            self._register(lib, self._rules.out.register, self, self._owner.add, devices, fn, inplace)
+            self._join_out()
         return fn
-
-    def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
-        """`register_out`; what it did is undone by the registration."""
-        raise NotImplementedError
 
     @property
     def out(self) -> Any:
@@ -614,7 +580,7 @@ class Register(Called[P, R]):
 
     # Autocast ---------------------------------------------------------------------------------------------------
 
-    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Library | None = None) -> None:
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Lib = None) -> None:
         """Under ``torch.autocast(device_type)``, cast floating-point inputs of the op to `cast_inputs`.
 
         Tensors in lists are cast too.
@@ -627,14 +593,12 @@ class Register(Called[P, R]):
     # vmap, modes and subclasses ---------------------------------------------------------------------------------
 
     @overload
-    def register_vmap(
-        self, func: None = None, *, lib: Library | None = None
-    ) -> Callable[[ResultAndDims], ResultAndDims]: ...
+    def register_vmap(self, func: None = None, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
     @overload
-    def register_vmap(self, func: Strategy, *, lib: Library | None = None) -> Strategy: ...
+    def register_vmap(self, func: Strategy, *, lib: Lib = None) -> Strategy: ...
     @overload
-    def register_vmap(self, func: ResultAndDims, *, lib: Library | None = None) -> ResultAndDims: ...
-    def register_vmap(self, func: Fn | str | None = None, *, lib: Library | None = None) -> Any:
+    def register_vmap(self, func: ResultAndDims, *, lib: Lib = None) -> ResultAndDims: ...
+    def register_vmap(self, func: Fn | str | None = None, *, lib: Lib = None) -> Any:
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
         `in_dims` has one entry for each positional argument, then one per keyword-only tensor: its batch dimension,
@@ -660,15 +624,13 @@ class Register(Called[P, R]):
 
     @overload
     def register_torch_dispatch(
-        self, torch_dispatch_class: type, fn: None = None, /, *, lib: Library | None = None
+        self, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
     ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
     @overload
     def register_torch_dispatch(
-        self, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Library | None = None
+        self, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
     ) -> TakesModeAndCall: ...
-    def register_torch_dispatch(
-        self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Library | None = None
-    ) -> Any:
+    def register_torch_dispatch(self, torch_dispatch_class: type, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
         """Register a function that replaces the ``__torch_dispatch__`` of a mode or tensor subclass for this op.
 
         It is called as ``fn(mode_or_cls, func, types, args, kwargs)``; see ``torch.library.register_torch_dispatch``.
@@ -687,32 +649,14 @@ class Register(Called[P, R]):
 
     @overload
     def register_samples(
-        self,
-        fn: YieldsArguments,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
+        self, fn: YieldsArguments, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
     ) -> YieldsArguments: ...
     @overload
     def register_samples(
-        self,
-        fn: None = None,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
+        self, fn: None = None, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
     ) -> Callable[[YieldsArguments], YieldsArguments]: ...
     def register_samples(
-        self,
-        fn: Any = None,
-        /,
-        *,
-        vary: Mapping[str, Any] | None = None,
-        fixed: str | Iterable[str] = (),
-        constraints: Constraints = (),
+        self, fn: Any = None, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
     ) -> Any:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
 
@@ -750,22 +694,21 @@ class Register(Called[P, R]):
         if fn is None:
             return functools.partial(self.register_samples, vary=vary, fixed=fixed, constraints=constraints)
         bind(fn, self._qualname, "samples function")
-        samples = samples_with(fn, self._qualname, self._parameters(), vary, fixed, constraints)
+        if self._lowering is None:
+            holds_tensors = {each.name: each.holds_tensors for each in self._definition.schema.arguments}
+        else:
+            holds_tensors = {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
+        samples = samples_with(fn, self._qualname, holds_tensors, vary, fixed, constraints)
+
+        def undo() -> None:
+            if self._samples is samples:
+                self._samples = before
+
         with lock:
             before, self._samples = self._samples, samples
-            self._register(None, lambda: Registration(functools.partial(self._unset_samples, samples, before)))
+            self._register(None, Registration, undo)
             self._join_out()
         return fn
-
-    def _parameters(self) -> dict[str, bool]:
-        """The names of the op's parameters; do they hold tensors?"""
-        if self._lowering is None:
-            return {argument.name: argument.holds_tensors for argument in self._definition.schema.arguments}
-        return {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
-
-    def _unset_samples(self, samples: Samples, before: Samples | None) -> None:
-        if self._samples is samples:
-            self._samples = before
 
     def samples(self) -> Iterator[Sample]:
         """The op's sample inputs. Each call creates new ones."""

@@ -1,13 +1,16 @@
-"""`CustomOpDef`: a definition and its rules, as one callable object. `Ops`: the ops of a registry."""
+"""`CustomOpDef`: a definition and its rules, as one callable object. `Ops`: the ops of a registry.
+
+`Undefined` is what stands for an op whose option ``when`` is False.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -21,24 +24,24 @@ from customops._describe import Described
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import add_observable, observed_call, remove_observable
-from customops._dispatch.devices import DeviceTypes, check_devices, device_list
+from customops._dispatch.devices import check_devices, device_list
 from customops._dispatch.names import Name
-from customops._dispatch.operator import OperatorHandle, check_library, remove
+from customops._dispatch.operator import OperatorHandle, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment
-from customops._dispatch.scopes import in_scope, outside_scopes, record_in_scope
+from customops._dispatch.scopes import Sample, in_scope, outside_scopes, record_in_scope
 from customops._dispatch.spec import OpSpec, Options
 from customops._op.methods import REGISTRATIONS, Register
 from customops._rules import Rules, graph_calls
 from customops._rules.fake import Like
-from customops._rules.out import samples_with_out
-from customops._schema.model import Names, Schema
+from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
 from customops._torch.library import Library, OpOverload
 from customops.errors import (
     CustomOpsError,
     DefinitionError,
     RegistrationError,
+    UndefinedError,
     UnknownAttributeError,
     UnregisteredError,
     asked_for_at,
@@ -94,6 +97,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     """
 
     __wrapped__: Callable[P, R]
+    _owner: Ops
     _opoverload: OpOverload
     #: What a call of the object runs, outside compilers.
     _entry: Fn
@@ -105,23 +109,20 @@ class CustomOpDef(Described[P], Register[P, R]):
     #: Of an op whose scope has ended: what is restored in its place, if anything is.
     _instead: tuple[CustomOpDef[Any, Any] | None, ...] = ()
 
-    def __init__(self, owner: Ops, operator: OperatorHandle, rules: Rules | None = None) -> None:
-        self._begin(owner, operator.name, operator.spec.fn)
-        self._init(operator, rules)
-
-    def _begin(self, owner: Ops, name: Name, fn: Fn | None) -> None:
+    def __init__(self, owner: Ops, name: Name, fn: Fn | None = None) -> None:
         self._owner, self._qualname, self._init_fn = owner, name.qualname, fn
         self.__name__ = name.name
         if fn is not None:
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
 
-    def _init(self, operator: OperatorHandle, rules: Rules | None = None) -> None:
+    def _become(self, operator: OperatorHandle, rules: Rules | None = None) -> CustomOpDef[P, R]:
         """Be the object of an op that is defined now."""
         self._samples = None
         self._rules = rules or Rules()
         self._bind(operator)
         fingerprint.ops.add(self)
         add_observable(self)
+        return self
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
@@ -132,8 +133,8 @@ class CustomOpDef(Described[P], Register[P, R]):
             try:
                 self._definition.explain(error, args, kwargs)
                 raise
-            except CustomOpsError as said:
-                cut(said)
+            except CustomOpsError as explained:
+                cut(explained)
                 raise
 
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
@@ -143,7 +144,7 @@ class CustomOpDef(Described[P], Register[P, R]):
 
         @entry
         def __getattr__(self, name: str) -> Any:
-            if self._declaration is not None and not self._declaration.defined_here:
+            if self._declaration is not None and not self._defined_here():
                 # No attribute of an op is called like this: notebooks, copy and others ask whether there is one.
                 if name.startswith("__") or name.endswith("_"):
                     return object.__getattribute__(self, name)
@@ -259,9 +260,14 @@ class CustomOpDef(Described[P], Register[P, R]):
     def _traced(self) -> tuple[Any, ...]:
         """All that compilers may trace through, or decide by."""
         operator = self._definition
-        said = (operator.schema.exact_key, [str(tag) for tag in operator.tags], operator.differentiable)
-        # What formulas see of an enum or a class is not in the schema.
-        return (*said, operator.spec.signature, operator.options.direct_in_graphs, *self._rules.traced())
+        return (
+            operator.schema.exact_key,
+            [str(tag) for tag in operator.tags],
+            operator.differentiable,
+            operator.spec.signature,  # what formulas see of an enum or a class is not in the schema
+            operator.options.direct_in_graphs,
+            *self._rules.traced(),
+        )
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +280,9 @@ class CustomOpDef(Described[P], Register[P, R]):
         Raises:
             UnregisteredError: the op was unregistered before.
         """
-        self._owner.remove(self)
+        with lock:
+            if not self._owner.drop(self):
+                raise UnregisteredError("the op is no longer registered", op=self._qualname)
 
     def _bind(self, operator: OperatorHandle) -> None:
         """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
@@ -358,78 +366,20 @@ class CustomOpDef(Described[P], Register[P, R]):
             entry = self._entry
         return entry(*args, **kwargs)
 
-    def _rebind(self) -> None:
-        """Come back after having been removed."""
-        if self._declaration is not None:
-            self._declare()
-            return
-        self._bind(OperatorHandle.define(self._definition.spec))
-        if self._rules.has_out:
-            self._rules.out.restore()
-            self._join_out()
-
-    def _unbind(self, error: UnregisteredError) -> None:
-        """Take everything out of the dispatcher and torch's tables; calls raise `error` if the op was one of ours."""
-        if self._declaration is not None:
-            self._declaration.removed = error
-            names.retract(self._qualname)
-            del self._torch_view
-            return
-        if self._definition.library is not None:
-            _torch.library.disclaim(self._qualname, self._definition.library)
-        self._end(error)
-
     def _end(self, error: UnregisteredError) -> None:
-        """`_unbind`, but for the tables: who destroyed the op's library sees to these."""
+        """Take everything out of the dispatcher; calls raise `error` if the op was one of ours."""
         if self._rules.has_out:
             self._rules.out.end(error)
         remove(self._definition, error)
         self._compute_entry()
-
-    def _disconnect(self, error: UnregisteredError) -> None:
-        """Calls raise `error`: an adopted op is gone. What was registered for its name stays, as torch keeps it."""
-        self._definition.removed = error
-        self._definition.recompile()
-        _torch.library.disconnect_overload(self._opoverload, error)
-        self._compute_entry()
-
-    def _register_out(self, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
-        registration = self._rules.out.register(self, self._owner.add, device_types, fn, inplace)
-        self._join_out()
-        return registration
-
-    def _join_out(self) -> None:
-        """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
-        variant = self._rules.out_variant
-        if variant is not None:
-            self._rules.autocast.follow(variant._definition)
-            _torch.inductor.plan_with(self._opoverload)
-            if self._samples is not None:
-                variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
-
-    def _register(self, lib: Library | None, register: Callable[..., Registration], *args: Any) -> None:
-        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
-        with lock:
-            if self._definition.removed is not None:
-                raise self._definition.removed
-            ends_with_lib = lib is not None and lib is not self._definition.library
-            if ends_with_lib:
-                check_library(lib, self._definition.name.namespace, self._qualname)
-            registration = register(*args)
-            ends_with_scope = self._owner.record(registration)
-            if lib is not None and ends_with_lib:
-                registration.end_with(lib)
-            elif not ends_with_scope:
-                registration.keep()
 
     # Lazy ops: any use defines them -----------------------------------------------------------------------------
 
     @staticmethod
     def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
         """An op that is defined when it is first used, with what was registered on it until then."""
-        op: _DefinedByCall[Any, Any] = _DefinedByCall.__new__(_DefinedByCall)
+        op: _DefinedByCall[Any, Any] = _DefinedByCall(owner, name, fn)
         op._lazy = op._declaration = Declaration(name, make_spec)
-        op._begin(owner, name, fn)
         vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
         op._declare()
         return op
@@ -442,7 +392,7 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     def _defined_here(self) -> bool:
         """Is this thread defining the op?"""
-        return self._declaration is not None and self._declaration.defined_here
+        return self._declaration is not None and self._declaration.definer == threading.get_ident()
 
     def _taken(self) -> None:
         """torch.library.custom_op is defining an op of the name."""
@@ -456,7 +406,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             if kwargs.get("lib") is not None or in_scope(self._owner):
                 self._define()  # what ends earlier than the op is registered now
             declaration = self._declaration
-            if declaration is None or declaration.defined_here:
+            if declaration is None or self._defined_here():
                 return getattr(CustomOpDef, method)(self, *args, **kwargs)
             if declaration.removed is not None:
                 raise declaration.removed
@@ -475,7 +425,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         """Be defined, with all that was registered. Where that fails, everything is as before."""
         with lock:
             declaration = self._declaration
-            if declaration is None or declaration.defined_here:
+            if declaration is None or self._defined_here():
                 return
             if declaration.removed is not None:
                 raise declaration.removed
@@ -483,7 +433,22 @@ class CustomOpDef(Described[P], Register[P, R]):
             declaration.definer = threading.get_ident()
             try:
                 with outside_scopes(), _torch.library.without_modes():
-                    self._define_now(declaration)
+                    with asked_for_at(declaration.source):
+                        spec, name = declaration.make_spec(), declaration.name
+                        if _torch.library.is_defined(name.packet, name.overload):
+                            reason = "it was defined after this one was declared"
+                            raise conflict(spec.qualname, reason, "choose another name", where(self.__wrapped__))
+                        self._owner.add(spec, op=self)
+                    try:
+                        for method in REGISTRATIONS:
+                            del vars(self)[method]
+                        for each in declaration.remembered:
+                            with asked_for_at(each.source):
+                                getattr(self, each.method)(*each.args, **each.kwargs)
+                    except BaseException:
+                        self._declaration = None
+                        self._owner.drop(self, UnregisteredError("the definition of the op failed", op=self._qualname))
+                        raise
             except BaseException:
                 fingerprint.ops.discard(self)
                 remove_observable(self)
@@ -501,25 +466,6 @@ class CustomOpDef(Described[P], Register[P, R]):
             self._owner.apply_settings(self)
             declaration.call = type(self).__call__
         names.look_up(self._definition.name.packet, is_use=False)  # the packet is known now, and not asked for again
-
-    def _define_now(self, declaration: Declaration) -> None:
-        name = declaration.name
-        with asked_for_at(declaration.source):
-            spec = declaration.make_spec()
-            if _torch.library.is_defined(name.packet, name.overload):
-                reason = "it was defined after this one was declared"
-                raise conflict(spec.qualname, reason, "choose another name", where(self.__wrapped__))
-            self._owner.add(spec, op=self)
-        try:
-            for method in REGISTRATIONS:
-                del vars(self)[method]
-            for each in declaration.remembered:
-                with asked_for_at(each.source):
-                    getattr(self, each.method)(*each.args, **each.kwargs)
-        except BaseException:
-            self._declaration = None
-            self._owner.drop(self, UnregisteredError("the definition of the op failed", op=self._qualname))
-            raise
 
 
 class _Remembered(NamedTuple):
@@ -543,11 +489,6 @@ class Declaration:
         self.removed: UnregisteredError | None = None
         #: The ``__call__`` of the op, once it is defined.
         self.call: Fn = _called_too_early
-
-    @property
-    def defined_here(self) -> bool:
-        """Is this thread defining the op?"""
-        return self.definer == threading.get_ident()
 
 
 def _called_too_early(op: CustomOpDef[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -582,6 +523,72 @@ class _DefinedByCall(CustomOpDef[P, R]):
 @functools.cache
 def _signature(method: str) -> inspect.Signature:
     return inspect.signature(getattr(CustomOpDef, method))
+
+
+# The place of an op that is not defined -------------------------------------------------------------------------------
+
+
+class Undefined(CustomOpDef[P, R]):
+    """What `custom_op` returns if its option ``when`` is False. Calling it calls the function.
+
+    No operator is defined. Rules can be registered on this object, but have no effect.
+    """
+
+    def __init__(self, qualname: str, fn: Callable[P, R], computed_args: Any = None) -> None:
+        self.__name__ = qualname.partition("::")[2].partition(".")[0]
+        functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
+        self._fn: Any = computed.plain(fn, computed_args, qualname) if computed_args else fn
+        self._source = user_source()
+        self._qualname = qualname
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<Undefined({self._qualname})>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise UndefinedError(
+            f"the op is not defined, because when= is False, so it has no {name!r}",
+            op=self._qualname,
+            where=self._source,
+            fix="call it: that runs the function; isinstance(op, customops.Undefined) tells that there is no op",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UndefinedError("an op that is not defined here cannot be pickled", op=self._qualname)
+
+    @property
+    def source(self) -> str:
+        """``file:line`` where the op would have been defined."""
+        return self._source
+
+    def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Any:
+        return contextlib.nullcontext()
+
+    def samples(self) -> Iterator[Sample]:
+        return iter(())
+
+    def unregister(self) -> None:
+        """Do nothing: there is no op to remove."""
+
+
+def _ignored(method: str) -> Fn:
+    """A registration that has no effect."""
+    at = REGISTRATIONS[method].function
+
+    def register(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        fn = args[at] if at is not None and len(args) > at else kwargs.get("func")
+        return (lambda fn: fn) if fn is None and at is not None else fn
+
+    return functools.wraps(getattr(CustomOpDef, method))(register)
+
+
+for _method in REGISTRATIONS:
+    setattr(Undefined, _method, _ignored(_method))
 
 
 # The ops of a registry ------------------------------------------------------------------------------------------------
@@ -620,10 +627,7 @@ class Ops:
         known = _torch.library.exists(spec.name.namespace)
         operator = OperatorHandle.define(spec)
         try:
-            if op is None:
-                return CustomOpDef(self, operator, rules)
-            op._init(operator, rules)
-            return op
+            return (op or CustomOpDef(self, spec.name, spec.fn))._become(operator, rules)
         except BaseException:
             remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
             if not known:
@@ -640,16 +644,7 @@ class Ops:
             except BaseException:
                 undo()
                 raise
-        self.record(Registration(undo))
-
-    def record(self, registration: Registration) -> bool:
-        """Something was registered, here or on an op. Will it be unregistered when a scope ends?"""
-        return record_in_scope(self, registration)
-
-    def remove(self, op: CustomOpDef[Any, Any]) -> None:
-        with lock:
-            if not self.drop(op):
-                raise UnregisteredError("the op is no longer registered", op=op._qualname)
+        record_in_scope(self, Registration(undo))
 
     def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is here; was it? Calling it raises `error` from then on."""
@@ -658,13 +653,27 @@ class Ops:
                 del table[op._qualname]
                 if _by_name.get(op._qualname) is op:
                     del _by_name[op._qualname]
-                op._unbind(error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN))
+                error = error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN)
+                if op._declaration is not None:
+                    op._declaration.removed = error
+                    names.retract(op._qualname)
+                    del op._torch_view
+                    return True
+                if op._definition.library is not None:
+                    _torch.library.disclaim(op._qualname, op._definition.library)
+                op._end(error)
                 return True
         return False
 
     def restore(self, op: CustomOpDef[Any, Any]) -> None:
         """Put a removed op back, with the rules it had."""
-        op._rebind()
+        if op._declaration is not None:
+            op._declare()
+        else:
+            op._bind(OperatorHandle.define(op._definition.spec))
+            if op._rules.has_out:
+                op._rules.out.restore()
+                op._join_out()
         self._ops[op._qualname] = _by_name[op._qualname] = op
         self.apply_settings(op)
 
@@ -700,7 +709,8 @@ def check_spec(spec: OpSpec) -> None:
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     if spec.schema.keyword_only:
         _ = spec.schema.call  # raises for a keyword of Python
-    check_devices(spec.device_types, spec.schema, spec.qualname)
+    if spec.device_types is not None:
+        check_devices(spec.device_types, spec.schema, spec.qualname)
     if spec.mutation_only is None:
         return
     name = spec.mutation_only.name

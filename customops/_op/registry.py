@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
 
 import torch
 from typing_extensions import Unpack
@@ -21,9 +21,9 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import dispatch_keys
 from customops._dispatch.names import Callback, Name, find_op, own_name
 from customops._dispatch.operator import OperatorHandle, check_library, define_in
-from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import VALUES, CheckPolicy, expected
-from customops._dispatch.scopes import in_scope, open_scope, outside_scopes
+from customops._dispatch.scopes import in_scope, open_scope, outside_scopes, record_in_scope
 from customops._dispatch.spec import OpSpec
 from customops._op.definitions import (
     SIGNATURE,
@@ -31,11 +31,10 @@ from customops._op.definitions import (
     OnConflict,
     OpOptions,
     PlainOptions,
-    check_on_conflict,
+    check_choice,
     spec_of,
 )
-from customops._op.op import CustomOpDef, Ops, check_spec, conflict, destroyed, end, place, replaced
-from customops._op.undefined import Undefined
+from customops._op.op import CustomOpDef, Ops, Undefined, check_spec, conflict, destroyed, end, place, replaced
 from customops._schema.model import Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
@@ -180,19 +179,19 @@ class Registry(Ops, _describe.Listed):
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
-        unknown = next((option for option in options if option not in SIGNATURE.parameters), None)
-        if unknown is not None:
+        if not options.keys() <= SIGNATURE.parameters.keys():
+            unknown = next(option for option in options if option not in SIGNATURE.parameters)
             problem = f"custom_op() got an unexpected keyword argument {unknown!r}"
             raise TypeError(misused(Registry.custom_op, problem, (self, name), options))
         parsed, given = own_name(name), OpOptions.read(options, name)
-        check_library(given.lib, parsed.namespace, name)
-        request = functools.partial(self._defined, parsed, given)
-        return request if fn is None else request(fn)
+        if given.lib is not None:
+            check_library(given.lib, parsed.namespace, name)
+        define = functools.partial(self._define_function, parsed, given)
+        return entry(define) if fn is None else define(fn)
 
     custom_op.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
-    @entry
-    def _defined(self, name: Name, given: OpOptions, fn: Callable[..., Any], /) -> CustomOpDef[Any, Any]:
+    def _define_function(self, name: Name, given: OpOptions, fn: Callable[..., Any], /) -> CustomOpDef[Any, Any]:
         qualname, on_conflict = name.qualname, given.on_conflict
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=qualname, got=brief(fn))
@@ -207,13 +206,16 @@ class Registry(Ops, _describe.Listed):
             given = dataclasses.replace(given, direct_in_graphs=self.direct_in_graphs)
         with lock:
             declared = names.declared(qualname)
-            is_there = declared is not None or _torch.library.is_defined(name.packet, name.overload)
+            is_defined = _torch.library.is_defined(name.packet, name.overload)
+            is_there = declared is not None or is_defined
             if on_conflict == "skip" and is_there:
                 return declared or self.adopt(qualname)
-            if (self.lazy if given.lazy is None else given.lazy) and (
-                not is_there or (on_conflict == "replace" and not _torch.library.is_defined(name.packet, name.overload))
-            ):
-                op = self._declare(name, given, fn, declared)
+            is_lazy = self.lazy if given.lazy is None else given.lazy
+            if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
+                if declared is not None:
+                    declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))
+                op = CustomOpDef.declare(self, name, fn, functools.partial(spec_of, name, fn, given))
+                self.enter(op, functools.partial(end, op, declared))
             else:
                 spec = spec_of(name, fn, given)
                 if not is_there:
@@ -221,22 +223,20 @@ class Registry(Ops, _describe.Listed):
                 elif on_conflict == "replace":
                     op = self._replace(spec)
                 elif on_conflict == "reuse":
-                    return self._reuse(spec)
+                    old, at = _torch.library.torch_op_of(qualname), where(fn)
+                    if not isinstance(old, CustomOpDef):
+                        reason = "it was not made by custom_op, so it cannot be reused"
+                        raise conflict(qualname, reason, "choose another name", at)
+                    fix = 'on_conflict="replace", or another name'
+                    _check_same(old, spec.schema, spec.tags, fix, at)
+                    if old._definition.spec.signature != spec.signature:
+                        raise conflict(qualname, "on_conflict='reuse' needs the same types", fix, at)
+                    return old
                 else:
                     fix = 'on_conflict="replace", "reuse" or "skip", or another name'
                     raise conflict(qualname, "on_conflict='error'", fix, where(fn))
             if given.lib is not None:
                 Registration(functools.partial(end, op)).end_with(given.lib)
-        return op
-
-    def _declare(
-        self, name: Name, given: OpOptions, fn: Callable[..., Any], old: CustomOpDef[Any, Any] | None
-    ) -> CustomOpDef[Any, Any]:
-        """Have an op defined on its first use; in the place of `old`, if that is such an op, too."""
-        if old is not None:
-            old._owner.drop(old, replaced(name.qualname, location_of(fn), fn))
-        op = CustomOpDef.declare(self, name, fn, functools.partial(spec_of, name, fn, given))
-        self.enter(op, functools.partial(end, op, old))
         return op
 
     def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
@@ -255,11 +255,11 @@ class Registry(Ops, _describe.Listed):
             return self.add(spec)
         is_new = old.source != spec.source and not in_scope(self)  # else the same code runs again
         dropped = [rule for rule in old.describe().rules if rule.origin == "registered"] if is_new else []
-        undo = self._put_aside(old, spec.place, spec.fn)
+        old._owner.drop(old, replaced(spec.qualname, spec.place, spec.fn))
         try:
             op = self.define_op(spec)
         except BaseException:
-            undo()
+            old._owner.restore(old)
             raise
         op._rules.fake.follow(old._rules.fake, spec.source)
         if dropped:
@@ -270,28 +270,10 @@ class Registry(Ops, _describe.Listed):
         elif is_new and spec.fn is not None and old._init_fn is not None:
             new, before = name_of(spec.fn), name_of(old._init_fn)
             if new != before and "<lambda>" not in (new, before):  # else the same function, changed
-                said = (spec.qualname, new, spec.source, before, old.source)
-                log.warning("%s: %s (%s) takes the place of %s (%s); two ops need two names", *said)
+                text = "%s: %s (%s) takes the place of %s (%s); two ops need two names"
+                log.warning(text, spec.qualname, new, spec.source, before, old.source)
         self.enter(op, functools.partial(end, op, old))
         return op
-
-    def _put_aside(self, old: CustomOpDef[Any, Any], place: str, fn: Any = None) -> Undo:
-        """Remove an op, for one that is defined at a place; what is returned brings it back."""
-        owner = old._owner
-        owner.drop(old, replaced(old._qualname, place, fn))
-        return functools.partial(owner.restore, old)
-
-    def _reuse(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
-        """The existing op, if it is the same one."""
-        old, at = _torch.library.torch_op_of(spec.qualname), spec.fn and where(spec.fn)
-        if not isinstance(old, CustomOpDef):
-            reason = "it was not made by custom_op, so it cannot be reused"
-            raise conflict(spec.qualname, reason, "choose another name", at)
-        fix = 'on_conflict="replace", or another name'
-        _check_same(old, spec.schema, spec.tags, fix, at)
-        if old._definition.spec.signature != spec.signature:
-            raise conflict(spec.qualname, "on_conflict='reuse' needs the same types", fix, at)
-        return old
 
     # Defining an op by its schema, and kernels without a wrapper --------------------------------------------------
 
@@ -327,7 +309,7 @@ class Registry(Ops, _describe.Listed):
         name, all_tags = Name.parse(qualname), normalize_tags(tags)
         name.check_new()
         check_nameless(schema, name.qualname)
-        check_on_conflict(on_conflict, name.qualname)
+        check_choice("on_conflict", on_conflict, OnConflict, name.qualname, DefinitionError)
         names.look_up(name.packet, is_use=False)
         with lock:
             old = None
@@ -354,17 +336,20 @@ class Registry(Ops, _describe.Listed):
                         where=user_source(),
                         fix="replace it without lib=, or outside the scope",
                     )
-            undo = self._put_aside(old, user_source()) if old is not None else nothing
+            if old is not None:
+                old._owner.drop(old, replaced(name.qualname, user_source()))
             try:
                 if lib is not None:
                     define_in(lib, name, schema, all_tags)
                     names.defined(name.packet)
                 else:
                     operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
-                    op: CustomOpDef[Any, Any] = CustomOpDef(self, operator)
+                    op: CustomOpDef[Any, Any] = CustomOpDef(self, name)
+                    op._become(operator)
                     self.enter(op, functools.partial(end, op, old))
             except BaseException:
-                undo()
+                if old is not None:
+                    old._owner.restore(old)
                 raise
 
     def impl(
@@ -394,11 +379,7 @@ class Registry(Ops, _describe.Listed):
             CallbackError: `func` is not callable.
         """
         keys = dispatch_keys(types, qualname)
-        if on_conflict not in get_args(ImplConflict):
-            allowed = '"replace", "error" or "skip"'
-            raise RegistrationError(
-                "on_conflict has an invalid value", op=qualname, expected=allowed, got=brief(on_conflict)
-            )
+        check_choice("on_conflict", on_conflict, ImplConflict, qualname, RegistrationError)
         if func is None:
             return functools.partial(self.impl, qualname, keys, lib=lib, on_conflict=on_conflict)
         if not callable(func):
@@ -417,7 +398,8 @@ class Registry(Ops, _describe.Listed):
                     )
                 keys = tuple(key for key in keys if key not in taken)
             if keys and _torch.library.is_defined(name.packet, name.overload):
-                self.adopt(qualname)._impl(keys, func, lib)
+                op = self.adopt(qualname)
+                op._register(lib, op._rules.raw.register, keys, func)
             elif keys:
                 library = lib or Library(name.namespace, "FRAGMENT")
                 if lib is None:
@@ -429,7 +411,7 @@ class Registry(Ops, _describe.Listed):
     def _wait(self, undo: Undo) -> None:
         """Something was registered for an op that is not there yet."""
         self._waiting.append(Registration(undo))
-        self.record(self._waiting[-1])
+        record_in_scope(self, self._waiting[-1])
 
     # Ops of others ------------------------------------------------------------------------------------------------
 
@@ -453,8 +435,9 @@ class Registry(Ops, _describe.Listed):
                     return known
             if stale is not None:  # of an op that is gone, redefined by its owner
                 self.drop(stale)
-            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, OperatorHandle.attach(found, user_source()))
-            self._adopted[qualname] = adopted
+            operator = OperatorHandle.attach(found, user_source())
+            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, operator.name)
+            self._adopted[qualname] = adopted._become(operator)
             library = _torch.library.library_of(qualname)
             if library is not None:
                 lost = functools.partial(self._lost, qualname, weakref.ref(library))
@@ -462,12 +445,18 @@ class Registry(Ops, _describe.Listed):
             return adopted
 
     def _lost(self, qualname: str, library: weakref.ref[Library]) -> None:
-        """The library of an op that may have been adopted was destroyed, or collected."""
+        """The library of an op that may have been adopted was destroyed, or collected: calls raise.
+
+        What was registered for the name of the op stays, as torch keeps it.
+        """
         found = library()
         if found is None or not _torch.library.library_alive(found):  # else the interpreter exits
             with lock:
                 if (op := self._adopted.get(qualname)) is not None:
-                    op._disconnect(destroyed(qualname))
+                    op._definition.removed = error = destroyed(qualname)
+                    op._definition.recompile()
+                    _torch.library.disconnect_overload(op._opoverload, error)
+                    op._compute_entry()
 
     @overload
     def when_defined(self, qualname: str, fn: None = None, /, *, if_never: IfNever = "skip") -> Callable[[F], F]: ...
@@ -497,9 +486,7 @@ class Registry(Ops, _describe.Listed):
             ...     op.register_kernel("cuda", double_cuda)
         """
         name = Name.parse(qualname)
-        if if_never not in get_args(IfNever):
-            allowed = '"skip" or "report"'
-            raise RegistrationError("if_never has an invalid value", op=qualname, expected=allowed, got=brief(if_never))
+        check_choice("if_never", if_never, IfNever, qualname, RegistrationError)
         if fn is None:
             return functools.partial(self.when_defined, qualname, if_never=if_never)
         if not callable(fn):
@@ -508,16 +495,17 @@ class Registry(Ops, _describe.Listed):
         if names.is_defined(name.qualname):
             Callback(name.qualname, lambda: fn(self.adopt(name.qualname)), source)()
             return fn
-        callback = Callback(name.qualname, functools.partial(self._call_later, name.qualname, fn, source), source)
+
+        def call_later() -> None:
+            with outside_scopes(), asked_for_at(source):
+                fn(self.adopt(name.qualname))
+
+        callback = Callback(name.qualname, call_later, source)
         names.call_when_defined(callback)
         self._wait(functools.partial(names.cancel, callback))
         if if_never == "report":
             _reported.append(callback)
         return fn
-
-    def _call_later(self, qualname: str, fn: Callable[..., Any], source: str) -> None:
-        with outside_scopes(), asked_for_at(source):
-            fn(self.adopt(qualname))
 
     # Options of all ops of a namespace ----------------------------------------------------------------------------
 
@@ -563,7 +551,7 @@ class Registry(Ops, _describe.Listed):
             except BaseException:
                 undo()
                 raise
-            self.record(Registration(undo))
+            record_in_scope(self, Registration(undo))
 
     def _configure(self, namespace: str, given: dict[str, Any]) -> None:
         """Others stay as they are: another thread may have set them inside a scope of this one."""
@@ -623,8 +611,8 @@ _reported: list[Callback] = []
 def _report() -> None:
     for callback in _reported:
         if names.is_waiting(callback):
-            said = "%s was never defined: what when_defined was given at %s was not called"
-            log.warning(said, callback.qualname, callback.source)
+            text = "%s was never defined: what when_defined was given at %s was not called"
+            log.warning(text, callback.qualname, callback.source)
 
 
 def _load(qualname: str) -> CustomOpDef[Any, Any]:

@@ -141,32 +141,37 @@ class WrappedKernel:
         if _torch.dynamo.is_fake(tensors):
             return None
         if _torch.dynamo.is_interpreted(self.kernel):
-            return self._interpret(grid, args, kwargs)
+            with _interpreter:
+                try:
+                    return self.kernel[grid](*args, **kwargs)
+                except Exception as error:
+                    if "Cannot call @triton.jit'd" not in str(error):
+                        raise
+                    raise UnsupportedError(
+                        "an interpreted kernel calls a Triton function that is not interpreted",
+                        op=_name(self.kernel),
+                        fix="set TRITON_INTERPRET=1 before triton is first imported, also if torch.compile imports it",
+                    ) from error
         guard = self._guard(tensors)
         if guard is None:
             return self.kernel[grid](*args, **kwargs)
         with guard:
             return self.kernel[grid](*args, **kwargs)
 
-    def _interpret(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _interpreter:
-            try:
-                return self.kernel[grid](*args, **kwargs)
-            except Exception as error:
-                if "Cannot call @triton.jit'd" not in str(error):
-                    raise
-                raise UnsupportedError(
-                    "an interpreted kernel calls a Triton function that is not interpreted",
-                    op=_name(self.kernel),
-                    fix="set TRITON_INTERPRET=1 before triton is first imported, also if torch.compile imports it",
-                ) from error
-
     def _guard(self, tensors: list[Tensor]) -> Any:
         """A context in which the device of the tensors is the current one, or None if it is."""
         devices = {tensor.device for tensor in tensors}
         on_cpu = torch.device("cpu")
         if devices == {on_cpu} or not devices:
-            self._check_cpu(tensors)
+            if tensors and not _torch.dynamo.runs_on_cpu() and not any(tensor.is_pinned() for tensor in tensors):
+                raise UnsupportedError(
+                    "this Triton does not compile for the CPU",
+                    op=_name(self.kernel),
+                    expected="tensors on the device that Triton compiles for",
+                    got="CPU tensors",
+                    fix='x.to("cuda"); op.register_kernel("cpu", fn); or, to try the kernel without a device, '
+                    "TRITON_INTERPRET=1 in the environment before triton is imported",
+                )
             return None
         devices.discard(on_cpu)  # memory that is pinned, or else Triton's own error
         if len(devices) > 1:
@@ -178,20 +183,6 @@ class WrappedKernel:
                 fix=f'move them: x.to("{min(map(str, devices))}")',
             )
         return _torch.dynamo.on_device(devices.pop())
-
-    def _check_cpu(self, tensors: list[Tensor]) -> None:
-        """Raise for a kernel that is compiled for a device, and tensors of which it can read none."""
-        if not tensors or _torch.dynamo.runs_on_cpu():
-            return
-        if not any(tensor.is_pinned() for tensor in tensors):
-            raise UnsupportedError(
-                "this Triton does not compile for the CPU",
-                op=_name(self.kernel),
-                expected="tensors on the device that Triton compiles for",
-                got="CPU tensors",
-                fix='x.to("cuda"); op.register_kernel("cpu", fn); or, to try the kernel without a device, '
-                "TRITON_INTERPRET=1 in the environment before triton is imported",
-            )
 
 
 def _name(kernel: Any) -> str:

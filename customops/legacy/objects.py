@@ -21,6 +21,7 @@ from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
+from customops._dispatch.scopes import record_in_scope
 from customops._dispatch.spec import OpSpec, Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
@@ -59,15 +60,12 @@ class Pair:
     def __init__(self, op: str, schema: Schema) -> None:
         self.op = op
         self.schema = schema
+        #: The namedtuple that `save` is given.
+        names = [argument.name for argument in schema.arguments]
+        self.inputs_type: Any = cast(Any, collections.namedtuple)(f"{op.rpartition(':')[2]}_inputs", names, rename=True)
         self.save: Fn | None = None
         self.backward: Fn | None = None
         self.differentiable: list[bool] | None = None
-
-    @functools.cached_property
-    def inputs_type(self) -> Any:
-        """The namedtuple that `save` is given."""
-        names = [argument.name for argument in self.schema.arguments]
-        return cast(Any, collections.namedtuple)(f"{self.op.rpartition(':')[2]}_inputs", names, rename=True)
 
     def refuse_call(self, differentiated: bool) -> None:
         """Raise where a call needs a gradient formula, or where half of one was registered."""
@@ -433,9 +431,30 @@ class CustomOp:
     def _register_formula(self, half: str, parameters: Iterable[str], differentiable: list[bool] | None, fn: F) -> F:
         """Set one of the two functions of the pair, and register the pair if it is whole."""
         pair, kind = self._pair, "save_for_backward" if half == "save" else half
+        op, schema = self._qualname, self._op.schema
+        reasons = {
+            "non-functional operator: it writes to an argument": schema.mutated,
+            "operator with no returns": not schema.returns,
+            "operator that returns views": schema.is_view,
+        }
         with lock:
-            self._refuse_formula(kind, getattr(pair, half))
-            bind(fn, self._qualname, f"{kind} function" if half == "save" else kind, *parameters)
+            for reason, holds in reasons.items():
+                if holds:
+                    problem = f"a gradient cannot be registered with the legacy API on a {reason}"
+                    raise RegistrationError(problem, op=op, got=str(schema))
+            if (known := getattr(pair, half)) is not None:
+                problem = f"the op already has a {kind} impl registered from Python"
+                raise RegistrationError(problem, op=op, where=where(known))
+            if not self._is_gated and _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
+                raise RegistrationError(
+                    "the op has a CompositeImplicitAutograd kernel: it is differentiated through the ops it is made of",
+                    op=op,
+                    fix="register gradients for those ops",
+                )
+            for key in ("Autograd", "AutogradCPU", "AutogradCUDA"):
+                if not self._is_gated and _torch.dispatcher.has_kernel(op, key):
+                    raise RegistrationError(f"the op has a kernel for gradients already, at {key}", op=op)
+            bind(fn, op, f"{kind} function" if half == "save" else kind, *parameters)
             setattr(pair, half, fn)
             if half == "backward":
                 pair.differentiable = differentiable
@@ -448,38 +467,8 @@ class CustomOp:
             except BaseException:
                 setattr(pair, half, None)
                 raise
-            self._op._owner.record(Registration(functools.partial(setattr, pair, half, None)))
+            record_in_scope(self._op._owner, Registration(functools.partial(setattr, pair, half, None)))
         return fn
-
-    def _refuse_formula(self, kind: str, known: Fn | None) -> None:
-        """Raise for an op whose schema leaves no place for a formula, or that has one."""
-        op, schema = self._qualname, self._op.schema
-        detail = None
-        if schema.mutated:
-            detail = "non-functional operator: it writes to an argument"
-        elif not schema.returns:
-            detail = "operator with no returns"
-        elif schema.is_view:
-            detail = "operator that returns views"
-        if detail is not None:
-            raise RegistrationError(
-                f"a gradient cannot be registered with the legacy API on a {detail}", op=op, got=str(schema)
-            )
-        if known is not None:
-            raise RegistrationError(
-                f"the op already has a {kind} impl registered from Python", op=op, where=where(known)
-            )
-        if self._is_gated:
-            return
-        if _torch.dispatcher.has_kernel(op, "CompositeImplicitAutograd"):
-            raise RegistrationError(
-                "the op has a CompositeImplicitAutograd kernel: it is differentiated through the ops it is made of",
-                op=op,
-                fix="register gradients for those ops",
-            )
-        for key in ("Autograd", "AutogradCPU", "AutogradCUDA"):
-            if _torch.dispatcher.has_kernel(op, key):
-                raise RegistrationError(f"the op has a kernel for gradients already, at {key}", op=op)
 
     def _destroy(self) -> None:
         """Remove the op and its entry; from an op defined outside customops, what was registered here."""

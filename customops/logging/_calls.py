@@ -174,10 +174,10 @@ class Watcher:
             return fn
         names = [argument.name for argument in op.schema.positional]
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             return self._run(self._new(qualname, names, args, kwargs), fn, args, kwargs)
 
-        return _torch.dynamo.outside_dynamo(watched)
+        return _torch.dynamo.outside_dynamo(run)
 
     def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
         op = current.op
@@ -186,7 +186,7 @@ class Watcher:
         names = [each.name for each in current.schema.positional] if current.schema is not None else []
         kernel, where = name_of(current.registered), location_of(current.registered)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def observed(*args: Any, **kwargs: Any) -> Any:
             call = self._open.calls[-1] if self._open.calls else None
             is_inside = call is not None and call.op == op
             if call is None or not is_inside:
@@ -197,8 +197,8 @@ class Watcher:
             run = functools.partial(self._run_kernel, call, fn)
             return run(*args, **kwargs) if is_inside else self._run(call, run, args, kwargs)
 
-        watched.__wrapped__ = fn  # type: ignore[attr-defined]
-        return watched
+        observed.__wrapped__ = fn  # type: ignore[attr-defined]
+        return observed
 
     def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         caller = ""

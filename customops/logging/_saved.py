@@ -77,22 +77,21 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
         watcher = Watcher(lambda call, given: None, ops, begun=writer.write)
     else:
 
+        def with_copies(call: Call, given: Given) -> Given:
+            """The arguments, with copies of those that the op writes to."""
+            trial = Trial(default.adopt(call.op)._opoverload, *given)
+            if trial.mutated:
+                with _unseen():
+                    trial = trial.with_arguments(**copy_tensors(trial.mutated, leaves=True))
+            return trial.args, trial.kwargs
+
         def done(call: Call, given: Given) -> None:
             if call.error if when == "failing" else when(call):
                 writer.write(call, given)
 
-        watcher = Watcher(done, ops, begun=_with_copies)
+        watcher = Watcher(done, ops, begun=with_copies)
     with observe(watcher):
         yield writer.paths
-
-
-def _with_copies(call: Call, given: Given) -> Given:
-    """The arguments, with copies of those that the op writes to."""
-    trial = Trial(default.adopt(call.op)._opoverload, *given)
-    if trial.mutated:
-        with _unseen():
-            trial = trial.with_arguments(**copy_tensors(trial.mutated, leaves=True))
-    return trial.args, trial.kwargs
 
 
 @contextmanager
@@ -118,14 +117,14 @@ class _Writer:
                 path.touch(exist_ok=False)
                 break
         op = default.adopt(call.op)
-        told = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
+        texts = {"caller": call.caller, "error": call.error, "kernel": call.kernel, "line": call.line()}
         try:
             # Checksums are the default; `load` needs them.
             with _unseen(), config.patch("save.compute_crc32", True):  # type: ignore[attr-defined]
                 held = {"args": _encoded(given[0]), "kwargs": {name: _encoded(x) for name, x in given[1].items()}}
                 held = copy_tensors(held, leaves=True, bare=True)  # torch writes all the memory that a view looks at
                 head = {"format": _FORMAT, "op": call.op, "schema": str(op.schema), "source": op.source}
-                torch.save(head | held | told, path)
+                torch.save(head | held | texts, path)
         except Exception as error:  # must not take the place of what the call does
             log.warning("%s: the arguments of a call were not written to %s: %s", call.op, path, brief(error, 200))
             path.unlink(missing_ok=True)

@@ -130,7 +130,7 @@ def test_a_callable_without_a_signature_shows_its_schema(registry: Registry, ns:
 
 
 def test_the_class_has_its_own_signature() -> None:
-    assert list(inspect.signature(CustomOpDef).parameters) == ["owner", "operator", "rules"]
+    assert list(inspect.signature(CustomOpDef).parameters) == ["owner", "name", "fn"]
     assert pydoc.render_doc(CustomOpDef, renderer=pydoc.plaintext).count("An operator: callable") == 1
 
 

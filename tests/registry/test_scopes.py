@@ -15,6 +15,7 @@ from torch.library import Library
 
 from customops import Registry
 from customops._dispatch.registrations import Registration
+from customops._dispatch.scopes import record_in_scope
 from customops.errors import RegistrationError
 
 # Scopes ---------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_every_undo_of_a_scope_runs(registry: Registry, ns: str, monkeypatch: py
     def body() -> None:
         with registry.scope():
             op.register_kernel("cpu", add_two)
-            registry.record(Registration(fail))
+            record_in_scope(registry, Registration(fail))
 
     with pytest.raises(RuntimeError, match="an undo failed"):
         body()
