@@ -13,8 +13,8 @@ from customops import _torch
 from customops._autograd.layout import Formula, Layout
 from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
-from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema, is_differentiable
+from customops._torch.tensors import tensors_in
 from customops.errors import AutogradError, UnsupportedError
 
 #: Context manager that changes nothing.

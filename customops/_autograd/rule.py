@@ -38,9 +38,10 @@ from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
-from customops._dispatch.results import mutated_results, tensors_in
+from customops._dispatch.results import mutated_results
 from customops._schema.model import tensor_names
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,
@@ -296,7 +297,7 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     draws = True in [draws_again(formula.fn) for formula in formulas]
     set_up = SetUp(operator.schema, formulas)
     finish = Outputs(layout, for_jvp=jvp is not None, materializes=materializes)
-    compares = GradientCheck(operator.when)
+    compares = GradientCheck(operator.options.check)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
         "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),

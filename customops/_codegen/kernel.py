@@ -23,9 +23,10 @@ from customops._codegen.function import Source, as_dict, as_tuple, compile_on_fi
 from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
+from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import CustomOpsError, cut
 
 #: What templates refer to, in any function that calls a kernel.
@@ -232,10 +233,10 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
     if shape.when == "never":
         return "", types, of_op
     if Tag.inplace in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
+        of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
         lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
     elif Tag.out in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
+        of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
         outs = [argument.variable for argument in schema.mutated]
         is_another = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
         if len(outs) > 1:

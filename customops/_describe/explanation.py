@@ -14,8 +14,8 @@ from customops._codegen import bypass
 from customops._describe import render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
-from customops._dispatch.results import tensors_in
 from customops._torch.dispatcher import Entry
+from customops._torch.tensors import tensors_in
 from customops.errors import ArgumentError, location_of, where
 
 #: Keys at which torch itself resolves something of a tensor, and goes on.

@@ -22,9 +22,10 @@ from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, fill
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
-from customops._dispatch.results import describe, tensors_in
+from customops._dispatch.results import describe
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
