@@ -43,8 +43,8 @@ class SetUp:
         # Inside a transform, what setup_context computes is recorded at the levels further out.
         with torch.inference_mode(False) if _torch.dispatcher.transforms_active() else AS_IT_IS:
             for callback in self.callbacks:
-                if _torch.thread_state.autocast_is_on():
-                    _torch.thread_state.call_without_autocast(callback, **named)
+                if _torch.dispatcher.autocast_is_on():
+                    _torch.dispatcher.call_without_autocast(callback, **named)
                 else:
                     callback(**named)
 

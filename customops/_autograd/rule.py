@@ -358,7 +358,7 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
         result = _torch.autograd.call_jvp(
-            _torch.thread_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+            _torch.dispatcher.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
         )
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
@@ -410,9 +410,9 @@ def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool)
             kernel = None if may_have_tangents or current_kernel is None else current_kernel.direct
             if kernel is not None and not (torch.is_grad_enabled() and requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
-        if _torch.thread_state.autocast_is_on() and _torch.dispatcher.transforms_active():
+        if _torch.dispatcher.autocast_is_on() and _torch.dispatcher.transforms_active():
             # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
-            casting = _torch.thread_state.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
+            casting = _torch.dispatcher.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
             if casting is not None:
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
 

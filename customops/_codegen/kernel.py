@@ -35,7 +35,7 @@ _OBJECTS: dict[str, Any] = {
     "Tensor": Tensor,
     "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
     "any_alias": _torch.tensors.any_alias,
-    "autocast_is_on": _torch.thread_state.autocast_is_on,
+    "autocast_is_on": _torch.dispatcher.autocast_is_on,
     "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
     "cut": cut,
     "errors": (TypeError, RuntimeError),
@@ -51,7 +51,7 @@ _OBJECTS: dict[str, Any] = {
     "mode_count": _torch.dispatcher.mode_count,
     "profiler": _torch.dispatcher.profiler,
     "sequences": (list, tuple),
-    "set_grad_enabled": _torch.thread_state.set_grad_enabled,
+    "set_grad_enabled": _torch.dispatcher.set_grad_enabled,
     "share_memory": _torch.tensors.outputs_share_memory,
     "sign": math.copysign,
     "storage": Tensor.untyped_storage,
@@ -357,8 +357,8 @@ def emit_kernel_call(
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
-    plainly = _torch.thread_state.call_plainly_writing if schema.mutated else _torch.thread_state.call_plainly
-    source.objects["call_plainly"] = _torch.thread_state.call_view_plainly if schema.is_view else plainly
+    plainly = _torch.dispatcher.call_plainly_writing if schema.mutated else _torch.dispatcher.call_plainly
+    source.objects["call_plainly"] = _torch.dispatcher.call_view_plainly if schema.is_view else plainly
     call = CALL if alone else CALL_IN_ANY_STATE + CALL
     conversion = ""  # what the dispatcher would do to a result
     if len(schema.returns) > 1:

@@ -147,7 +147,7 @@ class _Naming:
 
         @functools.wraps(fn, updated=())
         def named(*args: Any, **kwargs: Any) -> Any:
-            with _torch.thread_state.named_range(name):
+            with _torch.dispatcher.named_range(name):
                 return fn(*args, **kwargs)
 
         return named

@@ -115,7 +115,7 @@ class OpSpec:
 # The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
 
 #: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
-Kind = tuple[_torch.thread_state.Look, int, bool, Any]
+Kind = tuple[_torch.dispatcher.Look, int, bool, Any]
 #: How many kinds of call an op has, and how many of them are looked for in each call.
 _KINDS, _RECENT = 32, 3
 
@@ -383,7 +383,7 @@ class OperatorHandle:
             return None
         if _torch.dispatcher.mode_count() or _torch.dispatcher.transforms_active():
             return None
-        if _torch.thread_state.autocast_is_on():
+        if _torch.dispatcher.autocast_is_on():
             return None
         names.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
@@ -399,7 +399,7 @@ class OperatorHandle:
             if backend not in path.by_device:
                 path.by_device[backend] = self._find_kernel(backend, dispatched=False)
             current_kernel = path.by_device[backend]
-            looks_same = None if current_kernel is None else _torch.thread_state.look_of(tensors)
+            looks_same = None if current_kernel is None else _torch.dispatcher.look_of(tensors)
             if looks_same is None:
                 return None
             kind = (looks_same, len(tensors), any(tensor.requires_grad for tensor in tensors), current_kernel)
@@ -446,19 +446,7 @@ class OperatorHandle:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
         text = str(error)
         if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
-            backend = text.split("'")[3]
-            devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(self.qualname))
-            present = [each for each in devices if each is not None]
-            device = _torch.dispatcher.device_of_key(backend)
-            register = f'customops.impl("{self.qualname}", "{backend}", fn)'
-            if device is not None:
-                register = f'op.register_kernel("{device}", fn)'
-            raise UnsupportedError(  # it starts as torch's, which is 47 lines
-                f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
-                op=self.qualname,
-                expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
-                fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
-            ) from None
+            raise self.no_kernel(text.split("'")[3]) from None
         if not text.startswith((f"{self.qualname}() ", "Unknown keyword argument ")):
             return
         wrong = _WRONG_VALUE.match(text)
@@ -516,6 +504,21 @@ class OperatorHandle:
             expected=f"{self.name.name}{signature.replace(return_annotation=signature.empty)}".replace("'", ""),
             got=f"{self.name.name}({', '.join(given)})",
             fix=fix,
+        )
+
+    def no_kernel(self, backend: str) -> UnsupportedError:
+        """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
+        devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(self.qualname))
+        present = [each for each in devices if each is not None]
+        device = _torch.dispatcher.device_of_key(backend)
+        register = f'customops.impl("{self.qualname}", "{backend}", fn)'
+        if device is not None:
+            register = f'op.register_kernel("{device}", fn)'
+        return UnsupportedError(
+            f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
+            op=self.qualname,
+            expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
+            fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
         )
 
     def newest_kernels(self) -> dict[str, Kernel]:

@@ -315,7 +315,7 @@ def declared(given: Any, spec: OpSpec) -> Fn:
 
         @functools.wraps(spec.kernel)
         def fake(*args: Any, **kwargs: Any) -> Any:
-            return _torch.thread_state.call_plainly_in_trace(kernel, *args, **kwargs)
+            return _torch.dispatcher.call_plainly_in_trace(kernel, *args, **kwargs)
 
         return fake
     likes = tuple(given) if isinstance(given, (tuple, list)) else (given,)

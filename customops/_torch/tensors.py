@@ -167,16 +167,13 @@ def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> b
             return True
         seen.add(id(tensor))
     given, made = _parts(inputs), _parts(outputs)
-    return any_alias(tuple(given), {}, tuple(made)) or share_data(given, made)
-
-
-def share_data(inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
-    """Does an output start at the address of an input or of another output?"""
-    seen = {_address(tensor) for tensor in inputs}
-    for address in map(_address, outputs):
-        if address is not None and address in seen:
+    if any_alias(tuple(given), {}, tuple(made)):
+        return True
+    addresses = {*map(_address, given)}
+    for address in map(_address, made):
+        if address is not None and address in addresses:
             return True
-        seen.add(address)
+        addresses.add(address)
     return False
 
 

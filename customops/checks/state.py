@@ -318,7 +318,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     (
         "whether algorithms have to be deterministic",
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda modes: _torch.thread_state.set_deterministic(*modes),
+        lambda modes: _torch.dispatcher.set_deterministic(*modes),
     ),
     (
         "how numpy treats errors (numpy.seterr)",
@@ -351,12 +351,12 @@ class Settings:
     def make_usual(self) -> None:
         """Set what calls often leave changed to its default."""
         torch.set_default_dtype(torch.float32)
-        _torch.thread_state.set_deterministic(False, False)
+        _torch.dispatcher.set_deterministic(False, False)
 
     def make_other(self) -> None:
         """Set the same to what is not its default."""
         torch.set_default_dtype(torch.float64)
-        _torch.thread_state.set_deterministic(True, True)
+        _torch.dispatcher.set_deterministic(True, True)
         torch.set_num_threads(self.values["the number of threads"] + 1)
 
     def restore(self) -> None:
