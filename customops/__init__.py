@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
 
 
 _torch.install(
-    before_use=_names.before_use,
+    before_use=_names.use,
     looks_up=_names.look_up,
     definition_begins=_names.being_defined.add,
     definition_ends=_names.torch_defined,

@@ -13,8 +13,8 @@ from customops import _torch
 from customops._autograd.layout import Formula, Layout
 from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
-from customops._dispatch.results import tensors_in
 from customops._schema.model import Schema, is_differentiable
+from customops._torch.tensors import tensors_in
 from customops.errors import AutogradError, UnsupportedError
 
 #: Context manager that changes nothing.
@@ -43,8 +43,8 @@ class SetUp:
         # Inside a transform, what setup_context computes is recorded at the levels further out.
         with torch.inference_mode(False) if _torch.dispatcher.transforms_active() else AS_IT_IS:
             for callback in self.callbacks:
-                if _torch.thread_state.autocast_is_on():
-                    _torch.thread_state.call_without_autocast(callback, **named)
+                if _torch.dispatcher.autocast_is_on():
+                    _torch.dispatcher.call_without_autocast(callback, **named)
                 else:
                     callback(**named)
 

@@ -280,7 +280,7 @@ def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool
     keyword_only = f"{{{', '.join([*['**$named'] * layout.has_named, *tensors])}}}"
     call = f"$set_up($ctx, {positional}, {keyword_only}, $result)"
     source.objects |= {
-        "autocast_is_on": _torch.thread_state.autocast_is_on,
+        "autocast_is_on": _torch.dispatcher.autocast_is_on,
         "callback": set_up.simple,
         "links_to": links_to,
         "no_tensors": HOLD_NO_TENSORS,
@@ -403,8 +403,8 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
     """
     source = Source("backward", layout.schema)
     source.objects |= {
-        "autocast_is_on": _torch.thread_state.autocast_is_on,
-        "call_without_autocast": _torch.thread_state.call_without_autocast,
+        "autocast_is_on": _torch.dispatcher.autocast_is_on,
+        "call_without_autocast": _torch.dispatcher.call_without_autocast,
         "check": InputGradients(layout, op, formula.fn, compares).flat,
         "flat_items": flat_items,
         "fn": OnceDifferentiable(formula.fn, op) if formula.once_differentiable else formula.fn,

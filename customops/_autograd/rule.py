@@ -38,9 +38,10 @@ from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
-from customops._dispatch.results import mutated_results, tensors_in
+from customops._dispatch.results import mutated_results
 from customops._schema.model import tensor_names
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,
@@ -296,7 +297,7 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     draws = True in [draws_again(formula.fn) for formula in formulas]
     set_up = SetUp(operator.schema, formulas)
     finish = Outputs(layout, for_jvp=jvp is not None, materializes=materializes)
-    compares = GradientCheck(operator.when)
+    compares = GradientCheck(operator.options.check)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
         "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
@@ -357,7 +358,7 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
         result = _torch.autograd.call_jvp(
-            _torch.thread_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
+            _torch.dispatcher.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
         )
         results = result if isinstance(result, tuple) else (result,)
         check.check(results, ctx._customops_results)
@@ -409,9 +410,9 @@ def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool)
             kernel = None if may_have_tangents or current_kernel is None else current_kernel.direct
             if kernel is not None and not (torch.is_grad_enabled() and requires_grad(*args, *kwargs.values())):
                 return kernel(*args, **kwargs)  # as the generated function will from now on
-        if _torch.thread_state.autocast_is_on() and _torch.dispatcher.transforms_active():
+        if _torch.dispatcher.autocast_is_on() and _torch.dispatcher.transforms_active():
             # Autocast comes below a level of functorch, and the formula is to see what the kernel gets.
-            casting = _torch.thread_state.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
+            casting = _torch.dispatcher.casting_key(operator.qualname, tensors_in((*args, *kwargs.values())))
             if casting is not None:
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
 

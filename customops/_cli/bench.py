@@ -17,8 +17,8 @@ from customops._cli.check import FINE, NOTHING, TARGET_HELP, selected
 from customops._cli.targets import Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
 from customops._dispatch.callbacks import filler
-from customops._dispatch.results import tensors_in
 from customops._schema.model import REQUIRED
+from customops._torch.tensors import tensors_in
 from customops.checks._trial import Trial
 
 _number = itertools.count()

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from customops import _torch
 from customops._cli.check import FAULTY, FINE, NOTHING
 from customops._cli.targets import Op, TargetError, defined, load
 from customops._describe.description import doc_of
@@ -148,7 +147,7 @@ def stub_of(title: str, ops: Iterable[Op]) -> str:
     namespaces: dict[str, list[str]] = {}
     overlaps = False
     for (namespace, name), packet in sorted(packets.items(), key=lambda item: item[0]):
-        overloads = [Overload(each, known.get(each)) for each in _torch.library.overloads_of(packet)]
+        overloads = [Overload(each, known.get(each)) for each in (getattr(packet, o) for o in packet.overloads())]
         prefix = f"_{namespace}_{name}"
         of_packet, call, attributes = unique(prefix), "", []
         for each in overloads:

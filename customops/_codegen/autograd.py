@@ -16,8 +16,9 @@ from customops._codegen.function import Source, compile_on_first_call, fill, joi
 from customops._codegen.kernel import Emitter, Shape, emit_kernel_call
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.results import CheckPolicy, tensors_in
+from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Schema
+from customops._torch.tensors import tensors_in
 
 FAST_PATH = """\
 def {name}($keyset, /, {parameters}):

@@ -23,9 +23,10 @@ from customops._codegen.function import Source, as_dict, as_tuple, compile_on_fi
 from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.results import CheckPolicy, alias_error, inplace_error, out_error, structure_check, tensors_in
+from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import CustomOpsError, cut
 
 #: What templates refer to, in any function that calls a kernel.
@@ -34,7 +35,7 @@ _OBJECTS: dict[str, Any] = {
     "Tensor": Tensor,
     "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
     "any_alias": _torch.tensors.any_alias,
-    "autocast_is_on": _torch.thread_state.autocast_is_on,
+    "autocast_is_on": _torch.dispatcher.autocast_is_on,
     "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
     "cut": cut,
     "errors": (TypeError, RuntimeError),
@@ -50,7 +51,7 @@ _OBJECTS: dict[str, Any] = {
     "mode_count": _torch.dispatcher.mode_count,
     "profiler": _torch.dispatcher.profiler,
     "sequences": (list, tuple),
-    "set_grad_enabled": _torch.thread_state.set_grad_enabled,
+    "set_grad_enabled": _torch.dispatcher.set_grad_enabled,
     "share_memory": _torch.tensors.outputs_share_memory,
     "sign": math.copysign,
     "storage": Tensor.untyped_storage,
@@ -232,10 +233,10 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
     if shape.when == "never":
         return "", types, of_op
     if Tag.inplace in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, inplace_error, schema)
+        of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
         lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
     elif Tag.out in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, out_error, schema)
+        of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
         outs = [argument.variable for argument in schema.mutated]
         is_another = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
         if len(outs) > 1:
@@ -356,8 +357,8 @@ def emit_kernel_call(
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
-    plainly = _torch.thread_state.call_plainly_writing if schema.mutated else _torch.thread_state.call_plainly
-    source.objects["call_plainly"] = _torch.thread_state.call_view_plainly if schema.is_view else plainly
+    plainly = _torch.dispatcher.call_plainly_writing if schema.mutated else _torch.dispatcher.call_plainly
+    source.objects["call_plainly"] = _torch.dispatcher.call_view_plainly if schema.is_view else plainly
     call = CALL if alone else CALL_IN_ANY_STATE + CALL
     conversion = ""  # what the dispatcher would do to a result
     if len(schema.returns) > 1:

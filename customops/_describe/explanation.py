@@ -14,8 +14,8 @@ from customops._codegen import bypass
 from customops._describe import render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
-from customops._dispatch.results import tensors_in
 from customops._torch.dispatcher import Entry
+from customops._torch.tensors import tensors_in
 from customops.errors import ArgumentError, location_of, where
 
 #: Keys at which torch itself resolves something of a tensor, and goes on.
@@ -151,7 +151,7 @@ class Route:
         return Step(key, "redispatches", what, place)
 
     def _python(self, key: str) -> Step:
-        mode = _torch.dispatcher.infra_mode() or _torch.dispatcher.innermost_mode()
+        mode = _torch.dispatcher.active_mode()
         subclass = next((type(t).__name__ for t in self.tensors if type(t) not in (Tensor, torch.nn.Parameter)), None)
         who = str(mode or subclass)
         rule = self._rule("torch_dispatch", who)
@@ -197,7 +197,7 @@ class Route:
         return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
 
     def _no_kernel(self, key: str) -> Step:
-        return Step(key, "raises", f"no kernel here; fix: {self.operator._no_kernel(key).fix}")
+        return Step(key, "raises", f"no kernel here; fix: {self.operator.no_kernel(key).fix}")
 
 
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,24 +33,18 @@ class Observer(Protocol):
         """What a call of an op's object comes to, in the place of `fn`."""
 
 
-class Observable(Protocol):
-    """What observers put functions around."""
-
-    def look_for_observers(self) -> None:
-        """Observers came or went."""
-
-
 #: Those who observe now, the innermost first.
 _observers: list[Observer] = []
+#: What they put functions around: ``look_for_observers()`` is called when observers came or went.
 _observables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def add_observable(observable: Observable) -> None:
+def add_observable(observable: Any) -> None:
     with lock:
         _observables.add(observable)
 
 
-def remove_observable(observable: Observable) -> None:
+def remove_observable(observable: Any) -> None:
     with lock:
         _observables.discard(observable)
 
@@ -153,7 +147,7 @@ class _Naming:
 
         @functools.wraps(fn, updated=())
         def named(*args: Any, **kwargs: Any) -> Any:
-            with _torch.thread_state.named_range(name):
+            with _torch.dispatcher.named_range(name):
                 return fn(*args, **kwargs)
 
         return named

@@ -25,9 +25,9 @@ import sys
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,15 +54,8 @@ _TUPLE_GETTER = type(collections.namedtuple("_", "a").a)  # type: ignore[attr-de
 _MOST = 20_000
 
 
-class Op(Protocol):
-    """What is to be known of an op."""
-
-    def _names_in_graphs(self) -> tuple[str, ...]: ...
-    def _traced(self) -> Iterable[Any]: ...
-
-
-#: All ops that there are.
-ops: weakref.WeakSet[Op] = weakref.WeakSet()
+#: All ops that there are: objects of `_op` with ``_names_in_graphs()``, and ``_traced()``, what is to be known of them.
+ops: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fingerprint(names: set[str]) -> str | None:
@@ -150,22 +143,8 @@ class _Walk:
             for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
                 self._all("names", names)
             self._all("constants", code.co_consts)
-        elif isinstance(value, functools.partial):
-            self._all("partial", (value.func, value.args, value.keywords))
-        elif isinstance(value, types.MethodType):
-            self._all("method", (value.__func__, value.__self__))
-        elif isinstance(value, types.BuiltinMethodType):  # of an object: of modules and classes they go by name
-            self._all(f"method {value.__name__}", (value.__self__,))
-        elif isinstance(value, (staticmethod, classmethod)):
-            self._all(type(value).__name__, (value.__func__,))
-        elif isinstance(value, property):
-            self._all("property", (value.fget, value.fset, value.fdel))
-        elif isinstance(value, types.CellType):
-            self._all("cell", _contents(value))
-        elif isinstance(value, re.Pattern):
-            self._all("pattern", (value.pattern, value.flags))
-        elif isinstance(value, types.MappingProxyType):
-            self.add(dict(value))
+        elif (taken_apart := next((each for each in _TAKEN_APART if isinstance(value, each[0])), None)) is not None:
+            self._all(taken_apart[1], taken_apart[2](value))
         elif isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):  # of a class with slots
             self._text(f"slot {value.__name__}")
         elif isinstance(value, type):
@@ -308,6 +287,20 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:  # nothing is in it yet
         return ()
+
+
+#: Class, word for it in the digest, and what an object of it is made of.
+_TAKEN_APART: tuple[tuple[type, str, Callable[[Any], Iterable[Any]]], ...] = (
+    (functools.partial, "partial", lambda value: (value.func, value.args, value.keywords)),
+    (types.MethodType, "method", lambda value: (value.__func__, value.__self__)),
+    (types.BuiltinMethodType, "method of", lambda value: (value.__name__, value.__self__)),  # others go by name
+    (staticmethod, "staticmethod", lambda value: (value.__func__,)),
+    (classmethod, "classmethod", lambda value: (value.__func__,)),
+    (property, "property", lambda value: (value.fget, value.fset, value.fdel)),
+    (types.CellType, "cell", _contents),
+    (re.Pattern, "pattern", lambda value: (value.pattern, value.flags)),
+    (types.MappingProxyType, "mapping", lambda value: (dict(value),)),
+)
 
 
 class _Import(NamedTuple):

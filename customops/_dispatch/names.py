@@ -6,8 +6,8 @@ import importlib.metadata
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,10 +43,6 @@ class Name(_Parts):
         self.local = f"{name}.{overload}" if overload else name
         self.qualname = f"{namespace}::{self.local}"
         return self
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Name:  # type: ignore[override]  # `_replace` calls it
-        return cls(*iterable)
 
     @classmethod
     def parse(cls, text: str) -> Name:
@@ -121,19 +117,6 @@ log = logging.getLogger("customops")
 GROUP = "customops.ops"
 
 
-class Lazy(Protocol):
-    """An op that is defined on first use."""
-
-    def _define(self) -> None:
-        """Define it. A second time, and where this thread is just doing so, nothing happens."""
-
-    def _defined_here(self) -> bool:
-        """Is this thread defining it?"""
-
-    def _taken(self) -> None:
-        """torch.library.custom_op takes the name."""
-
-
 class Callback:
     """What `when_defined` was given."""
 
@@ -161,14 +144,14 @@ def packet_of(qualname: str) -> str:
 
 
 #: Name of all overloads -> the lazy ops that are not defined yet, and the callbacks, by qualified name.
-_lazy: dict[str, dict[str, Lazy]] = {}
+_lazy: dict[str, dict[str, Any]] = {}
 _callbacks: dict[str, list[Callback]] = {}
 #: Ops that torch.library.custom_op is defining: callbacks come when it is done.
 being_defined: set[str] = set()
 
 
-def declare(qualname: str, op: Lazy) -> None:
-    """From now on a use of the op defines it."""
+def declare(qualname: str, op: Any) -> None:
+    """From now on a use of the op, an object of `_op`, defines it."""
     packet = packet_of(qualname)
     _torch.library.watch(packet.partition("::")[0])
     _lazy.setdefault(packet, {})[qualname] = op
@@ -225,8 +208,7 @@ def look_up(packet: str, is_use: bool = True) -> None:
         packet: the name that all its overloads share.
         is_use: False where the op is about to be defined.
     """
-    if is_use:
-        use(packet.partition("::")[0])
+    use(packet.partition("::")[0], is_use)
     if not any(op._defined_here() for op in _lazy.get(packet, {}).values()):
         for qualname in list(_lazy.get(packet, ())):
             op = declared(qualname)  # what came before may have defined it
@@ -259,26 +241,22 @@ def torch_defined(packet: str) -> None:
 # Entry points ---------------------------------------------------------------------------------------------------------
 
 
-class _Loading(threading.local):
-    """The namespaces whose entry points this thread is loading."""
-
-    def __init__(self) -> None:
-        self.namespaces: set[str] = set()
-
-
-_loading = _Loading()
+#: The threads that load entry points, each with the namespace that these are of.
+_loading: set[tuple[int, str]] = set()
 #: Namespace -> entry points that are to be loaded before its first use.
 _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
 
 
 def waits(namespace: str) -> bool:
     """Are there entry points of a namespace that are not loaded yet? They are looked for once, with the first op."""
-    return namespace in (_find() if _entry_points is None else _entry_points)
+    return namespace in _find()
 
 
 def _find() -> dict[str, list[importlib.metadata.EntryPoint]]:
     """The entry points of the installed packages."""
     global _entry_points
+    if _entry_points is not None:
+        return _entry_points
     with lock:
         if _entry_points is None:
             found: dict[str, list[importlib.metadata.EntryPoint]] = {}
@@ -293,32 +271,26 @@ def _find() -> dict[str, list[importlib.metadata.EntryPoint]]:
     return _entry_points
 
 
-def use(namespace: str) -> None:
+def use(namespace: str, is_use: bool = True) -> None:
     """Load the entry points of a namespace, unless that was done, or is being done by this thread.
 
     Without the lock: threads that import modules wait for each other already, and two locks could wait crosswise.
+
+    Args:
+        is_use: False where the namespace is looked up to define an op in it: nothing is loaded then.
     """
-    all_waiting = _find() if _entry_points is None else _entry_points
-    waiting = all_waiting.get(namespace)
-    if waiting is None or namespace in _loading.namespaces:
+    waiting, here = _find().get(namespace), (threading.get_ident(), namespace)
+    if not is_use or waiting is None or here in _loading:
         return
-    _loading.namespaces.add(namespace)
+    _loading.add(here)
     try:
         with _torch.library.without_modes():
             for entry_point in list(waiting):
                 _load(entry_point, waiting)
     finally:
-        _loading.namespaces.discard(namespace)
-    all_waiting.pop(namespace, None)
+        _loading.discard(here)
+    _find().pop(namespace, None)
     _torch.library.release(namespace)
-
-
-def before_use(namespace: str, is_use: bool) -> None:
-    """Before `torch.ops` makes a namespace, or finds one that is held."""
-    if is_use:
-        use(namespace)
-    elif _entry_points is None:
-        _find()
 
 
 def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.metadata.EntryPoint]) -> None:
@@ -347,7 +319,12 @@ def find_op(op: Any) -> OpOverload:
     if isinstance(overload, OpOverload):
         return overload
     if isinstance(op, OpOverloadPacket):
-        return only_overload(op)
+        overloads = op.overloads()
+        if len(overloads) != 1:
+            raise RegistrationError(
+                f"{op} has several overloads", got=", ".join(overloads), fix=f"e.g. {op}.{overloads[0]}"
+            )
+        return find_op(getattr(op, overloads[0]))
     if not isinstance(op, str):
         raise DefinitionError(
             "expected an operator", expected='a CustomOpDef, an OpOverload or "ns::name"', got=brief(op)
@@ -365,13 +342,3 @@ def find_op(op: Any) -> OpOverload:
             or "define it first, or import the library that does; overloads are named ns::name.overload",
         )
     return found
-
-
-def only_overload(packet: OpOverloadPacket) -> OpOverload:
-    names = packet.overloads()
-    if len(names) != 1:
-        raise RegistrationError(
-            f"{packet} has several overloads", got=", ".join(names), fix=f"e.g. {packet}.{names[0]}"
-        )
-    overload: OpOverload = getattr(packet, names[0])
-    return overload

@@ -1,12 +1,12 @@
-"""An operator in the dispatcher: its overload, and the libraries through which kernels reach it."""
+"""`OpSpec`, what an op is, and `OperatorHandle`: its overload, and the libraries through which kernels reach it."""
 
 from __future__ import annotations
 
-import functools
 import operator as operators
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,13 +14,16 @@ from torch import Tensor
 
 from customops import _torch
 from customops._dispatch import names
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.names import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
-from customops._dispatch.spec import OpSpec, Options
 from customops._schema.advice import may_be_none, part_with, type_of
+from customops._schema.model import ALL, Differentiable, Schema, cached_property
 from customops._schema.parse import from_dispatcher, signature_of
+from customops._schema.structure import Signature
 from customops._torch.library import Library, OpOverload
 from customops._torch.schema import Tag, for_dispatcher
 from customops.errors import (
@@ -30,16 +33,89 @@ from customops.errors import (
     UnsupportedError,
     brief,
     did_you_mean,
+    location_of,
     user_stacklevel,
 )
-
-# The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
+class Options(NamedTuple):
+    """How an op is called: what its definition says, until `Registry.configure` says something else."""
+
+    check: CheckPolicy = "always"
+    bypass: bool = False
+    eager: bool = False
+    #: May the code of a graph run the kernel without the dispatcher?
+    direct_in_graphs: bool = True
+
+    @property
+    def skip_dispatcher(self) -> bool:
+        """May calls of the object run the kernel without the dispatcher?"""
+        return self.bypass or self.eager
+
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What an op is: all that its definition says. An op that is defined anew after its removal has the same one."""
+
+    name: Name
+    schema: Schema
+    tags: tuple[torch.Tag, ...] = ()
+    #: The schema as the user wrote it, which then is what the dispatcher gets.
+    text: str | None = None
+    #: What the op was defined from. An op without one was defined by its schema alone, or outside customops.
+    fn: Fn | None = None
+    #: What the function takes and returns, if that is not just what the schema says.
+    signature: Signature | None = None
+    #: `fn`, as it is called with what the schema says. None: as it is.
+    lowered_fn: Fn | None = None
+    #: The devices that `fn` is the kernel of.
+    device_types: DeviceTypes = None
+    options: Options = DEFAULTS
+    differentiable: Differentiable = ALL
+    #: May compilers trace into `fn`, and run it on tensors without data?
+    traceable: bool = False
+    #: Arguments that calls of the object leave out: what computes them of the others.
+    computed_args: tuple[Any, ...] = ()  # of `_codegen.computed.Computed`
+    #: ``file:line`` of the definition.
+    source: str = ""
+
+    qualname: str = field(init=False, repr=False, compare=False)
+    #: The kernel that comes with the op.
+    kernel: Fn | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        vars(self).update(qualname=self.name.qualname, kernel=self.lowered_fn or self.fn)  # the instance is frozen
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of the function, else of the definition."""
+        return location_of(self.fn) if self.fn is not None else self.source
+
+    @cached_property
+    def schema_text(self) -> str:
+        """What the dispatcher gets, without the name."""
+        return self.text or str(self.schema)
+
+    @cached_property
+    def mutation_only(self) -> OpSpec | None:
+        """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
+        returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
+        if not returns_mutated or self.fn is None or self.schema.is_view:
+            return None
+        name = Name(self.name.namespace, f"{self.name.name}__writes", self.name.overload)
+        tags = tuple(tag for tag in self.tags if tag not in (Tag.inplace, Tag.out))
+        return OpSpec(name, replace(self.schema, returns=()), tags)
+
+
+# The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
+
 #: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
-Kind = tuple[_torch.thread_state.Look, int, bool, Any]
+Kind = tuple[_torch.dispatcher.Look, int, bool, Any]
 #: How many kinds of call an op has, and how many of them are looked for in each call.
 _KINDS, _RECENT = 32, 3
 
@@ -66,32 +142,6 @@ class FastPath:
         self.by_device.clear()
         self.in_graphs.clear()
         self.kinds, self.recent = {}, ()
-
-    def kind_of(self, tensors: Sequence[Tensor]) -> Kind | None:
-        """The kind of a call with these tensors, which comes first from now on."""
-        for kind in self.kinds.get(_key(tensors), ()):
-            if kind[0](*tensors):
-                self.recent = (kind, *(each for each in self.recent if each is not kind))[:_RECENT]
-                return kind
-        return None
-
-    def add_kind(self, tensors: Sequence[Tensor], current_kernel: Any) -> bool:
-        """Let calls like the one with these tensors run a kernel, if there is room: to look for kinds takes time."""
-        looks_same = None if self.is_full else _torch.thread_state.look_of(tensors)
-        if looks_same is None:
-            return False
-        kind = (looks_same, len(tensors), any(tensor.requires_grad for tensor in tensors), current_kernel)
-        self.kinds.setdefault(_key(tensors), []).append(kind)
-        self.recent = (kind, *self.recent)[:_RECENT]
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        return sum(map(len, self.kinds.values())) >= _KINDS
-
-
-def _key(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    return tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
 
 
 #: By the name of the op: objects of several registries may stand for one op.
@@ -168,11 +218,6 @@ class OperatorHandle:
     def _digest_key(self) -> str:
         return self.qualname
 
-    @property
-    def when(self) -> CheckPolicy:
-        """When results are checked."""
-        return self.options.check
-
     @classmethod
     def define(cls, spec: OpSpec) -> OperatorHandle:
         """Define an op.
@@ -233,7 +278,13 @@ class OperatorHandle:
         if library is self.library:  # nothing is remembered of an op that is being defined
             return undo
         self._forget_dispatch()
-        return functools.partial(self._take_back, undo, key, kernel)
+
+        def take_back() -> None:
+            undo()
+            self.forget(key, kernel)
+            self._forget_dispatch()
+
+        return take_back
 
     def impl_fake(self, fn: Callable[..., Any], source: str, *, own_library: bool = False) -> Undo:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
@@ -267,17 +318,13 @@ class OperatorHandle:
             return self.library, nothing
         library = Library(self.name.namespace, "FRAGMENT")
         self._added.append(library)
-        return library, functools.partial(self._drop, library)
 
-    def _drop(self, library: Library) -> None:
-        _torch.library.destroy_library(library)
-        if library in self._added:
-            self._added.remove(library)
+        def drop() -> None:
+            _torch.library.destroy_library(library)
+            if library in self._added:
+                self._added.remove(library)
 
-    def _take_back(self, undo: Undo, key: str, kernel: Kernel) -> None:
-        undo()
-        self.forget(key, kernel)
-        self._forget_dispatch()
+        return library, drop
 
     def forget(self, key: str, kernel: Kernel) -> None:
         """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
@@ -336,21 +383,29 @@ class OperatorHandle:
             return None
         if _torch.dispatcher.mode_count() or _torch.dispatcher.transforms_active():
             return None
-        if _torch.thread_state.autocast_is_on():
+        if _torch.dispatcher.autocast_is_on():
             return None
         names.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
+        key = tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
         with lock:
-            kind = path.kind_of(tensors)
-            if kind is not None:
-                return kind[-1]
-            if path.is_full:
+            for kind in path.kinds.get(key, ()):
+                if kind[0](*tensors):  # it is looked for first from now on
+                    path.recent = (kind, *(each for each in path.recent if each is not kind))[:_RECENT]
+                    return kind[-1]
+            if sum(map(len, path.kinds.values())) >= _KINDS:  # to look for kinds takes time
                 return None
             backend = _torch.dispatcher.plain_tensors(tensors)
             if backend not in path.by_device:
                 path.by_device[backend] = self._find_kernel(backend, dispatched=False)
-            found = path.by_device[backend]
-            return found if found is not None and path.add_kind(tensors, found) else None
+            current_kernel = path.by_device[backend]
+            looks_same = None if current_kernel is None else _torch.dispatcher.look_of(tensors)
+            if looks_same is None:
+                return None
+            kind = (looks_same, len(tensors), any(tensor.requires_grad for tensor in tensors), current_kernel)
+            path.kinds.setdefault(key, []).append(kind)
+            path.recent = (kind, *path.recent)[:_RECENT]
+            return current_kernel
 
     def find_fast_path_in_graphs(self, backend: str) -> Any:
         """The same for dense tensors of a device, given by its key. An op with autocast has none."""
@@ -391,11 +446,30 @@ class OperatorHandle:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
         text = str(error)
         if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
-            raise self._no_kernel(text.split("'")[3]) from None
-        if text.startswith(f"{self.qualname}() ") or text.startswith("Unknown keyword argument "):
-            if (wrong := _WRONG_VALUE.match(text)) is not None:
-                raise self._wrong_value(*wrong.groups()) from None
+            raise self.no_kernel(text.split("'")[3]) from None
+        if not text.startswith((f"{self.qualname}() ", "Unknown keyword argument ")):
+            return
+        wrong = _WRONG_VALUE.match(text)
+        if wrong is None:
             self._raise_if_misfit(args, kwargs or {})
+            return
+        wanted, path, found, value = wrong.groups()
+        expected = wanted
+        problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
+        # That is torch's text; for an op with a signature of its own, it is said in the words of that.
+        parts = (part_with(each.node, path) for each in self.spec.signature.parameters) if self.spec.signature else ()
+        part = next((each for each in parts if each is not None), None)
+        if part is not None:
+            problem, path = "an argument has a value that the signature does not allow", part.path
+            expected = type_of(part) + " | None" * may_be_none(part)
+        raise ArgumentError(
+            problem,
+            op=self.qualname,
+            argument=path,
+            expected=expected,
+            got=value if len(value) <= 80 else f"{value[:77]}...",
+            fix=_conversion(wanted, path, found),
+        ) from None
 
     def _raise_if_misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise for arguments that the op does not have, or that are missing."""
@@ -432,32 +506,14 @@ class OperatorHandle:
             fix=fix,
         )
 
-    def _wrong_value(self, wanted: str, name: str, found: str, value: str) -> ArgumentError:
-        """The error for a value of a wrong type; in an op with a signature of its own, in the words of that."""
-        parts = (part_with(each.node, name) for each in self.spec.signature.parameters) if self.spec.signature else ()
-        part = next((each for each in parts if each is not None), None)
-        path = name if part is None else part.path
-        if part is None:  # as torch
-            problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
-        else:
-            problem = "an argument has a value that the signature does not allow"
-        return ArgumentError(
-            problem,
-            op=self.qualname,
-            argument=path,
-            expected=wanted if part is None else type_of(part) + " | None" * may_be_none(part),
-            got=value if len(value) <= 80 else f"{value[:77]}...",
-            fix=_conversion(wanted, path, found),
-        )
-
-    def _no_kernel(self, backend: str) -> UnsupportedError:
+    def no_kernel(self, backend: str) -> UnsupportedError:
         """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        keys = _torch.dispatcher.registered_at(self.qualname)
-        present = [device for key in keys if (device := _torch.dispatcher.device_of_key(key)) is not None]
+        devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(self.qualname))
+        present = [each for each in devices if each is not None]
         device = _torch.dispatcher.device_of_key(backend)
-        register = (
-            f'op.register_kernel("{device}", fn)' if device else f'customops.impl("{self.qualname}", "{backend}", fn)'
-        )
+        register = f'customops.impl("{self.qualname}", "{backend}", fn)'
+        if device is not None:
+            register = f'op.register_kernel("{device}", fn)'
         return UnsupportedError(
             f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
             op=self.qualname,

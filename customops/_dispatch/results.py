@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -89,27 +89,20 @@ ResultCheck = Callable[[Any, Fn], Any]
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
     """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
+    types = [each.type for each in returns]
 
     def structure(result: Any, fn: Fn) -> Any:
-        if len(returns) > 1 and isinstance(result, (list, tuple)):
-            result = tuple(result)  # also of a named one
-        if not _fits(result, returns):
+        if len(types) > 1:
+            if isinstance(result, (list, tuple)):
+                result = tuple(result)  # also of a named one
+            fits = isinstance(result, tuple) and len(result) == len(types) and all(map(fits_type, result, types))
+        else:
+            fits = fits_type(result, types[0]) if types else result is None
+        if not fits:
             raise misfit(op, role, fn, returns, result)
         return result
 
     return structure
-
-
-def _fits(result: Any, returns: tuple[Return, ...]) -> bool:
-    if len(returns) == 0:
-        return result is None
-    if len(returns) == 1:
-        return fits_type(result, returns[0].type)
-    return (
-        isinstance(result, tuple)
-        and len(result) == len(returns)
-        and all(fits_type(item, ret.type) for item, ret in zip(result, returns, strict=True))
-    )
 
 
 def fits_type(value: Any, type_: str) -> bool:
@@ -131,26 +124,23 @@ def fits_type(value: Any, type_: str) -> bool:
 def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
     """The error for a result that does not have the schema's types."""
     expected = ", ".join(str(ret) for ret in returns).replace("SymInt", "int") or "None"
+    fix = None
+    if result is None:
+        fix = "return the result; if the op only mutates its inputs, annotate it with -> None"
+    elif type(result).__module__ == "numpy":
+        fix = "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
+    elif isinstance(result, tuple) and len(returns) == 1:
+        fix = "return the value itself, or annotate the return as a tuple"
+    elif isinstance(result, Tensor) and len(returns) == 1 and returns[0].type in _NUMBERS:
+        fix = "annotate the function with -> Tensor, or return a number, as result.item() is"
     return KernelError(
         f"the {role} returned something that does not fit the schema",
         op=op,
         expected=expected if len(returns) < 2 else f"a tuple ({expected})",
         got=describe(result),
         where=where(fn),
-        fix=_fix(result, returns),
+        fix=fix,
     )
-
-
-def _fix(result: Any, returns: tuple[Return, ...]) -> str | None:
-    if result is None:
-        return "return the result; if the op only mutates its inputs, annotate it with -> None"
-    if type(result).__module__ == "numpy":
-        return "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
-    if isinstance(result, tuple) and len(returns) == 1:
-        return "return the value itself, or annotate the return as a tuple"
-    if isinstance(result, Tensor) and len(returns) == 1 and returns[0].type in _NUMBERS:
-        return "annotate the function with -> Tensor, or return a number, as result.item() is"
-    return None
 
 
 def describe(value: Any) -> str:
@@ -180,27 +170,17 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
     return lambda args, kwargs: tuple(kwargs[name] for name in names)
 
 
-def inplace_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) of an in-place op that did not return its first argument."""
-    first = schema.positional[0].name
+def result_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
+    """The error for a kernel (or fake impl) of an in-place or out op that did not return what the op writes."""
+    is_out = schema.mutated[0] in schema.keyword_only
+    written = schema.mutated if is_out else schema.positional[:1]
+    names = ", ".join(argument.name for argument in written)
+    tag, wanted = ("out", "its mutable keyword-only arguments") if is_out else ("inplace", "its first argument")
     return KernelError(
-        f"a {role} of an op with torch.Tag.inplace must return its first argument",
+        f"a {role} of an op with torch.Tag.{tag} must return {wanted}",
         op=op,
-        argument=first,
-        expected=f"{first} itself",
-        got=describe(result),
-        where=where(fn),
-        fix=f"write into {first} and end with `return {first}`",
-    )
-
-
-def out_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) of an out op that did not return its out arguments."""
-    names = ", ".join(argument.name for argument in schema.mutated)
-    return KernelError(
-        f"a {role} of an op with torch.Tag.out must return its mutable keyword-only arguments",
-        op=op,
-        expected=names,
+        argument=None if is_out else names,
+        expected=names if is_out else f"{names} itself",
         got=describe(result),
         where=where(fn),
         fix=f"write into {names} and end with `return {names}`",
@@ -244,9 +224,3 @@ def _labelled(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield label, value
     elif isinstance(value, (list, tuple)):
         yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))
-
-
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among `values`, and those in lists among them."""
-    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
-    return [item for item in flat if isinstance(item, Tensor)]

@@ -13,29 +13,22 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import Registration, lock
 from customops.errors import ArgumentError, CallbackError, brief, where
 
-
-class Scope(NamedTuple):
-    """An open `Registry.scope`."""
-
-    owner: object  #: the registry
-    undos: ExitStack  # newest first, all of them even if one raises
-
-
-#: The open scopes of this thread or task, outermost first.
-_scopes: ContextVar[tuple[Scope, ...]] = ContextVar("customops.scopes", default=())
+#: The open scopes of this thread or task, outermost first: the registry, and what undoes, newest first and all of it
+#: even if one raises.
+_scopes: ContextVar[tuple[tuple[object, ExitStack], ...]] = ContextVar("customops.scopes", default=())
 
 
 @contextmanager
 def open_scope(owner: object) -> Iterator[None]:
     """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
-    scope = Scope(owner, ExitStack())
-    token = _scopes.set((*_scopes.get(), scope))
+    undos = ExitStack()
+    token = _scopes.set((*_scopes.get(), (owner, undos)))
     try:
         yield
     finally:
         _scopes.reset(token)
         with lock:
-            scope.undos.close()
+            undos.close()
 
 
 @contextmanager
@@ -50,14 +43,14 @@ def outside_scopes() -> Iterator[None]:
 
 def in_scope(owner: object) -> bool:
     """Is a scope of the registry `owner` open here?"""
-    return any(scope.owner is owner for scope in _scopes.get())
+    return any(registry is owner for registry, _ in _scopes.get())
 
 
 def record_in_scope(owner: object, registration: Registration) -> bool:
     """Unregister something when the innermost open scope of the registry `owner` ends; is there one?"""
-    for scope in reversed(_scopes.get()):
-        if scope.owner is owner:
-            scope.undos.callback(registration.unregister)
+    for registry, undos in reversed(_scopes.get()):
+        if registry is owner:
+            undos.callback(registration.unregister)
             return True
     return False
 
@@ -85,20 +78,15 @@ def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
     if not isinstance(items, Iterable):
         raise CallbackError("the samples function must yield args or (args, kwargs)", op=op, got=type(items).__name__)
     for item in items:
-        yield _sample(item, op)
-
-
-def _sample(item: Any, op: str) -> Sample:
-    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict):
-        return Sample(*item)
-    if isinstance(item, tuple):
-        return Sample(item, {})
-    raise CallbackError(
-        "a sample must be a tuple of arguments, or (args, kwargs)",
-        op=op,
-        got=type(item).__name__,
-        fix="yield (x,) for one argument",
-    )
+        if not isinstance(item, tuple):
+            raise CallbackError(
+                "a sample must be a tuple of arguments, or (args, kwargs)",
+                op=op,
+                got=type(item).__name__,
+                fix="yield (x,) for one argument",
+            )
+        has_kwargs = len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict)
+        yield Sample(*item) if has_kwargs else Sample(item, {})
 
 
 @dataclass(frozen=True)
@@ -148,7 +136,19 @@ def samples_with(
             )
     rules = (constraints,) if callable(constraints) or not isinstance(constraints, Iterable) else tuple(constraints)
     for rule in rules:
-        _check_constraint(rule, arguments, op)
+        if not callable(rule):
+            raise ArgumentError("a constraint must be callable", op=op, argument="constraints", got=brief(rule))
+        for each in inspect.signature(rule).parameters.values():
+            is_open = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.default is not each.empty
+            if each.kind is each.POSITIONAL_ONLY or not (is_open or each.name in arguments):
+                raise ArgumentError(
+                    "a constraint takes arguments of the op, by their names",
+                    op=op,
+                    argument="constraints",
+                    expected=f"some of {', '.join(arguments)}",
+                    got=each.name,
+                    where=where(rule),
+                )
     return Samples(fn, vary, fixed, rules)
 
 
@@ -162,20 +162,4 @@ def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iter
                 argument=option,
                 expected=f"some of {', '.join(shown)}" + (", or a kind of one argument, as x.layout" if more else ""),
                 got=repr(name),
-            )
-
-
-def _check_constraint(rule: Any, arguments: Mapping[str, bool], op: str) -> None:
-    if not callable(rule):
-        raise ArgumentError("a constraint must be callable", op=op, argument="constraints", got=brief(rule))
-    for each in inspect.signature(rule).parameters.values():
-        is_open = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.default is not each.empty
-        if each.kind is each.POSITIONAL_ONLY or not (is_open or each.name in arguments):
-            raise ArgumentError(
-                "a constraint takes arguments of the op, by their names",
-                op=op,
-                argument="constraints",
-                expected=f"some of {', '.join(arguments)}",
-                got=each.name,
-                where=where(rule),
             )

@@ -26,11 +26,10 @@ from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import add_observable, observed_call, remove_observable
 from customops._dispatch.devices import check_devices, device_list
 from customops._dispatch.names import Name
-from customops._dispatch.operator import OperatorHandle, remove
+from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment
 from customops._dispatch.scopes import Sample, in_scope, outside_scopes, record_in_scope
-from customops._dispatch.spec import OpSpec, Options
 from customops._op.methods import REGISTRATIONS, Register
 from customops._rules import Rules, graph_calls
 from customops._rules.fake import Like

@@ -20,11 +20,10 @@ from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import dispatch_keys
 from customops._dispatch.names import Callback, Name, find_op, own_name
-from customops._dispatch.operator import OperatorHandle, check_library, define_in
+from customops._dispatch.operator import OperatorHandle, OpSpec, check_library, define_in
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import VALUES, CheckPolicy, expected
 from customops._dispatch.scopes import in_scope, open_scope, outside_scopes, record_in_scope
-from customops._dispatch.spec import OpSpec
 from customops._op.definitions import (
     SIGNATURE,
     ComputingOptions,

@@ -121,7 +121,7 @@ class DecompositionRule:
         return RegistrationGroup([self._slots.set(compiler, (decomposition, applies)) for compiler in _COMPILERS])
 
     def _install_for(self, compiler: str, own_library: bool) -> Undo:
-        undo = _torch.inductor.decompose(self.operator.overload, compiler, functools.partial(self._trace, compiler))
+        undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._trace, compiler))
         self.operator.on_removal.append(undo)
         return undo
 
@@ -163,7 +163,7 @@ class InductorLoweringRule:
         return self._slots.set(None, Equivalent(self.operator, fn, "lowering"))
 
     def _install(self, _: None, own_library: bool) -> Undo:
-        undo = _torch.inductor.lower(self.operator.overload, self._trace)
+        undo = _torch.inductor.enter(self.operator.overload, "lowering", self._trace)
         self.operator.on_removal.append(undo)
         return undo
 

@@ -16,20 +16,18 @@ from torch import Tensor
 from customops import _torch
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.registrations import Registration, Slots, Undo
 from customops._dispatch.results import (
     ResultCheck,
-    inplace_error,
     mutated_results,
-    out_error,
+    result_error,
     structure_check,
-    tensors_in,
 )
-from customops._dispatch.spec import OpSpec
 from customops._rules.out import asking
 from customops._schema.model import Return, Schema
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import (
     CallbackError,
     CustomOpsError,
@@ -142,7 +140,6 @@ class FakeRule:
     def _install_trampoline(self, _: None, own_library: bool) -> Undo:
         """Put the function that calls the fake into torch's registry of fakes."""
         operator = self.operator
-        misses = inplace_error if Tag.inplace in operator.tags else out_error
         overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
 
         def fake(*args: Any, **kwargs: Any) -> Any:
@@ -161,7 +158,7 @@ class FakeRule:
                     return result
                 expected = mutated(args, kwargs)
                 if fn is not None and not all(map(is_, tensors_in((result,)), tensors_in((expected,)))):
-                    raise misses(operator.schema, op, result, fn, role="fake impl")
+                    raise result_error(operator.schema, op, result, fn, role="fake impl")
                 return expected
             except Exception as error:
                 said = _said(error, op)
@@ -318,7 +315,7 @@ def declared(given: Any, spec: OpSpec) -> Fn:
 
         @functools.wraps(spec.kernel)
         def fake(*args: Any, **kwargs: Any) -> Any:
-            return _torch.thread_state.call_plainly_in_trace(kernel, *args, **kwargs)
+            return _torch.dispatcher.call_plainly_in_trace(kernel, *args, **kwargs)
 
         return fake
     likes = tuple(given) if isinstance(given, (tuple, list)) else (given,)

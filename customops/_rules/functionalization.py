@@ -28,8 +28,9 @@ from customops._codegen.autograd import ad_inplace_or_view as generate
 from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
-from customops._dispatch.results import mutated_results, tensors_in
+from customops._dispatch.results import mutated_results
 from customops._schema.model import Schema
+from customops._torch.tensors import tensors_in
 from customops.errors import CallbackError, UnsupportedError, brief
 
 

@@ -20,12 +20,12 @@ from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.fingerprint import uses_in
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, lock
-from customops._dispatch.results import given, tensors_in
-from customops._dispatch.spec import OpSpec
+from customops._dispatch.results import given
 from customops._rules.out import Expected, asked
 from customops._torch.library import OpOverload
+from customops._torch.tensors import tensors_in
 from customops.errors import KernelError, RegistrationError, UnsupportedError, user_source, user_stacklevel, where
 
 log = logging.getLogger("customops")
@@ -143,7 +143,7 @@ class KernelRule:
         schema = operator.schema
 
         def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
-            never = operator.when == "never"
+            never = operator.options.check == "never"
             return None if never else Inspection(current_kernel, operator.overload, compiled=compiled)
 
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)

@@ -24,15 +24,16 @@ from customops import _torch
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.devices import DeviceTypes, check_devices
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OperatorHandle, OpSpec, Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
-from customops._dispatch.results import describe, tensors_in
-from customops._dispatch.spec import OpSpec, Options
+from customops._dispatch.results import describe
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import normalize_tags
 from customops._torch.library import OpOverload
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import (
     AliasError,
     ArgumentError,
@@ -414,7 +415,7 @@ class OutRule:
         """
         schema, of = self.operator.schema, self.operator.spec
         check_has_outs(schema, self.operator.tags, of.qualname)
-        name = of.name._replace(overload=f"{of.name.overload}_out" if of.name.overload else "out")
+        name = Name(of.name.namespace, of.name.name, f"{of.name.overload}_out" if of.name.overload else "out")
         spec = OpSpec(
             name,
             out_schema(of.schema),

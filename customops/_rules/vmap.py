@@ -22,9 +22,10 @@ from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, fill
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Slots, Undo
-from customops._dispatch.results import describe, tensors_in
+from customops._dispatch.results import describe
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
 from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -114,11 +115,11 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             args, kwargs = operands.fill(args, kwargs)
         if rule.registered is None and rule.without_rule is not None:
             return rule.without_rule(*args, **kwargs)
-        if _torch.thread_state.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
-            key = _torch.thread_state.casting_key(op, tensors_in((*args, *kwargs.values())))
+        if _torch.dispatcher.autocast_is_on():  # inputs are cast, and the rule runs without it, as a kernel does
+            key = _torch.dispatcher.casting_key(op, tensors_in((*args, *kwargs.values())))
             if key is not None:
                 return overload.redispatch(key, *args, **kwargs)  # and comes back
-            return _torch.thread_state.call_without_autocast(vmap, *args, **kwargs)
+            return _torch.dispatcher.call_without_autocast(vmap, *args, **kwargs)
         values, others = operands.join(args, kwargs)
         call = functools.partial(operands.call, overload) if operands.names else overload
         return _torch.autograd.call_vmap_rule(functools.partial(_call_current, rule), call, values, others)

@@ -14,8 +14,15 @@ import torch.autograd.forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
-from customops._torch.dispatcher import DispatchKey, exclude_keys, key_set, mode_count, transforms_active
-from customops._torch.tensors import tree_flatten, tree_leaves, tree_unflatten
+from customops._torch.dispatcher import (
+    DispatchKey,
+    exclude_keys,
+    key_set,
+    mode_count,
+    transforms_active,
+    without_torch_dispatch,
+)
+from customops._torch.tensors import tensors_in, tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
 
@@ -157,17 +164,10 @@ def is_fresh_view(tensor: torch.Tensor) -> bool:
 
 def any_tangent(values: tuple[Any, ...]) -> bool:
     """Does a tensor among `values` (lists opened one level) carry a tangent? torch has one level of them, 0."""
-    guard = _C._DisableTorchDispatch()  # looking is an op, which a tracer would record
-    try:
-        for value in values:
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                # Other layouts cannot carry one, and torch fails to look.
-                if isinstance(item, torch.Tensor) and item.layout is torch.strided and not item.is_nested:
-                    if forward_ad.unpack_dual(item, level=0).tangent is not None:
-                        return True
-        return False
-    finally:
-        del guard
+    with without_torch_dispatch():  # looking is an op, which a tracer would record
+        # Tensors of other layouts cannot carry one, and torch fails to look.
+        tensors = [x for x in tensors_in(values) if x.layout is torch.strided and not x.is_nested]
+        return any(forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

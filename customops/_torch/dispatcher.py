@@ -1,14 +1,20 @@
-"""Dispatch keys and key sets, and the dispatch state of the current thread."""
+"""Dispatch keys and key sets, the dispatch state of the current thread, and the state in which kernels run."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.autograd.forward_ad
+from torch import Tensor
+
+from customops._torch.tensors import tree_leaves
 
 _C: Any = torch._C
 
@@ -72,6 +78,19 @@ mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 innermost_transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 #: Is a functorch transform running?
 transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
+
+
+def functionalizing() -> bool:  # what runs, by AOTAutograd
+    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
+def any_mode_of_users() -> bool:
+    """Is a mode active, other than the default device, and those inside of compiled code?"""
+    functions: list[Any] = torch.overrides._get_current_function_mode_stack()
+    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return any(not type(mode).__module__.startswith("torch.") for mode in functions) or any(
+        not type(mode).__module__.startswith("torch._functorch._aot_autograd") for mode in modes
+    )
 
 
 #: Without: no kernel can be registered or called
@@ -155,21 +174,6 @@ def runs_python(qualname: str) -> bool:
     return bool(kernels) and all(":: (none) [" in line for line in kernels)
 
 
-#: Without: modes and transforms around a call are not seen
-def functionalizing() -> bool:  # what runs, by AOTAutograd
-    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FUNCTIONAL) is not None
-
-
-def any_mode_of_users() -> bool:
-    """Is a mode active, other than the default device, and those inside of compiled code?"""
-    functions: list[Any] = torch.overrides._get_current_function_mode_stack()
-    modes: list[Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    return any(not type(mode).__module__.startswith("torch.") for mode in functions) or any(
-        not type(mode).__module__.startswith("torch._functorch._aot_autograd") for mode in modes
-    )
-
-
-#: Without: no kernel can be registered or called
 def autograd_key(tensors: Iterable[torch.Tensor]) -> str | None:
     """The autograd key at which the dispatcher enters an operator called with `tensors`, or None without one."""
     return next((key for key in in_order(_keys_of(tensors)) if key.startswith("Autograd")), None)
@@ -190,6 +194,136 @@ def devices_at_hand() -> list[str]:
     if own != "privateuseone" and own not in found and hasattr(torch, own):
         found.append(own)
     return found
+
+
+# The state in which kernels run: autocast off, nothing recorded, no dispatch key left out -----------------------------
+
+#: Without: a kernel computes other numbers below a mode, or under autocast
+#: Is autocast on in this thread, for any device?
+autocast_is_on: Callable[[], bool] = _C._is_any_autocast_enabled
+
+
+def set_deterministic(on: bool, warn_only: bool) -> None:
+    """`torch.use_deterministic_algorithms` without what it tells inductor, which it would load."""
+    _C._set_deterministic_algorithms(on, warn_only=warn_only)
+
+
+set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
+
+
+@functools.cache
+def _excluded_in_plain_state() -> Any:
+    """The keys that are left out in a thread in which nothing is active: those of autocast."""
+    with concurrent.futures.ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(_C._dispatch_tls_local_exclude_set).result()
+
+
+def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
+    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs)
+
+
+def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for an op that writes: where writes are not counted, as below a mode, they are not in the kernel either.
+
+    They were counted above; and there a tensor of inference mode may be written outside of it.
+    """
+    counting = key_set("ADInplaceOrView") & _C._dispatch_tls_local_exclude_set()
+    return _call_with_excluded(_excluded_in_plain_state() | counting, fn, args, kwargs)
+
+
+def call_plainly_in_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for plain torch code that is called while a compiler traces a call of the op.
+
+    AOTAutograd leaves out autograd and `torch.func`, and includes its functionalization, which is not `torch.func`'s.
+    """
+    included = _C._dispatch_tls_local_include_set().remove(_C.DispatchKey.Functionalize)
+    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs, included)
+
+
+def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any, included: Any = None) -> Any:
+    with (
+        _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set() if included is None else included, excluded),
+        torch.autograd.forward_ad._set_fwd_grad_enabled(False),
+        torch.no_grad(),
+    ):
+        return fn(*args, **kwargs)
+
+
+def call_without_autocast(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a formula or a rule, in which ``torch.autocast`` still switches autocast on.
+
+    While functorch runs an op, each level further out has autocast as it was when the op was called. So it gets nothing
+    to cast there: the dtype is that of the arguments.
+    """
+    with contextlib.ExitStack() as stack:
+        if transforms_active() and autocast_is_on():
+            tensors = [x for x in tree_leaves([args, kwargs]) if isinstance(x, torch.Tensor)]
+            dtypes = (x.dtype for x in tensors if x.is_floating_point() and x.dtype != torch.float64)
+            dtype = next(dtypes, torch.float32)
+            for device in {x.device.type for x in tensors if torch.amp.is_autocast_available(x.device.type)}:
+                stack.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
+                torch.set_autocast_dtype(device, dtype)
+        stack.enter_context(exclude_keys(_excluded_in_plain_state()))
+        return fn(*args, **kwargs)
+
+
+def call_view_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`call_plainly` for a view: torch's own kernel, above, excludes keys that have to be."""
+    with torch.no_grad():
+        return call_without_autocast(fn, *args, **kwargs)
+
+
+def casting_key(qualname: str, tensors: Iterable[torch.Tensor]) -> Any:
+    """The first key at which autocast would cast the inputs of an op now, as a key set, or None."""
+    for device in {tensor.device.type for tensor in tensors}:
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            key = "Autocast" + device_key(device)
+            if has_kernel(qualname, key):
+                return key_set(key)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One look at all tensors of a call and at the state of the thread: is this call like an earlier one?
+
+#: Without: no op can be called without the dispatcher
+_guards: Any = torch._C._dynamo.guards
+#: ``look(*tensors)``: is the call of the kind that the look was made of? It wants as many tensors.
+Look = Callable[..., bool]
+
+
+def look_of(tensors: Sequence[Tensor]) -> Look | None:
+    """A look for calls like the one with these tensors, which it does not keep; None if it would not know them again.
+
+    It compares the type, dtype, device, number of dimensions and dispatch keys of each tensor, to the keys adding those
+    that are active in the thread, and taking away those that are excluded there: so it sees dispatch modes, transforms,
+    functionalization, tracing and inference mode. It compares ``requires_grad``, too, but does not look at gradient
+    mode. Autocast must be off, for all devices. Sizes and strides may be any.
+
+    It must not be called with a nested tensor: looking for strides of one ends the process.
+    """
+    if autocast_is_on():
+        return None
+    if all(tensor.is_cpu for tensor in tensors):
+        look = _guard(tensors)
+        if torch.accelerator.is_available():
+            look = lambda *given, guard=look: not autocast_is_on() and guard(*given)  # noqa: E731
+    else:  # the keys of a tensor say whether autocast is on for its device
+        on_cpu = torch.empty(0)
+        look = functools.partial(_guard([on_cpu, *tensors]), on_cpu)
+    return look if look(*tensors) else None
+
+
+def _guard(tensors: Sequence[Tensor]) -> Look:
+    dims = [[None] * tensor.dim() for tensor in tensors]
+    look: Look = _guards.TensorGuards(*tensors, dynamic_dims_sizes=dims, dynamic_dims_strides=dims).check
+    return look
+
+
+#: Without: kernels have no names in profiles
+#: Context manager: a range of this name, for all profilers of torch, NVTX and ITT (``emit_nvtx``, ``emit_itt``).
+named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -222,22 +356,18 @@ def keys_of_call(tensors: Iterable[torch.Tensor]) -> Any:
     return (_C._dispatch_tls_local_include_set() | _keys_of(tensors)) - _C._dispatch_tls_local_exclude_set()
 
 
-def innermost_mode() -> str | None:
-    """The name of the innermost dispatch mode."""
-    count = _C._len_torch_dispatch_stack()
-    return type(_C._get_dispatch_stack_at(count - 1)).__name__ if count else None
-
-
-def infra_mode() -> str | None:
-    """The class of the mode of compilers that is active: fake, proxy or functional tensors."""
+def active_mode() -> str | None:
+    """The class of the mode of compilers that is active (fake, proxy or functional tensors), else the innermost one."""
     kinds = _C._TorchDispatchModeKey
-    modes = map(_C._get_dispatch_mode, (kinds.FUNCTIONAL, kinds.PROXY, kinds.FAKE))
+    modes = [*map(_C._get_dispatch_mode, (kinds.FUNCTIONAL, kinds.PROXY, kinds.FAKE))]
+    if mode_count():
+        modes.append(_C._get_dispatch_stack_at(mode_count() - 1))
     return next((type(mode).__name__ for mode in modes if mode is not None), None)
 
 
 def transform() -> str | None:
     """The innermost functorch transform: "Vmap", "Grad", "Jvp", "Functionalize"."""
-    interpreter = _C._functorch.peek_interpreter_stack()
+    interpreter = innermost_transform()
     return None if interpreter is None else str(interpreter.key()).rpartition(".")[2]
 
 

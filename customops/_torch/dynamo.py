@@ -157,7 +157,6 @@ def _plain_kind(cls: Any, breaks: bool) -> Any:
     return type(cls.__name__, (cls, *kinds), members)
 
 
-_PACKAGE = Path(__file__).parents[1]
 #: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.
 generations: dict[str, int] = {}
 _numbers = itertools.count()
@@ -185,7 +184,7 @@ def traced(overload: OpOverload, qualname: str) -> bool:
 
 
 #: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
-hidden_files = {str(path) for path in _PACKAGE.rglob("*.py")}
+hidden_files = {str(path) for path in Path(__file__).parents[1].rglob("*.py")}
 
 
 def hide_frames(module: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -18,10 +19,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from customops._torch.dispatcher import device_key
+from customops._torch.dispatcher import call_plainly_in_trace, device_key
 from customops._torch.library import followed, torch_op_of
 from customops._torch.tensors import TorchDispatchMode, overlap, storage_id, tree_flatten, tree_unflatten
-from customops._torch.thread_state import call_plainly_in_trace
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
@@ -38,24 +38,21 @@ def add_fingerprints(codecache: Any) -> None:
     """
 
     def add(details: Any, gm: Any, *_args: Any, **_kwargs: Any) -> None:
-        fingerprint = fingerprint_of({*_names_in(gm), *ops_of_patterns()}) if gm is not None else None
+        names = {pattern.op for pattern in _patterns}
+        for module in gm.modules() if gm is not None else ():
+            for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+                for value in (node.target, *node.args, *node.kwargs.values()):  # those given to a higher-order op, too
+                    if isinstance(value, OpOverload):
+                        names.add(value._name)
+                    elif isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
+                        name = value._qualified_op_name
+                        names.update((name, *(f"{name}.{overload}" for overload in value.overloads())))
+        fingerprint = fingerprint_of(names) if gm is not None else None
         if fingerprint is not None:
             details.customops_fingerprint = fingerprint
 
     details = codecache.FxGraphHashDetails
     details.__init__ = followed(details.__init__, add)
-
-
-def _names_in(graph_module: Any) -> Iterator[str]:
-    """The names of the ops in a graph and its subgraphs, those that a higher-order op is given too."""
-    modules = [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    for node in (node for module in modules for node in module.graph.nodes):
-        for value in (node.target, *node.args, *node.kwargs.values()):
-            if isinstance(value, OpOverload):
-                yield value._name
-            elif isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
-                name = value._qualified_op_name
-                yield from (name, *(f"{name}.{overload}" for overload in value.overloads()))
 
 
 def add_storage_offset(lowering: Any) -> None:
@@ -107,38 +104,30 @@ def keep_calls_apart(overload: OpOverload) -> None:
 # Tables of inductor and of export: what an op is decomposed to, and what it is lowered to -----------------------------
 
 #: Without: decompositions and lowerings are not followed
-#: ``"inductor"`` or ``"export"`` -> op -> what it is taken apart into, or NotImplemented where it is to stay.
-_decompositions: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}}
-#: op -> a function of fake tensors, in plain torch code, that inductor lowers in its place; see `_lower`.
-_lowerings: dict[OpOverload, Callable[..., Any]] = {}
+#: ``"inductor"`` or ``"export"`` -> op -> what it is taken apart into, or NotImplemented where it is to stay;
+#: ``"lowering"`` -> op -> a function of fake tensors, in plain torch code, that inductor lowers in its place: `_lower`.
+_tables: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}, "lowering": {}}
 
 
-def decompose(overload: OpOverload, where: str, fn: Callable[..., Any]) -> Callable[[], None]:
-    """Enter a decomposition in the tables of ``"inductor"``, or in those that export makes; the result takes it out."""
-    _decompositions[where][overload] = fn
+def enter(overload: OpOverload, table: str, fn: Callable[..., Any]) -> Callable[[], None]:
+    """Let compilers take `fn` in the place of an op, by one of the tables above; the result takes it out again."""
+    _tables[table][overload] = fn
     _tell_inductor(overload)
-    return lambda: _forget(_decompositions[where], overload, fn)
 
+    def forget() -> None:
+        if _tables[table].get(overload) is fn:
+            del _tables[table][overload]
+        _tell_inductor(overload)
 
-def lower(overload: OpOverload, fn: Callable[..., Any]) -> Callable[[], None]:
-    """Let inductor lower what `fn` returns for fake tensors in the place of a call; the result takes it back."""
-    _lowerings[overload] = fn
-    _tell_inductor(overload)
-    return lambda: _forget(_lowerings, overload, fn)
-
-
-def _forget(table: dict[OpOverload, Any], overload: OpOverload, fn: Callable[..., Any]) -> None:
-    if table.get(overload) is fn:
-        del table[overload]
-    _tell_inductor(overload)
+    return forget
 
 
 def _tell_inductor(overload: OpOverload) -> None:
     """Let the tables of inductor, if it is loaded, say of an op what the tables here say."""
     if (module := sys.modules.get("torch._inductor.decomposition")) is not None:
-        _enter_decomposition(module, overload)
+        enter_decompositions(module, {overload})
     if (module := sys.modules.get("torch._inductor.lowering")) is not None:
-        _enter_lowering(module, overload)
+        enter_lowerings(module, {overload})
 
 
 def _decomposition_tables(module: Any) -> Iterator[dict[Any, Any]]:
@@ -147,61 +136,51 @@ def _decomposition_tables(module: Any) -> Iterator[dict[Any, Any]]:
         yield module.fast_random_decomps()
 
 
-def _enter_decomposition(module: Any, overload: OpOverload) -> None:
-    for table in _decomposition_tables(module):
-        table.pop(overload, None)
-        if overload in _decompositions["inductor"]:
-            table[overload] = _decompositions["inductor"][overload]
+def enter_decompositions(module: Any, ops: set[OpOverload] | None = None) -> None:
+    for overload in ops or {*_tables["lowering"], *_tables["inductor"]}:
+        for table in _decomposition_tables(module):
+            table.pop(overload, None)
+            if overload in _tables["inductor"]:
+                table[overload] = _tables["inductor"][overload]
 
 
-def _enter_lowering(module: Any, overload: OpOverload) -> None:
-    # What is known of a call that was not lowered: inputs in memory, and with the strides that they had.
-    module.lowerings.pop(overload, None)
-    module.fallbacks.discard(overload)
-    module.needs_realized_inputs.discard(overload)
-    module._maybe_layout_constraints.pop(overload, None)
-    if overload in _lowerings or overload in _decompositions["inductor"]:
-        module.lowerings[overload] = _Lowering(module, overload)
-
-
-def enter_decompositions(module: Any) -> None:
-    for overload in {*_lowerings, *_decompositions["inductor"]}:
-        _enter_decomposition(module, overload)
-
-
-def enter_lowerings(module: Any) -> None:
-    for overload in {*_lowerings, *_decompositions["inductor"]}:
-        _enter_lowering(module, overload)
+def enter_lowerings(module: Any, ops: set[OpOverload] | None = None) -> None:
+    for overload in ops or {*_tables["lowering"], *_tables["inductor"]}:
+        # What is known of a call that was not lowered: inputs in memory, and with the strides that they had.
+        module.lowerings.pop(overload, None)
+        module.fallbacks.discard(overload)
+        module.needs_realized_inputs.discard(overload)
+        module._maybe_layout_constraints.pop(overload, None)
+        if overload in _tables["lowering"] or overload in _tables["inductor"]:
+            module.lowerings[overload] = _lowering_of(module, overload)
 
 
 def enter_in_export(module: Any) -> None:
     table = module.CustomDecompTable
-    table.__init__ = followed(table.__init__, lambda made: made.decomp_table.update(_decompositions["export"]))
+    table.__init__ = followed(table.__init__, lambda made: made.decomp_table.update(_tables["export"]))
 
 
-class _Lowering:
+def _lowering_of(module: Any, overload: OpOverload) -> Callable[..., Any]:
     """The rule of inductor for an op: the code that was registered for it, else a call of its kernel."""
 
-    def __init__(self, module: Any, overload: OpOverload) -> None:
-        self.module, self.overload = module, overload
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        fn = _lowerings.get(self.overload)
-        graph = self.module.V.graph
+    def lowering(*args: Any, **kwargs: Any) -> Any:
+        graph, fn = module.V.graph, _tables["lowering"].get(overload)
         lowered = NotImplemented if fn is None else _lower(fn, graph, args, kwargs)
         if lowered is not NotImplemented:
             return lowered
         # Where inductor finds no rule for the op, it calls the kernel, with inputs as the op's tags want them.
         tables = list(_decomposition_tables(sys.modules["torch._inductor.decomposition"]))
-        fns = [table.pop(self.overload, None) for table in tables]
-        del self.module.lowerings[self.overload]
+        fns = [table.pop(overload, None) for table in tables]
+        del module.lowerings[overload]
         try:
-            return graph.call_function(self.overload, args, kwargs)
+            return graph.call_function(overload, args, kwargs)
         finally:
-            self.module.lowerings[self.overload] = self
+            module.lowerings[overload] = lowering
             for table, fn in zip(tables, fns, strict=True):
                 if fn is not None:
-                    table[self.overload] = fn
+                    table[overload] = fn
+
+    return lowering
 
 
 def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
@@ -302,9 +281,8 @@ def _has_lazy_views(graph: Any) -> bool:
 _planned: weakref.WeakSet[OpOverload] = weakref.WeakSet()
 
 
-def plan_with(functional: OpOverload) -> None:
-    """An op has an out variant of ours."""
-    _planned.add(functional)
+#: An op has an out variant of ours.
+plan_with: Callable[[OpOverload], None] = _planned.add
 
 
 def _is_ours(op: Any) -> bool:
@@ -375,8 +353,21 @@ def separate_reads(reinplace: Any) -> None:
             if isinstance(op, OpOverload) and hasattr(torch_op_of(op._name.replace("__writes", "")), "_definition"):
                 written, tensors = [*_written(node)], set(_arguments(node, written=True))
                 for read in dict.fromkeys(_arguments(node, written=False)):
-                    if read not in tensors and any(_may_overlap(read.meta["val"], each) for each in written):
-                        _copy(graph, node, read)
+                    value = read.meta["val"]
+                    if read in tensors or not any(_may_overlap(value, each) for each in written):
+                        continue
+                    with graph.inserting_before(node):
+                        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
+                    with value.fake_mode:
+                        copy.meta["val"] = value.clone()
+
+                    def swap(each: torch.fx.Node, read: torch.fx.Node = read, copy: torch.fx.Node = copy) -> Any:
+                        return copy if each is read else each
+
+                    node.kwargs = {
+                        name: given if name == "_all_bases" else torch.fx.map_arg(given, swap)
+                        for name, given in node.kwargs.items()
+                    }
         original(graph)
 
     reinplace.reinplace_inplaceable_ops_core = core
@@ -409,23 +400,6 @@ def _written(node: torch.fx.Node) -> Iterator[torch.Tensor]:
         for each in view if isinstance(view, list) else (view,):
             if each is not None:
                 yield each.regenerate_view(bases)
-
-
-def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> None:
-    value = read.meta["val"]
-    with graph.inserting_before(node):
-        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
-    with value.fake_mode:
-        copy.meta["val"] = value.clone()
-    node.kwargs = {
-        name: given if name == "_all_bases" else _replaced(given, read, copy) for name, given in node.kwargs.items()
-    }
-
-
-def _replaced(given: Any, old: torch.fx.Node, new: torch.fx.Node) -> Any:
-    if isinstance(given, (list, tuple)):
-        return type(given)(_replaced(each, old, new) for each in given)
-    return new if given is old else given
 
 
 def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -462,17 +436,12 @@ def add_pattern(pattern: Pattern) -> Callable[[], None]:
     """Let inductor look for a pattern in graphs; the result ends that."""
     _patterns.append(pattern)
     _pass.traced = None
-    return lambda: _remove(pattern)
 
+    def remove() -> None:
+        _patterns[:] = [each for each in _patterns if each is not pattern]
+        _pass.traced = None
 
-def _remove(pattern: Pattern) -> None:
-    _patterns[:] = [each for each in _patterns if each is not pattern]
-    _pass.traced = None
-
-
-def ops_of_patterns() -> set[str]:
-    """The names of the ops that may come into any graph."""
-    return {pattern.op for pattern in _patterns}
+    return remove
 
 
 class _Pass:
@@ -494,11 +463,22 @@ class _Pass:
         return count
 
     def _trace_all(self, matcher: Any, examples: list[tuple[Pattern, list[tuple[Any, ...]]]]) -> Any:
+        """Each pattern as it is in graphs with gradients and in those without. For several samples it may be one."""
         traced = matcher.PatternMatcherPass()
-        for pattern, each in examples:
-            for example in each:
+        for pattern, samples in examples:
+            for sample in samples:
                 try:
-                    _trace(matcher, traced, pattern, example, each)
+                    for trace in (matcher.joint_fwd_bwd, matcher.fwd_only)[not pattern.has_gradient() :]:
+                        matcher.register_replacement(
+                            pattern.search,
+                            pattern.replace,
+                            [_stand_in(each, trace is not matcher.fwd_only) for each in sample],
+                            trace,
+                            traced,
+                            extra_check=functools.partial(_fits, pattern, samples),
+                            scalar_workaround=pattern.floats,
+                            skip_duplicates=True,
+                        )
                 except Exception as error:  # other programs, that may not even have the op, are to be compiled
                     warnings.warn(
                         f"{pattern.op}: a pattern of register_replacement cannot be traced, and is left out: {error!r}",
@@ -515,23 +495,6 @@ def add_pass(joint: Any) -> None:
     joint.pass_patterns.insert(0, _pass)  # before torch's own, which may take parts of the code
 
 
-def _trace(
-    matcher: Any, traced: Any, pattern: Pattern, example: tuple[Any, ...], examples: list[tuple[Any, ...]]
-) -> None:
-    """Add a pattern as it is in graphs with gradients and in those without. For several samples it may be the same."""
-    for trace in (matcher.joint_fwd_bwd, matcher.fwd_only) if pattern.has_gradient() else (matcher.fwd_only,):
-        matcher.register_replacement(
-            pattern.search,
-            pattern.replace,
-            [_stand_in(each, trace is not matcher.fwd_only) for each in example],
-            trace,
-            traced,
-            extra_check=functools.partial(_fits, pattern, examples),
-            scalar_workaround=pattern.floats,
-            skip_duplicates=True,
-        )
-
-
 def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool:
     """Is the code that was found one for tensors like those of a sample, and would the op return the same kind?
 
@@ -544,14 +507,13 @@ def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool
         return False
     results = [each for each in tree_leaves(pattern.replace(*given)) if isinstance(each, torch.Tensor)]
     found = [_value_of(node) for node in match.output_nodes()]
-    return len(results) <= len(found) and all(map(_looks_same, results, found))
-
-
-def _looks_same(one: torch.Tensor, other: Any) -> bool:
-    if not isinstance(other, torch.Tensor) or (one.dtype, one.dim()) != (other.dtype, other.dim()):
-        return False
-    lengths = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
-    return all(_is_true(a == b) for a, b in lengths)
+    for one, other in zip(results, found, strict=False):
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.dim()) != (other.dtype, other.dim()):
+            return False
+        lengths = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
+        if not all(_is_true(a == b) for a, b in lengths):
+            return False
+    return len(results) <= len(found)
 
 
 def _value_of(value: Any) -> Any:
@@ -657,12 +619,12 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, OpOverload):
-            self._look(func, args, kwargs)
+            self._raise_for(func, args, kwargs)
         if func is torch.ops.aten._efficientzerotensor.default:
             func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
         return func(*args, **kwargs)
 
-    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _raise_for(self, func: Any, args: Any, kwargs: Any) -> None:
         arguments = func._schema.arguments
         values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
         written = tree_leaves([values.get(each.name) for each in arguments if each.is_write])
@@ -687,11 +649,9 @@ def _expected(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     proxies: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor)]
     env = leaves[0].fake_mode.shape_env if leaves else None
-    with proxies.disable_proxy_modes_tracing():
-        if env is None:
-            return overload(*args, **kwargs)
-        with env.ignore_fresh_unbacked_symbols():
-            return overload(*args, **kwargs)
+    ignoring = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+    with proxies.disable_proxy_modes_tracing(), ignoring:
+        return overload(*args, **kwargs)
 
 
 def _compare(result: Any, expected: Any, fault: Fault) -> None:

@@ -218,11 +218,6 @@ dispatch_cache: Callable[[OpOverload], dict[Any, Any]] = operator.attrgetter("_d
 impl_new: Callable[..., None] = Library.impl
 
 
-def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
-    """The overloads behind one name of `torch.ops`."""
-    return [getattr(packet, name) for name in packet.overloads()]
-
-
 def watch_registrations(changed: Callable[[str], object]) -> None:
     """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook.
 
@@ -243,8 +238,18 @@ def watch_loading(loaded: Callable[[], object]) -> None:
 
     That of C++ code that Python imports as a module goes unseen.
     """
-    ops: Any = type(torch.ops)
-    ops.load_library = followed(ops.load_library, lambda *_, **__: loaded())
+    _Ops.load_library = followed(_Ops.load_library, lambda *_, **__: loaded())
+
+
+def watch_profiling(changed: Callable[[bool], object]) -> None:
+    """Call ``changed(True)`` when a profiler of torch starts, and ``changed(False)`` when it stops.
+
+    torch has no hook for it, so the two functions that all of them call are wrapped.
+    """
+    profiler: Any = torch.autograd.profiler
+    for name, profiles in (("_run_on_profiler_start", True), ("_run_on_profiler_stop", False)):
+        if hasattr(profiler, name):  # else kernels have no names in profiles
+            setattr(profiler, name, followed(getattr(profiler, name), functools.partial(changed, profiles)))
 
 
 def name_in(library: Library, op: str | OpOverload) -> str:

@@ -11,7 +11,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
-from customops._torch import autograd, dynamo, inductor, library, probes, tensors, thread_state
+from customops._torch import autograd, dynamo, inductor, library, probes, tensors
 
 
 class Patch(NamedTuple):
@@ -102,7 +102,7 @@ def install(
         library.watch_definitions(definition_begins, definition_ends)  # torch.library.custom_op: `CustomOpDef.__init__`
         library.watch_registrations(kernel_registered)  # torch.library.Library: `impl`
         library.watch_loading(library_loaded)  # torch.ops: `load_library`
-        thread_state.when_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
+        library.watch_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
         inductor.fingerprint_of = fingerprint
         inductor.write_direct_calls(may_be_direct, direct_call)
         sys.meta_path.insert(0, _waiting)

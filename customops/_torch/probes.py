@@ -46,20 +46,19 @@ def probes() -> tuple[Probe, ...]:
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
     calls = [node for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Call)]
     patches = {ast.unparse(call.args[1]): _text(call.args[0]) for call in calls if ast.unparse(call.func) == "Patch"}
-    return tuple(probe for module, source in sources.items() for probe in _probes_of(module, source, patches))
-
-
-def _probes_of(module: str, source: str, patches: dict[str, str]) -> Iterator[Probe]:
-    handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
-    starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := _WITHOUT.match(line))}
-    names: dict[tuple[Any, ...], set[str]] = {}
-    for line, name in _Uses(ast.parse(source), handlers).found:
-        start = max((i for i in starts if i <= line), default=None)
-        if start is None:
-            raise AssertionError(f"line {line} of {module}: no comment says what does not work without {name}")
-        names.setdefault(starts[start].groups(), set()).add(name)
-    for (major, minor, without), found in names.items():
-        yield Probe(module, without, tuple(sorted(found)), (int(major), int(minor)) if major else None)
+    found: list[Probe] = []
+    for module, source in sources.items():
+        handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
+        starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := _WITHOUT.match(line))}
+        names: dict[tuple[Any, ...], set[str]] = {}
+        for line, name in _Uses(ast.parse(source), handlers).found:
+            start = max((i for i in starts if i <= line), default=None)
+            if start is None:
+                raise AssertionError(f"line {line} of {module}: no comment says what does not work without {name}")
+            names.setdefault(starts[start].groups(), set()).add(name)
+        for (major, minor, without), used in names.items():
+            found.append(Probe(module, without, tuple(sorted(used)), (int(major), int(minor)) if major else None))
+    return tuple(found)
 
 
 class _Uses(ast.NodeVisitor):

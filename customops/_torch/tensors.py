@@ -161,22 +161,19 @@ storage_uses: Callable[[int], int] = _C._storage_Use_Count
 
 def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
     """Is an output an input or another output, or does it share a storage or the address where it starts with one?"""
-    seen = {id(tensor) for tensor in _tensors(inputs)}
-    for tensor in _tensors(outputs):
+    seen = {id(tensor) for tensor in tensors_in(inputs)}
+    for tensor in tensors_in(outputs):
         if id(tensor) in seen:
             return True
         seen.add(id(tensor))
     given, made = _parts(inputs), _parts(outputs)
-    return any_alias(tuple(given), {}, tuple(made)) or share_data(given, made)
-
-
-def share_data(inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> bool:
-    """Does an output start at the address of an input or of another output?"""
-    seen = {_address(tensor) for tensor in inputs}
-    for address in map(_address, outputs):
-        if address is not None and address in seen:
+    if any_alias(tuple(given), {}, tuple(made)):
+        return True
+    addresses = {*map(_address, given)}
+    for address in map(_address, made):
+        if address is not None and address in addresses:
             return True
-        seen.add(address)
+        addresses.add(address)
     return False
 
 
@@ -186,17 +183,15 @@ def _address(tensor: torch.Tensor) -> int | None:
     return start + int(tensor.storage_offset()) * tensor.element_size() if start else None
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Tensors, and those in lists."""
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, torch.Tensor):
-                yield item
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among `values`, and those in lists among them."""
+    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
+    return [item for item in flat if isinstance(item, torch.Tensor)]
 
 
 def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
     """The strided tensors that hold the values of tensors. Sparse ones share their indices in torch's own ops, too."""
-    parts = [part for tensor in _tensors(values) for part in sparse_parts(tensor)[-1:] or [tensor]]
+    parts = [part for tensor in tensors_in(values) for part in sparse_parts(tensor)[-1:] or [tensor]]
     return [part for part in parts if part.layout is torch.strided and not part.is_nested]
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.results import tensors_in
 from customops._schema.parse import from_dispatcher
+from customops._torch.tensors import tensors_in
 from customops.backend import _compat
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendNameError, NoKernelError, WrongDeviceError

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.results import fits_type, tensors_in
+from customops._dispatch.results import fits_type
 from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
+from customops._torch.tensors import tensors_in
 from customops.backend import _compat, fallbacks
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallbacks import Fallback, FallbackPlan, as_meta, mapped

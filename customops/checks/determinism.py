@@ -139,13 +139,13 @@ def _deterministic(*, fill: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     filling = settings.fill_uninitialized_memory
-    _torch.thread_state.set_deterministic(True, True)
+    _torch.dispatcher.set_deterministic(True, True)
     settings.fill_uninitialized_memory = fill
     try:
         yield
     finally:
         settings.fill_uninitialized_memory = filling
-        _torch.thread_state.set_deterministic(*before)
+        _torch.dispatcher.set_deterministic(*before)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def _check_settings(trial: Trial) -> None:
         with _kept_settings() as before:
             # What an earlier call left changed does not change once more: so from the usual settings, and from others.
             torch.set_default_dtype(torch.float64 if other else torch.float32)
-            _torch.thread_state.set_deterministic(other, other)
+            _torch.dispatcher.set_deterministic(other, other)
             if other:
                 torch.set_num_threads(before.values["the number of threads"] + 1)
             start = Settings.now()
@@ -324,7 +324,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     (
         "whether algorithms have to be deterministic",
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda modes: _torch.thread_state.set_deterministic(*modes),
+        lambda modes: _torch.dispatcher.set_deterministic(*modes),
     ),
     (
         "how numpy treats errors (numpy.seterr)",

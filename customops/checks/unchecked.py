@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from customops._codegen import bypass
+from customops._dispatch.names import Name
+from customops._dispatch.operator import Options
 from customops._dispatch.results import CheckPolicy
-from customops._dispatch.spec import Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops.checks._outcome import NotExercised, in_short, require
@@ -36,9 +37,9 @@ def check(trial: Trial) -> None:
     require(are_plain(trial), "a tensor is not plain and strided, so kernels do not get it as it is")
     with torch.no_grad():
         expected = steady_results(trial)
-        if op._definition.when != "always":
+        if op._definition.options.check != "always":
             _compare_checked(trial, op, expected)
-        _compare(trial, "with bypass=True", op, expected, bypassing=op._definition.when)
+        _compare(trial, "with bypass=True", op, expected, bypassing=op._definition.options.check)
         try:
             with _twin(op, "never") as twin:
                 _compare(trial, 'with check="never"', twin, expected)
@@ -52,7 +53,7 @@ def check(trial: Trial) -> None:
 def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[Any, Any]]:
     """An op with the same kernels, that is gone afterwards."""
     spec = op._definition.spec
-    name = spec.name._replace(name=f"{spec.name.name}__{when}_checked")
+    name = Name(spec.name.namespace, f"{spec.name.name}__{when}_checked", spec.name.overload)
     registry = Registry()
     twin = registry.define_op(replace(spec, name=name, signature=None, computed_args=(), options=Options(when)))
     registry._ops[str(name)] = twin

@@ -18,11 +18,10 @@ from customops._autograd.rule import AutogradRule
 from customops._codegen import autograd
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, OpSpec, Options
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import check_policy
 from customops._dispatch.scopes import record_in_scope
-from customops._dispatch.spec import OpSpec, Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
 from customops._rules import Rules
