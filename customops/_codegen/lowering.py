@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import cached_property
 from types import NoneType
 from typing import Any
 
@@ -26,7 +27,7 @@ from customops._dispatch.callbacks import Fn, bind, bind_kernel
 from customops._dispatch.results import describe
 from customops._schema.annotations import code
 from customops._schema.infer import is_part
-from customops._schema.model import REQUIRED, Argument, Schema, cached_property, names_in
+from customops._schema.model import REQUIRED, Argument, Schema, names_in
 from customops._schema.structure import (
     MAYBE_TENSOR,
     Either,

@@ -8,13 +8,13 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from customops import _torch
 from customops._dispatch.registrations import lock
-from customops._schema.model import cached_property
 from customops._torch.library import OpOverload, OpOverloadPacket
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
 

@@ -215,7 +215,7 @@ class OperatorHandle:
         Raises:
             DefinitionError: torch refuses the schema or the tags. Nothing is left behind.
         """
-        library, overload = _define(spec.name, spec.schema_text, spec.tags)
+        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags)
         try:
             variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
         except BaseException:

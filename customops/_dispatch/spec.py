@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import DeviceTypes
 from customops._dispatch.names import Name
 from customops._dispatch.results import CheckPolicy
-from customops._schema.model import ALL, Differentiable, Schema, cached_property
+from customops._schema.model import ALL, Differentiable, Schema
 from customops._schema.structure import Signature
 from customops._torch.schema import Tag
 from customops.errors import location_of
@@ -75,11 +76,6 @@ class OpSpec:
     def place(self) -> str:
         """``file:line`` of the function, else of the definition."""
         return location_of(self.fn) if self.fn is not None else self.source
-
-    @cached_property
-    def schema_text(self) -> str:
-        """What the dispatcher gets, without the name."""
-        return self.text or str(self.schema)
 
     @cached_property
     def mutation_only(self) -> OpSpec | None:

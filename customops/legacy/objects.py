@@ -31,7 +31,6 @@ from customops._schema.infer import infer_schema as infer_schema
 from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import parse
-from customops._schema.tags import with_pt2_compliant
 from customops.errors import (
     AutogradError,
     DefinitionError,
@@ -282,7 +281,7 @@ def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
         raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
         _check_signature(fn, schema, op)
-    options, tags = Options(check_policy(None, op)), with_pt2_compliant(tags)
+    options, tags = Options(check_policy(None, op)), tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *tags)))
     spec = OpSpec(name, schema, tags, text, missing_kernel(name), options=options, source=user_source())
     pair = Pair(op, schema)
     with lock:
