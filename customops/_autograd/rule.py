@@ -149,7 +149,7 @@ class AutogradRule:
         operator = self.operator
         if key == "jvp" and operator.library is not None:
             return nothing  # there is one, with the op
-        generated = autograd.autograd(operator, self._make)
+        generated = autograd.function_at("Autograd", operator, self._make)
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, AutogradRule | None]:

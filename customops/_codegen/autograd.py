@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from customops import _torch
 from customops._codegen.function import Source, compile_on_first_call, fill, joined
@@ -52,39 +52,29 @@ if $apply is not None:
         raise
 """
 
-#: Makes what the function at Autograd calls: ``general(keyset, current, args, kwargs)``, and the holder of a node or
-#: None.
+#: Makes what a function calls, ``general(keyset, current, args, kwargs)`` or at ADInplaceOrView ``general(keyset, args,
+#: kwargs)``; and the holder of an autograd node or None.
 Make = Callable[[], tuple[Fn, Any]]
 
 
-def autograd(operator: OperatorHandle, make: Make) -> Fn:
-    """The function at the Autograd key: do what the device's kernel does, where that is all there is to do.
+def function_at(key: Literal["Autograd", "ADInplaceOrView"], operator: OperatorHandle, make: Make) -> Fn:
+    """The function at a key above the device's: do what its kernel does, where that is all there is to do.
 
     Where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its
-    arguments as they are. All else is done by `general`.
+    arguments as they are. All else is done by `general`. A call gets to ADInplaceOrView first, at ops that write, where
+    autograd is left out: in inference mode, with tensors from outside of it.
     """
+    is_autograd = key == "Autograd"
 
     def generate(*, when: CheckPolicy = operator.options.check) -> Any:
         general, node = make()
-        names = tuple([a.name for a in operator.differentiable.differentiable_args(operator.schema)])
+        differentiable = operator.differentiable.differentiable_args(operator.schema) if is_autograd else ()
+        names = tuple([argument.name for argument in differentiable]) if is_autograd else None
         source = _source(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
         fast_path = operator.fast_path.by_keyset
         return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
 
-    return compile_on_first_call("autograd", generate)
-
-
-def ad_inplace_or_view(operator: OperatorHandle, general: Fn) -> Fn:
-    """The function at the ADInplaceOrView key of an op that writes: ``general(keyset, args, kwargs)`` does the rest.
-
-    A call gets there first where autograd is left out: in inference mode, with tensors from outside of it.
-    """
-
-    def generate(*, when: CheckPolicy = operator.options.check) -> Any:
-        source = _source(Shape.of(operator.schema, operator.tags, when), None, has_node=False)
-        return source.build(operator.qualname, fast_path=operator.fast_path.by_keyset, general=general)
-
-    return compile_on_first_call("ad_inplace_or_view", generate)
+    return compile_on_first_call("autograd" if is_autograd else "ad_inplace_or_view", generate)
 
 
 @functools.lru_cache(maxsize=512)

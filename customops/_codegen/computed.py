@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
+from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, brief, where
@@ -27,11 +27,6 @@ ARGUMENTS = """\
 def arguments({parameters}):
     {compute}
     return {args}, {kwargs}
-"""
-
-COMPUTE = """\
-if {name} is $missing:
-    {name} = $compute_{i}({given})
 """
 
 
@@ -123,11 +118,11 @@ def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner
     """
     objects: dict[str, Any] = {"missing": MISSING, "call": inner}
     variables = {argument.name: argument.variable for argument in parameters.arguments}
-    lines, defaults = "", {each.name: "$missing" for each in computed}
+    lines, defaults = list[str](), {each.name: "$missing" for each in computed}
     for i, each in enumerate(computed):
         objects[f"compute_{i}"] = each.fn
-        wanted = [f"{name}={variables[name]}" for name in each.wanted]
-        lines += fill(COMPUTE, name=variables[each.name], i=str(i), given=wanted)
+        name, wanted = variables[each.name], ", ".join([f"{name}={variables[name]}" for name in each.wanted])
+        lines += [f"if {name} is $missing:", f"    {name} = $compute_{i}({wanted})"]
     given = Schema(tuple([argument for argument in parameters.arguments if argument.name not in defaults]), ())
     last = [argument for each in computed for argument in parameters.arguments if argument.name == each.name]
     for argument, may_be_left_out in zip(given.call.arguments, given.call.may_be_left_out, strict=True):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,59 +80,33 @@ class Shape:
         return cls(schema.exact_key, schema, tags, when)
 
 
-class _Common(NamedTuple):
-    """What is the same in all functions of an op."""
-
-    #: Code, by the holes of templates that it is for: `parameters`, with the defaults that a call may leave out;
-    #: `arguments`, all of them as they are; `defaults`, the lines that give arguments the form that callbacks are to
-    #: see; `passed`, `args` and `kwargs`, the arguments but those that were left out, with `leave_out` before.
-    holes: dict[str, str | list[str]]
-    objects: dict[str, Any]
-    #: The lines that raise unless a result has the types of the schema, and aliases only what the schema says; and
-    #: those that look at types alone.
-    checks: str
-    check_types: str
-    objects_of_op: dict[str, Callable[[str], Any]]
-
-
 class Emitter(Source):
     """The source of a function that is called as the op is."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         super().__init__(name, shape.schema)
-        self.shape, self.common = shape, _common(shape)
-        self.holes = self.common.holes
-        self.objects |= _OBJECTS | self.common.objects
-        self.objects_of_op |= self.common.objects_of_op
+        self.shape = shape
+        self.holes, objects, objects_of_op = _common(shape)
+        self.objects |= _OBJECTS | objects
+        self.objects_of_op |= objects_of_op
 
     def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
         super().fill(template, **self.holes, **holes)
 
 
-#: Passing a keyword costs more than finding that it is at its default.
-LEAVE_OUT = """\
-if {name} is not {default}:
-    $named[{key!r}] = {name}
-"""
-
-PYTHON_FORM = """\
-{name} = $in_python_form_{i}({name})
-"""
-
-#: A default that is a list is another list in each call.
-NEW_LIST = """\
-if {name} is $default_{i}:
-    {name} = $list({name})
-"""
-
-
 @functools.lru_cache(maxsize=512)
-def _common(shape: Shape) -> _Common:
+def _common(shape: Shape) -> tuple[dict[str, str | list[str]], dict[str, Any], dict[str, Callable[[str], Any]]]:
+    """What is the same in all functions of an op: code, by the holes of templates that it is for, and objects.
+
+    `parameters` has the defaults that a call may leave out; `arguments` all of them as they are; `defaults` the lines
+    that give arguments the form that callbacks are to see; `passed`, `args` and `kwargs` the arguments but those that
+    were left out, with `leave_out` before. `checks` are the lines that raise unless a result has the types of the
+    schema, and aliases only what the schema says; `check_types` those that look at types alone.
+    """
     call, count = shape.schema.call, len(shape.schema.positional)
     objects: dict[str, Any] = {}
     parameters: dict[str, str] = {}  # the defaults of those that a call may leave out
-    named: list[str] = []
-    defaults = leave_out = ""
+    named, defaults, leave_out = list[str](), list[str](), list[str]()
     cuts = call.always < count
     for i, argument in enumerate(call.arguments):
         name = argument.variable
@@ -142,11 +116,12 @@ def _common(shape: Shape) -> _Common:
                 parameters[argument.name] = f"$default_{i}"
             if is_altered(argument):
                 objects[f"in_python_form_{i}"] = functools.partial(in_python_form, argument)
-                defaults += PYTHON_FORM.format(name=name, i=i)
-            elif isinstance(argument.default, tuple):
-                defaults += NEW_LIST.format(name=name, i=i)
+                defaults.append(f"{name} = $in_python_form_{i}({name})")
+            elif isinstance(argument.default, tuple):  # a default that is a list is another list in each call
+                defaults += [f"if {name} is $default_{i}:", f"    {name} = $list({name})"]
         if argument.kwarg_only and argument.has_default and cuts:
-            leave_out += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
+            # Passing a keyword costs more than finding that it is at its default.
+            leave_out += [f"if {name} is not $default_{i}:", f"    $named[{argument.name!r}] = {name}"]
         elif argument.kwarg_only:
             named.append(f"{name}={name}")
     positional = list(call.positional)
@@ -154,8 +129,9 @@ def _common(shape: Shape) -> _Common:
         rest = as_tuple([f"$default_{i}" for i in range(call.always, count)])
         positional[call.always :] = [f"*$without_defaults({as_tuple(positional[call.always :])}, {rest})"]
     if leave_out:
-        leave_out = f"$named = {{}}\n{leave_out}"
+        leave_out.insert(0, "$named = {}")
         named.append("**$named")
+    checks, check_types, objects_of_op = _emit_checks(shape)
     holes: dict[str, str | list[str]] = {
         "parameters": emit_parameters(shape.schema.positional, shape.schema.keyword_only, parameters),
         "arguments": [*call.positional, *call.named],
@@ -164,8 +140,10 @@ def _common(shape: Shape) -> _Common:
         "passed": [*positional, *named],
         "args": as_tuple(positional),
         "kwargs": f"$dict({', '.join(named)})" if named else "{}",
+        "checks": checks,
+        "check_types": check_types,
     }
-    return _Common(holes, objects, *_emit_checks(shape))
+    return holes, objects, objects_of_op
 
 
 # The lines that check what a kernel returns ---------------------------------------------------------------------------
@@ -179,11 +157,6 @@ if $current.unchecked:
 CHECK_IDENTITY = """\
 if {is_another}:
     raise $result_error($result, $fn)
-"""
-
-CHECK_STRUCTURE = """\
-if {mismatch}:
-    $result = $structure($result, $fn)
 """
 
 CHECK_ALIASES = """\
@@ -226,7 +199,8 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         for value, ret in zip(results, returns, strict=True):  # what is True for the usual values of a return
             is_list = f"($type({value}) is $list and $set($map($type, {value})) <= $tensor_types)"
             matches.append(f"$isinstance({value}, $Tensor)" if ret.is_tensor else is_list)
-        types = fill(CHECK_STRUCTURE, mismatch=f"not {joined('and', matches)}" if returns else "$result is not None")
+        mismatch = f"not {joined('and', matches)}" if returns else "$result is not None"
+        types = f"if {mismatch}:\n    $result = $structure($result, $fn)\n"
     else:
         types = "$result = $structure($result, $fn)\n"
     if shape.when == "never":
@@ -243,33 +217,30 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
     else:
         of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
-        tensors = {value: ret.type for value, ret in zip(results, returns, strict=True) if "Tensor" in ret.type}
-        lines = types + _emit_alias_check(schema, tensors)
+        lines = types
+        found = {value: ret.type for value, ret in zip(results, returns, strict=True) if "Tensor" in ret.type}
+        has_one_tensor = not schema.tensors and list(found.values()) == ["Tensor"]
+        if found and not (schema.is_view or has_one_tensor):
+            tensors = schema.call.tensors
+            if all([each.is_tensor for each in schema.tensors]) and set(found.values()) == {"Tensor"}:
+                is_own = [f"($s := {each}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for each in found]
+                pairs = [*itertools.product(found, tensors), *itertools.combinations(found, 2)]
+                any_is_another = [f"or {one} is {other}" for one, other in pairs]
+                may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
+            else:
+                flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in found.items()]
+                may_alias = fill(
+                    LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(found)
+                )
+            lines += fill(
+                CHECK_ALIASES,
+                may_alias=may_alias,
+                tensors=as_tuple(tensors),
+                results=as_tuple(found),
+                positional=as_tuple(schema.call.positional),
+                keyword_only=as_dict({argument.name: argument.variable for argument in schema.keyword_only}),
+            )
     return fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op
-
-
-def _emit_alias_check(schema: Schema, results: dict[str, str]) -> str:
-    """The lines that raise if a result, given with its type, is memory of an argument or of another result."""
-    has_one_tensor = not schema.tensors and list(results.values()) == ["Tensor"]
-    if schema.is_view or not results or has_one_tensor:
-        return ""
-    tensors = schema.call.tensors
-    if all([each.is_tensor for each in schema.tensors]) and set(results.values()) == {"Tensor"}:
-        is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
-        pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
-        any_is_another = [f"or {one} is {other}" for one, other in pairs]
-        may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
-    else:
-        flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
-        may_alias = fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
-    return fill(
-        CHECK_ALIASES,
-        may_alias=may_alias,
-        tensors=as_tuple(tensors),
-        results=as_tuple(results),
-        positional=as_tuple(schema.call.positional),
-        keyword_only=as_dict({argument.name: argument.variable for argument in schema.keyword_only}),
-    )
 
 
 # The function at a device's dispatch key: it calls the user's kernel and checks the result ----------------------------
@@ -352,7 +323,10 @@ def emit_kernel_call(
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
     dispatcher looks at what is returned: its types are checked here, whatever the policy.
     """
-    schema, when, common = source.schema, source.shape.when, source.common
+    schema, when = source.schema, source.shape.when
+    checks = source.holes["checks"]
+    if last and when != "always":
+        checks = f"{source.holes['check_types']}{checks}"
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
@@ -368,22 +342,12 @@ def emit_kernel_call(
         KERNEL_CALL,
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
-        checks=(common.check_types if last and when != "always" else "") + common.checks,
+        checks=checks,
         conversion=conversion,
     )
 
 
 # Versions -------------------------------------------------------------------------------------------------------
-
-BUMP_GIVEN = """\
-if {all_given}:
-    $increment_version({mutated})
-"""
-
-BUMP_SOME = """\
-else:
-    $increment_version($tensors_in({mutated}))
-"""
 
 
 def emit_version_bump(source: Source) -> str:
@@ -397,5 +361,6 @@ def emit_version_bump(source: Source) -> str:
     optional = [a.variable for a in arguments if a.name in source.schema.call.may_be_none]
     if not optional:
         return f"$increment_version({mutated})\n"
-    bump = fill(BUMP_GIVEN, all_given=" and ".join([f"{name} is not None" for name in optional]), mutated=mutated)
-    return bump if len(arguments) == 1 else bump + fill(BUMP_SOME, mutated=mutated)
+    all_given = " and ".join([f"{name} is not None" for name in optional])
+    bump = f"if {all_given}:\n    $increment_version({mutated})\n"
+    return bump if len(arguments) == 1 else f"{bump}else:\n    $increment_version($tensors_in({mutated}))\n"

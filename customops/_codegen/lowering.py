@@ -35,7 +35,6 @@ from customops._schema.structure import (
     Leaf,
     Nested,
     Node,
-    Parameter,
     SequenceCodec,
     Signature,
     TupleForm,
@@ -108,11 +107,6 @@ def {name}({parameters}):
     return {result}
 """
 
-CHECK = """\
-if not ({test}):
-    raise $bad({value}, {path!r}, {expected!r})
-"""
-
 MAY_BE_NONE = """\
 if {value} is None:
     {none}
@@ -129,12 +123,6 @@ else:
     {enter}
 """
 
-#: Passing a keyword costs more than finding that it is at its default.
-NAMED = """\
-if {value} is not {default}:
-    $named[{name!r}] = {lowered}
-"""
-
 
 class Writer:
     """Writes a function of one op. It has what codecs ask for: see `structure.Objects`.
@@ -144,7 +132,6 @@ class Writer:
 
     def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
         self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
-        self.flat_parameters = emit_parameters(plan.schema.positional, plan.schema.keyword_only, {})
         self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
         self.source.objects |= {
             "Tensor": Tensor,
@@ -168,34 +155,32 @@ class Writer:
         self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
         return self.source.build(self.op)
 
-    # Parameters -------------------------------------------------------------------------------------------------
+    # Lowering ---------------------------------------------------------------------------------------------------
 
-    def rich_parameters(self) -> list[str]:
-        """The parameters of the function, defaults included."""
+    def lower_parameters(self) -> tuple[list[str], list[str], list[str], dict[str, str]]:
+        """The parameters of the function, with their defaults, and the lines that check their values.
+
+        After these, the expressions for the arguments of the schema: positional ones, those by name.
+        """
         texts: list[str] = []
-        parameters = self.signature.parameters
-        for i, parameter in enumerate(parameters):
-            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        before = None
+        for i, parameter in enumerate(self.signature.parameters):
+            kind = parameter.kind
             if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
                 texts.append("/")
             if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
                 texts.append("*")
             default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
             texts.append(f"{parameter.stars}{parameter.name}{default}")
-        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            before = kind
+        if before is inspect.Parameter.POSITIONAL_ONLY:
             texts.append("/")
-        return texts
-
-    # Lowering ---------------------------------------------------------------------------------------------------
-
-    def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
-        """Lines, and after them the expressions for the arguments of the schema: positional ones, those by name."""
-        lines: list[str] = []
-        values: dict[str, str] = {}
         for parameter in self.signature.parameters:
             values |= self.lower(parameter.node, parameter.name, lines)
         named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
-        return lines, [values[argument.name] for argument in self.schema.positional], named
+        return texts, lines, [values[argument.name] for argument in self.schema.positional], named
 
     def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
         """Of arguments that may be left out, because a field is at its default: the field, and the default."""
@@ -257,14 +242,15 @@ class Writer:
         return names
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
-        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+        lines += [f"if not ({test}):", f"    raise $bad({value}, {path!r}, {expected!r})"]
 
     # Restoring --------------------------------------------------------------------------------------------------
 
-    def restored(self) -> dict[str, str]:
-        """An expression for each parameter, of the arguments of the schema."""
+    def restored(self) -> tuple[list[str], dict[str, str]]:
+        """The parameters of the function, which are arguments of the schema, and of these the parameters of the op."""
+        texts = emit_parameters(self.schema.positional, self.schema.keyword_only, {})
         values = {argument.name: argument.variable for argument in self.schema.arguments}
-        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+        return texts, {each.name: self.restore(each.node, values) for each in self.signature.parameters}
 
     def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
         if isinstance(node, Leaf):
@@ -363,12 +349,24 @@ class Lowering:
 
     def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
         self.signature, self.schema, self.op = signature, schema, op
+        parameters, result = signature.parameters, signature.result
         arguments = [
-            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword)
-            for each in signature.parameters
+            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword) for each in parameters
         ]
         #: The parameters, as `bind_kernel` asks for them.
         self.parameters = Schema(tuple(arguments), ())
+        by_keyword = [each for each in parameters if each.by_keyword and each.node.holds_tensors]
+        #: The parameters that formulas and vmap rules have an entry for, in their order.
+        self.operands = (*(each for each in parameters if not each.by_keyword), *by_keyword)
+        #: What backward has a gradient for: the fields of a tuple, or what is returned.
+        self.results: tuple[Node, ...] = () if result is None else (result,)
+        if isinstance(result, Group) and isinstance(result.form, TupleForm):
+            self.results = tuple(result.fields.values())
+        #: The arguments that say how long lists of lists are.
+        self.counted = [leaf.name for each in parameters for leaf in each.node.leaves if leaf.counts_tensors]
+        #: The places of returns that are a tensor or None.
+        leaves = () if result is None else result.leaves
+        self.maybe_tensors = [i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR]
 
     def __repr__(self) -> str:
         return f"<Lowering of {self.op}{self.schema}>"
@@ -376,33 +374,6 @@ class Lowering:
     @property
     def _digest_key(self) -> Any:
         return self.op, self.schema.exact_key
-
-    @cached_property
-    def operands(self) -> tuple[Parameter, ...]:
-        """The parameters that formulas and vmap rules have an entry for, in their order."""
-        positional = [each for each in self.signature.parameters if not each.by_keyword]
-        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
-        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
-
-    @cached_property
-    def results(self) -> tuple[Node, ...]:
-        """What backward has a gradient for: the fields of a tuple, or what is returned."""
-        result = self.signature.result
-        if isinstance(result, Group) and isinstance(result.form, TupleForm):
-            return tuple(result.fields.values())
-        return () if result is None else (result,)
-
-    @cached_property
-    def counted(self) -> tuple[str, ...]:
-        """The arguments that say how long lists of lists are."""
-        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
-        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
-
-    @cached_property
-    def maybe_tensors(self) -> tuple[int, ...]:
-        """The places of returns that are a tensor or None."""
-        leaves = self.signature.result.leaves if self.signature.result is not None else ()
-        return tuple(i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR)
 
     def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which a function of the signature is called, of lowered ones."""
@@ -425,16 +396,16 @@ class Lowering:
         """
         name = self.op.partition("::")[2].partition(".")[0]
         writer = Writer(name, self, functools.partial(bad_argument, self.op))
-        parameters = writer.rich_parameters()
-        lines, positional, named = writer.lower_parameters()
+        parameters, lines, positional, named = writer.lower_parameters()
         arguments = [*positional, *(f"{key}={value}" for key, value in named.items())]
         if bypass is not None:
             lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
         else:
             left_out: list[str] = []
             for key, (value, default) in writer.defaults_of_fields().items():
-                default_name, lowered = writer.ref("Default", default), named.pop(key)
-                left_out += NAMED.format(value=value, default=default_name, name=key, lowered=lowered).splitlines()
+                # Passing a keyword costs more than finding that it is at its default.
+                test = f"if {value} is not {writer.ref('Default', default)}:"
+                left_out += [test, f"    $named[{key!r}] = {named.pop(key)}"]
             passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
             if left_out:
                 left_out.insert(0, "$named = {}")
@@ -455,17 +426,16 @@ class Lowering:
     def lower(self) -> Fn:
         """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
         writer = Writer("lower", self, functools.partial(bad_argument, self.op))
-        parameters = writer.rich_parameters()
-        lines, positional, named = writer.lower_parameters()
+        parameters, lines, positional, named = writer.lower_parameters()
         return writer.build(parameters, lines, f"{as_tuple(positional)}, {as_dict(named)}")
 
     @cached_property
     def restore(self) -> Fn:
         """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
         writer = Writer("restore", self)
-        restored = writer.restored()
+        parameters, restored = writer.restored()
         named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
-        return writer.build(writer.flat_parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
+        return writer.build(parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
 
     @cached_property
     def restore_result(self) -> Fn:
@@ -489,7 +459,7 @@ class Lowering:
         bound = bind_kernel(fn, self.parameters, self.op, role, warn=warn)
         writer = Writer("callback", self, functools.partial(misfit, self.op, role, bound))
         lines, result = writer.lower_result()
-        restored = writer.restored()
+        parameters, restored = writer.restored()
         arguments = [
             f"{each.name}={restored[each.name]}"
             if each.kind is inspect.Parameter.KEYWORD_ONLY
@@ -497,7 +467,7 @@ class Lowering:
             for each in self.signature.parameters
         ]
         lines.insert(0, f"$result = $fn({', '.join(arguments)})")
-        return functools.update_wrapper(writer.build(writer.flat_parameters, lines, result, fn=bound), fn, updated=())
+        return functools.update_wrapper(writer.build(parameters, lines, result, fn=bound), fn, updated=())
 
     @contextmanager
     def _flags(self, ctx: Any) -> Iterator[None]:

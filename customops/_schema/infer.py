@@ -11,19 +11,19 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
+from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional
 
 import torch
 import typing_extensions
 
 from customops import _torch
 from customops._schema.advice import lowered, misfit, plain_fix
-from customops._schema.annotations import annotated, show, union_members
+from customops._schema.annotations import annotated, show, union_members, with_items
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import AS_IT_IS, BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import default_problem, dispatched, param_type, return_type
+from customops._schema.types import default_problem, dispatched, schema_type
 from customops._torch.schema import Tag
 from customops.errors import SchemaError, brief, innermost, name_of, where
 
@@ -235,9 +235,9 @@ class _Reader:
         self.argument = name
         annotation = self.resolve(parameter.annotation)
         default = REQUIRED if default is inspect.Parameter.empty else default
-        type_ = param_type(annotation) if kind in _NAMED else None
+        type_ = schema_type(annotation) if kind in _NAMED else None
         if default is None:  # `k: int = None` is meant as Optional[int]
-            type_ = param_type(Optional[annotation]) or type_
+            type_ = schema_type(Optional[annotation]) or type_
         if type_ is not None and not (type_ == "ScalarType[]" and _torch.schema.dtypes_in_lists_are_numbers()):
             node: Node = Leaf(name, name, type_, default=default)
         elif kind is inspect.Parameter.VAR_POSITIONAL:
@@ -274,11 +274,11 @@ class _Reader:
         annotation = self.resolve(self.signature.return_annotation)
         if annotation is None or annotation is type(None):
             return None, (), True
-        type_ = return_type(annotation)
+        type_ = schema_type(annotation, returns=True)
         if type_ is not None:
             return Leaf("result", "", type_), (Return(type_),), True
         items = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
-        types_ = [return_type(item) for item in items]
+        types_ = [schema_type(item, returns=True) for item in items]
         if types_ and None not in types_:  # each item is one return
             fields: dict[str, Node] = {str(i): Leaf(f"result_{i}", f"[{i}]", str(t)) for i, t in enumerate(types_)}
             node: Node = Group("result", "", TupleForm(tuple, tuple(fields)), fields)
@@ -315,10 +315,7 @@ class _Reader:
         if origin is typing.Annotated:
             inner = self.resolve(annotation.__origin__)
             return annotation if inner is annotation.__origin__ else annotated(inner, annotation.__metadata__)
-        resolved = tuple(self.resolve(item) for item in items)
-        if all(new is old for new, old in zip(resolved, items, strict=True)):
-            return annotation
-        return Union[resolved] if origin in (Union, types.UnionType) else types.GenericAlias(origin, resolved)
+        return with_items(annotation, items, tuple(self.resolve(item) for item in items))
 
     # From parameters to the arguments of a schema: order, default values, and what is written -----------------------
 
@@ -351,10 +348,10 @@ class _Reader:
             if values is None and isinstance(node, Leaf) and node.codec is AS_IT_IS:
                 values = {node.name: node.default}
             elif values is None:
-                wrong = misfit(node, node.default, self.op)
-                if wrong is not None:
-                    problem = "None is not allowed" if wrong.value is None else f"it is not {wrong.expected}"
-                    self._bad_default(wrong.path, wrong.value, problem, wrong.expected, wrong.fix)
+                if (wrong := misfit(node, node.default, self.op)) is not None:
+                    path, value, expected, fix = wrong
+                    problem = "None is not allowed" if value is None else f"it is not {expected}"
+                    self._bad_default(path, value, problem, expected, fix)
                 values = node.take_apart(node.default)
                 for leaf in node.leaves:
                     if not leaf.is_plain and values[leaf.name] is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from customops._schema.types import ROWS, TypeRow, default_text, item_type
+from customops._schema.types import default_text
 from customops.errors import DefinitionError, UnsupportedError, brief
 
 
@@ -72,12 +72,6 @@ class Typed:
     def __str__(self) -> str:
         return self.text
 
-    @cached_property
-    def row(self) -> TypeRow | None:
-        """The row of the type, or of the items of a list; None of a type without one."""
-        type_ = self.type.removesuffix("?")
-        return ROWS.get((item_type(type_) or type_).removesuffix("?"))
-
 
 @dataclass(frozen=True)
 class Argument(Typed):
@@ -136,28 +130,6 @@ class CallShape(NamedTuple):
     #: not get to a kernel of a device.
     may_be_none: frozenset[str]
 
-    @classmethod
-    def of(cls, schema: Schema) -> CallShape:
-        always = max([0, *[i for i, a in enumerate(schema.positional, 1) if not a.has_default]])
-        for argument in schema.keyword_only:
-            if argument.variable != argument.name:
-                raise UnsupportedError(
-                    f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
-                    argument=argument.name,
-                    fix="rename it, or make it positional",
-                )
-        at_end = [i >= always for i in range(len(schema.positional))]
-        is_only_tensor = len(schema.tensors) == 1
-        return cls(
-            arguments=(*schema.positional, *schema.keyword_only),
-            positional=tuple([argument.variable for argument in schema.positional]),
-            named=tuple([f"{argument.name}={argument.name}" for argument in schema.keyword_only]),
-            tensors=tuple([argument.variable for argument in schema.tensors]),
-            always=always,
-            may_be_left_out=(*at_end, *[argument.has_default for argument in schema.keyword_only]),
-            may_be_none=frozenset([a.name for a in schema.arguments if a.type != "Tensor" or not is_only_tensor]),
-        )
-
 
 @dataclass(frozen=True)
 class Schema:
@@ -212,7 +184,24 @@ class Schema:
 
     @cached_property
     def call(self) -> CallShape:
-        return CallShape.of(self)
+        always = max([0, *[i for i, a in enumerate(self.positional, 1) if not a.has_default]])
+        for argument in self.keyword_only:
+            if argument.variable != argument.name:
+                raise UnsupportedError(
+                    f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
+                    argument=argument.name,
+                    fix="rename it, or make it positional",
+                )
+        at_end = [i >= always for i in range(len(self.positional))]
+        return CallShape(
+            arguments=(*self.positional, *self.keyword_only),
+            positional=tuple([argument.variable for argument in self.positional]),
+            named=tuple([f"{argument.name}={argument.name}" for argument in self.keyword_only]),
+            tensors=tuple([argument.variable for argument in self.tensors]),
+            always=always,
+            may_be_left_out=(*at_end, *[argument.has_default for argument in self.keyword_only]),
+            may_be_none=frozenset([a.name for a in self.arguments if a.type != "Tensor" or len(self.tensors) > 1]),
+        )
 
     @cached_property
     def is_functional(self) -> bool:
