@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._codegen.autograd import any_requires_grad
 from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
-from customops._codegen.kernel import Emitter, Shape, emit_kernel_call, emit_version_bump
+from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_kernel_call, emit_version_bump
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
@@ -138,9 +137,6 @@ def _source(shape: Shape, *, eager: bool) -> Source:
         kernel_call=kernel_call,
     )
     return source
-
-
-# Values ---------------------------------------------------------------------------------------------------------
 
 
 def _row(argument: Argument) -> TypeRow | None:

@@ -76,39 +76,34 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[C
         if not callable(fn):
             problem = "computed_args needs a function for each argument"
             raise DefinitionError(problem, op=op, argument=name, got=brief(fn))
-        computed.append(Computed(name, fn, _wanted(fn, known, op, name)))
-        known.add(name)
-    return tuple(computed)
-
-
-def _wanted(fn: Fn, known: set[str], op: str, name: str) -> tuple[str, ...]:
-    """The arguments that a function is called with."""
-    wanted: list[str] = []
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (ValueError, TypeError):
-        raise DefinitionError(
-            f"Python does not know the parameters of the function that computes {name}",
-            op=op,
-            argument=name,
-            got=brief(fn),
-            fix="wrap it: lambda x: f(x)",
-        ) from None
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            wanted += sorted(known - set(wanted))
-        elif parameter.name in known and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
-            wanted.append(parameter.name)
-        elif parameter.default is inspect.Parameter.empty:
+        wanted: list[str] = []
+        try:
+            parameters = inspect.signature(fn).parameters.values()
+        except (ValueError, TypeError):
             raise DefinitionError(
-                f"the function that computes {name} has a parameter that is not an argument before it",
+                f"Python does not know the parameters of the function that computes {name}",
                 op=op,
                 argument=name,
-                expected=f"parameters among {', '.join(sorted(known)) or '(none)'}, called by name",
-                got=str(parameter),
-                where=where(fn),
-            )
-    return tuple(wanted)
+                got=brief(fn),
+                fix="wrap it: lambda x: f(x)",
+            ) from None
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                wanted += sorted(known - set(wanted))
+            elif parameter.name in known and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+                wanted.append(parameter.name)
+            elif parameter.default is inspect.Parameter.empty:
+                raise DefinitionError(
+                    f"the function that computes {name} has a parameter that is not an argument before it",
+                    op=op,
+                    argument=name,
+                    expected=f"parameters among {', '.join(sorted(known)) or '(none)'}, called by name",
+                    got=str(parameter),
+                    where=where(fn),
+                )
+        computed.append(Computed(name, fn, tuple(wanted)))
+        known.add(name)
+    return tuple(computed)
 
 
 def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner: Callable[..., Any]) -> tuple[Fn, Fn]:

@@ -155,8 +155,6 @@ class Writer:
         self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
         return self.source.build(self.op)
 
-    # Lowering ---------------------------------------------------------------------------------------------------
-
     def lower_parameters(self) -> tuple[list[str], list[str], list[str], dict[str, str]]:
         """The parameters of the function, with their defaults, and the lines that check their values.
 
@@ -181,21 +179,6 @@ class Writer:
             values |= self.lower(parameter.node, parameter.name, lines)
         named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
         return texts, lines, [values[argument.name] for argument in self.schema.positional], named
-
-    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
-        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
-        found: dict[str, tuple[str, Any]] = {}
-        waiting = [(each.node, each.name, each.default) for each in self.signature.parameters]
-        for node, value, whole in waiting:  # `whole`: the default of the group, if it has one
-            if not isinstance(node, Group) or node.given is not None:
-                continue
-            for key, each in node.fields.items():
-                default = each.default if whole is REQUIRED else node.form.get(whole, key)
-                item = node.form.item(value, key)
-                if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
-                    found[each.name] = item, default
-                waiting.append((each, item, default))
-        return found
 
     def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
         """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
@@ -244,8 +227,6 @@ class Writer:
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
         lines += [f"if not ({test}):", f"    raise $bad({value}, {path!r}, {expected!r})"]
 
-    # Restoring --------------------------------------------------------------------------------------------------
-
     def restored(self) -> tuple[list[str], dict[str, str]]:
         """The parameters of the function, which are arguments of the schema, and of these the parameters of the op."""
         texts = emit_parameters(self.schema.positional, self.schema.keyword_only, {})
@@ -276,8 +257,6 @@ class Writer:
     def _present(self, value: str, path: str, expected: str) -> str:
         """An expression for a value that a call through ``torch.ops`` may have left out."""
         return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
-
-    # Results ----------------------------------------------------------------------------------------------------
 
     def restore_result(self) -> str:
         node = self.signature.result
@@ -402,10 +381,18 @@ class Lowering:
             lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
         else:
             left_out: list[str] = []
-            for key, (value, default) in writer.defaults_of_fields().items():
-                # Passing a keyword costs more than finding that it is at its default.
-                test = f"if {value} is not {writer.ref('Default', default)}:"
-                left_out += [test, f"    $named[{key!r}] = {named.pop(key)}"]
+            groups = [(each.node, each.name, each.default) for each in self.signature.parameters]
+            for node, group, whole in groups:  # `whole`: the default of the group, if it has one
+                if not isinstance(node, Group) or node.given is not None:
+                    continue
+                for key, each in node.fields.items():
+                    default = each.default if whole is REQUIRED else node.form.get(whole, key)
+                    value = node.form.item(group, key)
+                    if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
+                        # Passing a keyword costs more than finding that it is at its default.
+                        test = f"if {value} is not {writer.ref('Default', default)}:"
+                        left_out += [test, f"    $named[{each.name!r}] = {named.pop(each.name)}"]
+                    groups.append((each, value, default))
             passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
             if left_out:
                 left_out.insert(0, "$named = {}")
@@ -653,8 +640,6 @@ class Lowering:
             return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
 
         return lowered_rule
-
-    # Names ------------------------------------------------------------------------------------------------------
 
     def names(self, given: Any, option: str) -> Any:
         """The tensors of the schema that names of parameters, or paths of parts of them, stand for."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from customops import _torch
-from customops._codegen.autograd import function_at
+from customops._codegen.kernel import function_at
 from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing

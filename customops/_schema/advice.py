@@ -78,9 +78,6 @@ _RELATIVES_OF_RETURNS: dict[Any, tuple[Any, str]] = {
 _NUMBERS = ((numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex))
 _ONE_OF_ITS_NAME = (enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-#: Says whether a hint is one that works.
-Accepts = Callable[[Any], bool]
-
 
 class Rewrite(NamedTuple):
     """A type that works, or parameters by the ends of their names, or another text; and words that go with it."""
@@ -91,8 +88,8 @@ class Rewrite(NamedTuple):
     text: str = ""
 
 
-def advice(hint: Any, path: str, accepts: Accepts, *, returns: bool) -> str:
-    """What to write instead of a hint: code, and the words that it needs."""
+def advice(hint: Any, path: str, accepts: Callable[[Any], bool], *, returns: bool) -> str:
+    """What to write instead of a hint that is not one that works: code, and the words that it needs."""
     try:
         found = _Advisor(accepts, returns).rewrite(hint)
     except RecursionError:  # of a class that holds itself
@@ -117,7 +114,7 @@ def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Advisor:
-    accepts: Accepts
+    accepts: Callable[[Any], bool]
     returns: bool
 
     def rewrite(self, hint: Any) -> Rewrite | None:
@@ -165,8 +162,6 @@ class _Advisor:
             return Rewrite(_tuple_of(hints)) if len(hints) == len(items) else None
         return self._class(hint if origin is None else origin, hint, items)
 
-    # Unions -----------------------------------------------------------------------------------------------------
-
     def _union(self, members: tuple[Any, ...]) -> Rewrite | None:
         some = [member for member in members if member is not type(None)]
         if len(some) < len(members):
@@ -206,8 +201,6 @@ class _Advisor:
         if _fields(inner) is not None:
             return Rewrite(inner, "whose tensors are Tensor | None")
         return Rewrite(tuple[bool, inner], "whether there is one, and the value")
-
-    # What has items ---------------------------------------------------------------------------------------------
 
     def _list(self, item: Any) -> Rewrite | None:
         """For items that are no items of a list."""
@@ -258,8 +251,6 @@ class _Advisor:
         hint = annotated(types.GenericAlias(dict, (str, found.hint)), [Keys("a", "b")])
         note = "with the keys that it has"
         return Rewrite(hint, note if items else f"{note}; or a @dataclass(frozen=True) with a field for each key")
-
-    # Classes ----------------------------------------------------------------------------------------------------
 
     def _class(self, cls: Any, hint: Any, items: tuple[Any, ...]) -> Rewrite | None:
         known = (_RELATIVES_OF_RETURNS if self.returns else _RELATIVES).get(cls)

@@ -58,16 +58,14 @@ _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
 
-#: Resolves an annotation, and raises for what is wrong with one.
-Resolve = Callable[[Any], Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class HintReader:
     """Makes nodes of hints, for parameters or for the return of a function."""
 
     fail: Callable[..., NoReturn]
-    resolve: Resolve
+    #: Resolves an annotation, and raises for what is wrong with one.
+    resolve: Callable[[Any], Any]
     returns: bool = False
     #: Are errors to say what to write instead?
     advises: bool = True
@@ -163,8 +161,6 @@ class HintReader:
             return self._group(form, dict.fromkeys(named, items[1]), {}, name, path)
         return self._class(hint, name, path) if isinstance(hint, type) else None
 
-    # Unions -----------------------------------------------------------------------------------------------------
-
     def _optional(self, members: list[Any], name: str, path: str) -> Node | None:
         inner = union_of(members) if members else None
         if self.returns:
@@ -193,8 +189,6 @@ class HintReader:
             return _literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
         return None
 
-    # Sequences --------------------------------------------------------------------------------------------------
-
     def _list(self, item: Any, container: type, name: str, path: str) -> Node | None:
         """A list, or a tuple of any length."""
         if self.returns:
@@ -211,8 +205,6 @@ class HintReader:
         if not isinstance(inner, Leaf) or inner.type not in ("str", "int", "bool", "Device"):
             return None
         return Leaf(name, path, f"{inner.type}[]", SequenceCodec(container, item=inner.codec))
-
-    # Classes ----------------------------------------------------------------------------------------------------
 
     def _class(self, cls: type, name: str, path: str) -> Node | None:
         if cls in self.inside:

@@ -23,12 +23,9 @@ from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import AS_IT_IS, BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import default_problem, dispatched, schema_type
+from customops._schema.types import converted, default_problem, row_of, schema_type
 from customops._torch.schema import Tag
 from customops.errors import SchemaError, brief, innermost, name_of, where
-
-#: Raises for the function whose signature is read.
-Fail = Callable[..., NoReturn]
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What an op writes: ``mutates_args``, the marks in the signature, and the returns that are what was written
@@ -61,7 +58,10 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
 
 
 def implied_tags(
-    tags: tuple[torch.Tag, ...], same_as: list[str | None], arguments: tuple[Argument, ...], fail: Fail
+    tags: tuple[torch.Tag, ...],
+    same_as: list[str | None],
+    arguments: tuple[Argument, ...],
+    fail: Callable[..., NoReturn],
 ) -> tuple[torch.Tag, ...]:
     """The tags with the one that `SameAs` in the annotation of the return stands for."""
     if not any(same_as):
@@ -391,7 +391,7 @@ class _Reader:
         if default is not REQUIRED:
             if (problem := default_problem(type_, default)) is not None:
                 self._bad_default(path, default, problem, type_, plain_fix(type_, path, default))
-            default = dispatched(type_, default)
+            default = converted(row_of(type_).canonical_default, default)
         argument = Argument(type_, alias, name, default, into is self.keyword_only, path=path)
         if argument.has_default and argument.default_text is None:  # None stands for it in the text
             if type_.endswith("?") and not in_optional:

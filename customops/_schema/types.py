@@ -105,7 +105,7 @@ def device_problem(value: torch.device | str) -> str | None:
     return None
 
 
-# The types of arguments and returns: a row for each, with all that the package knows of it ----------------------------
+# Rows -----------------------------------------------------------------------------------------------------------
 
 #: A type, and one that may be None: the dispatcher takes both of any type.
 _ALONE = ("", "?")
@@ -406,18 +406,11 @@ def default_text(type_: str, value: Any) -> str | None:
     return None if None in parts else f"[{', '.join(map(str, parts))}]"
 
 
-def dispatched(type_: str, default: Any) -> Any:
-    """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``."""
-    return _converted(row_of(type_).canonical_default, default)
+def converted(convert: Callable[[Any], Any] | None, value: Any) -> Any:
+    """A default in another form of its row, `canonical_default` or `read_default`; each item, of a list.
 
-
-def python_default(type_: str, value: Any) -> Any:
-    """A default that the dispatcher holds, in the form in which kernels receive it: dtypes and devices as objects."""
-    return _converted(row_of(type_).read_default, value)
-
-
-def _converted(convert: Any, value: Any) -> Any:
-    """A value, or each one of a list, in another form; None stays None. A list becomes a tuple, which cannot change."""
+    None stays None. A list becomes a tuple, which cannot change.
+    """
     if isinstance(value, (list, tuple)):
-        return tuple(_converted(convert, item) for item in value)
+        return tuple(converted(convert, item) for item in value)
     return value if convert is None or value is None else convert(value)

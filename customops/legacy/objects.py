@@ -15,7 +15,7 @@ from torch.library import get_ctx as get_ctx
 
 from customops import _torch
 from customops._autograd.rule import AutogradRule
-from customops._codegen import autograd
+from customops._codegen import kernel as codegen
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.operator import OperatorHandle
@@ -169,7 +169,7 @@ class GatedAutograd(AutogradRule):
 def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
     overload, after = operator.overload, _torch.dispatcher.after_autograd
-    any_requires_grad = autograd.any_requires_grad(operator.schema)
+    any_requires_grad = codegen.any_requires_grad(operator.schema)
 
     def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         has_tangent = _torch.autograd.forward_ad_active() and _torch.autograd.any_tangent((*args, *kwargs.values()))
